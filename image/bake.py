@@ -39,7 +39,7 @@ class Baked:
     size_bytes: int
 
 
-def check_machine(folder: Path, needed_gib: float = NEEDED_GIB) -> None:
+def check_computer(folder: Path, needed_gib: float = NEEDED_GIB) -> None:
     """What must hold before anything is begun.
 
     Raises:

@@ -125,22 +125,32 @@ def check_wheels(base: str) -> None:
 
 
 def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: bake.Listener) -> BakeReport:
-    """What was made from the same inputs before, or a new one; never half of one under the final name."""
+    """What was made from the same inputs before, or a new one; never half of one under the final name.
+
+    Bakes into one folder come one after another: they share a cache and the folder of what is unfinished.
+    """
     key = payload.digest(files)[:KEY_DIGITS]
     final = output / f"{kind}-{key}"
     if not (final / REPORT).is_file():
         output.mkdir(parents=True, exist_ok=True)
-        bake.check_machine(output)
-        build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
-        with unfinished(output, kind) as folder:
-            size_bytes, seconds = make(folder, listener)
-            report = BakeReport(final, key, size_bytes, seconds)
-            (folder / REPORT).write_text(json.dumps(asdict(report), default=str, indent=1) + "\n")
-            for older in output.glob(f"{kind}-*"):
-                shutil.rmtree(older)
-            folder.rename(final)
+        with build_requirements.alone(output):
+            if not (final / REPORT).is_file():
+                _make_kept(kind, final, make, listener)
     content = json.loads((final / REPORT).read_text(encoding="utf-8"))
     return BakeReport(**content | {"folder": final})
+
+
+def _make_kept(kind: str, final: Path, make: Make, listener: bake.Listener) -> None:
+    output = final.parent
+    bake.check_computer(output)
+    build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
+    with unfinished(output, kind) as folder:
+        size_bytes, seconds = make(folder, listener)
+        report = BakeReport(final, final.name.removeprefix(f"{kind}-"), size_bytes, seconds)
+        (folder / REPORT).write_text(json.dumps(asdict(report), default=str, indent=1) + "\n")
+        for older in output.glob(f"{kind}-*"):
+            shutil.rmtree(older)
+        folder.rename(final)
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """The Debian packages that making and testing an image needs: ``python -m image.build_requirements``."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from image.errors import ImageError, RequirementError
@@ -14,6 +16,8 @@ BOOT = ("qemu-system-x86", "qemu-utils", "seabios", "genisoimage", "socat")
 CHECK = ("shellcheck", "systemd")
 # Another program may hold dpkg's lock for a while: unattended upgrades, a second bake.
 LOCK_TIMEOUT_S = 300
+# What ours hold while they run apt, one after another: apt fails where another has its lists.
+DPKG = Path("/var/lib/dpkg")
 
 
 def no_apt() -> str | None:
@@ -100,18 +104,30 @@ def quiet() -> dict[str, str]:
 
 def _apt(arguments: Sequence[str], folder: Path | None = None) -> None:
     command = ["apt-get", "--quiet", "-o", f"DPkg::Lock::Timeout={LOCK_TIMEOUT_S}", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=quiet(),
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    with alone(DPKG):
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=quiet(),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RequirementError(f"`apt-get {' '.join(arguments)}` failed: {' '.join(said[-3:])}")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process of ours on this computer works in a folder, and keep it meanwhile."""
+    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def main() -> int:

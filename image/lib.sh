@@ -143,7 +143,7 @@ install_missing() {
         dpkg-query --show --showformat '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
-    # apt-get update ends with 0 where no archive answers, unless it is told that this is an error
+    # apt-get update ends with 0 where no archive answers, unless an option says that this is an error
     apt-get update --quiet "${patience[@]}" -o APT::Update::Error-Mode=any ||
         fail "no way to the package archives; missing on this base: ${missing[*]}"
     apt-get install --quiet --yes --no-install-recommends "${patience[@]}" \

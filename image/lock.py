@@ -143,11 +143,11 @@ def _problems(key: str, base: str, row: Any) -> list[str]:
 
 def _strangers(artefacts: list[Artefact]) -> list[str]:
     """Packages of an archive that the lockfile does not have."""
-    known = {(one.name, one.base) for one in artefacts if one.kind == "archive"}
+    known = {(artefact.name, artefact.base) for artefact in artefacts if artefact.kind == "archive"}
     return [
-        f"{one.name}.{one.base}.archive = {one.archive!r}: no such archive of this base"
-        for one in artefacts
-        if one.archive and (one.archive, one.base) not in known
+        f"{artefact.name}.{artefact.base}.archive = {artefact.archive!r}: no such archive of this base"
+        for artefact in artefacts
+        if artefact.archive and (artefact.archive, artefact.base) not in known
     ]
 
 
@@ -158,14 +158,14 @@ def check_key(file: Path, artefact: Artefact) -> None:
         LockError: the file cannot be read, is no key, is another one, or has a second one beside it.
     """
     try:
-        found = fingerprints(file.read_text(encoding="ascii"))
+        actual = fingerprints(file.read_text(encoding="ascii"))
     except OSError as error:
         raise LockError(f"{file}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise LockError(f"{file}: no public key in armour: {error}") from error
-    if found != [artefact.key_fingerprint]:
+    if actual != [artefact.key_fingerprint]:
         raise LockError(
-            f"{file}: fingerprint is {' '.join(found) or 'none'}, versions.toml has "
+            f"{file}: fingerprint is {' '.join(actual) or 'none'}, versions.toml has "
             f"{artefact.name}.{artefact.base}.key_fingerprint = {artefact.key_fingerprint!r}"
         )
 
@@ -236,12 +236,12 @@ def with_values(text: str, artefact: str, base: str, values: Mapping[str, str]) 
 def tsv(artefacts: tuple[Artefact, ...], base: str) -> str:
     """``name<tab>field<tab>value`` lines, as the steps read them."""
     keys = [field.name for field in fields(Artefact)]
-    told = [key for key in keys if key not in ("name", "base", "source", "archive", "page", "key_sources")]
+    columns = [key for key in keys if key not in ("name", "base", "source", "archive", "page", "key_sources")]
     rows = [
         (artefact.name, key, artefact.location if key == "url" else getattr(artefact, key))
         for artefact in artefacts
         if artefact.base == base
-        for key in told
+        for key in columns
         if getattr(artefact, key)
     ]
     return "".join("\t".join(row) + "\n" for row in rows)

@@ -57,7 +57,9 @@ def refresh(lockfile: Path, now: datetime) -> tuple[list[str], list[str]]:
     for artefact in artefacts:
         try:
             for name, values in _refreshed(artefact, artefacts, lockfile.parent, now):
-                before = next(one for one in artefacts if (one.name, one.base) == (name, artefact.base))
+                before = next(
+                    earlier for earlier in artefacts if (earlier.name, earlier.base) == (name, artefact.base)
+                )
                 text = lock.with_values(text, name, artefact.base, values)
                 changes += [
                     f"{name}: {key} {getattr(before, key)} -> {value}"
@@ -76,11 +78,15 @@ def _refreshed(
     """Name and new values of what follows from one artefact: of an archive also its packages'."""
     if artefact.kind == "archive":
         dated = replace(artefact, day=f"{now:%Y%m%d}T000000Z" if artefact.day else "")
-        packages = [one for one in artefacts if (one.archive, one.base) == (artefact.name, artefact.base)]
+        packages = [
+            package
+            for package in artefacts
+            if (package.archive, package.base) == (artefact.name, artefact.base)
+        ]
         groups = tomllib.loads((folder / "packages.toml").read_text(encoding="utf-8"))
-        firsts = {one.name: groups[one.name][one.base][0] for one in packages}
+        firsts = {package.name: groups[package.name][package.base][0] for package in packages}
         offered = versions(dated, folder / "keys" / f"{artefact.name}.asc", firsts.values())
-        chosen = {one.name: newest(one, firsts[one.name], offered, dated) for one in packages}
+        chosen = {package.name: newest(package, firsts[package.name], offered, dated) for package in packages}
         if artefact.day:
             # of a day a series has one newest version, on every later build too
             yield artefact.name, {"day": dated.day}
@@ -199,7 +205,7 @@ def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
         [*numbers[:place], numbers[place] + 1, *[0] * (len(numbers) - place - 1)]
         for place in range(len(numbers))
     ]
-    return [replace(artefact, version=".".join(map(str, one))) for one in later]
+    return [replace(artefact, version=".".join(map(str, parts))) for parts in later]
 
 
 def published(page: str, artefact: lock.Artefact) -> tuple[str, str]:
@@ -210,12 +216,12 @@ def published(page: str, artefact: lock.Artefact) -> tuple[str, str]:
     """
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     name = re.escape(artefact.url.rsplit("/", 1)[-1]).replace(re.escape("{version}"), r"(\d+(?:\.\d+)+)")
-    found = re.findall(rf"{name}(?:(?!{name}).)*?SHA256:\s*([0-9a-f]{{64}})", text, flags=re.DOTALL)
-    if not found:
+    releases = re.findall(rf"{name}(?:(?!{name}).)*?SHA256:\s*([0-9a-f]{{64}})", text, flags=re.DOTALL)
+    if not releases:
         raise LockError(
             f"{artefact.name}: {artefact.page} lists no {artefact.url.rsplit('/', 1)[-1]} with SHA256"
         )
-    version, *_, sha256 = max(found, key=lambda row: [int(part) for part in row[0].split(".")])
+    version, *_, sha256 = max(releases, key=lambda row: [int(part) for part in row[0].split(".")])
     return version, sha256
 
 

@@ -29,6 +29,7 @@ PYTHON = (
     "image/instance",
     "image/reaper",
     "image/readiness",
+    "image/runs",
 )
 MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
 DIGEST = "payload.sha256"

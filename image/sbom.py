@@ -32,7 +32,7 @@ Component = dict[str, Any]
 def debian_components(listing: str, base: str) -> list[Component]:
     """The installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT``, on a base, say ``debian-12``."""
     distribution = base.split("-", maxsplit=1)[0]
-    found = []
+    packages = []
     for name, version, architecture, source, source_version, status in map(_cells, listing.splitlines()):
         if status != "installed":
             continue
@@ -40,8 +40,8 @@ def debian_components(listing: str, base: str) -> list[Component]:
         if (source, source_version) != (name, version):
             upstream = source if source_version == version else f"{source}@{source_version}"
             url += f"&upstream={_quoted(upstream)}"
-        found.append(_component(name, version, url))
-    return found
+        packages.append(_component(name, version, url))
+    return packages
 
 
 def python_components(listing: str) -> list[Component]:
@@ -68,7 +68,7 @@ def _component(name: str, version: str, url: str) -> Component:
 
 def document(components: Iterable[Component], properties: Mapping[str, str]) -> dict[str, Any]:
     """A CycloneDX document; its serial number follows from its content, and it carries no time."""
-    listed = sorted(components, key=lambda one: one["bom-ref"])
+    listed = sorted(components, key=lambda component: component["bom-ref"])
     content = json.dumps([listed, dict(properties)], sort_keys=True)
     return {
         "bomFormat": "CycloneDX",
@@ -104,7 +104,11 @@ def manifest(
         ),
         *("torch", "transformers", "boto3", "cloud-init"),
     )
-    versions = {one["name"]: one["version"] for one in components if one["name"].startswith(telling)}
+    versions = {
+        component["name"]: component["version"]
+        for component in components
+        if component["name"].startswith(telling)
+    }
     return {**properties, "kernels": sorted(kernels), "versions": dict(sorted(versions.items()))}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools.command.build_py import build_py  # type: ignore[import-untyped] # it ships no types
 
 # What instances carry too, and what their commands need; each with all below it.
-PACKAGES = ("gpu_fleet", "image.capacity", "image.console", "image.instance", "image.reaper")
+PACKAGES = ("gpu_fleet", "image.capacity", "image.console", "image.instance", "image.reaper", "image.runs")
 ROOM = "image"  # of itself no module but what makes it a package
 
 
@@ -35,4 +35,6 @@ class UsersWheel(build_py):  # type: ignore[misc] # as above
 
 
 def _is_for_users(package: str) -> bool:
-    return package == ROOM or any(package == one or package.startswith(f"{one}.") for one in PACKAGES)
+    return package == ROOM or any(
+        package == allowed or package.startswith(f"{allowed}.") for allowed in PACKAGES
+    )

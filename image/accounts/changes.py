@@ -97,22 +97,22 @@ class Refusal:
 Change = RunProgram | WriteKeys | MakeHome | EndSessions | Refusal
 
 
-def changes(people: Sequence[Person], found: LocalAccounts) -> list[Change]:
+def changes(people: Sequence[Person], accounts_now: LocalAccounts) -> list[Change]:
     """In the order in which they are to be carried out: those who leave first."""
     named = {person.name for person in people}
     ordered: list[Change] = []
-    for account in found.accounts.values():
+    for account in accounts_now.accounts.values():
         if account.is_ours and account.name not in named:
-            ordered += _leave(account, found)
-    groups = dict(found.groups)
+            ordered += _leave(account, accounts_now)
+    groups = dict(accounts_now.groups)
     for person in people:
-        why = _refused(person, found.accounts, groups) or _home_refused(person, found.homes)
+        why = _refused(person, accounts_now.accounts, groups) or _home_refused(person, accounts_now.homes)
         if why:
             ordered.append(Refusal(person.name, why))
             continue
         ordered += _groups(person, groups)
-        ordered += _account(person, found.accounts.get(person.name))
-        ordered += _keys_and_home(person, found)
+        ordered += _account(person, accounts_now.accounts.get(person.name))
+        ordered += _keys_and_home(person, accounts_now)
     return ordered
 
 
@@ -125,7 +125,11 @@ def _refused(person: Person, accounts: Mapping[str, LocalAccount], groups: Mappi
         return (
             f"its uid would become {person.uid}, and files of {account.uid} nobody's: leave the number alone"
         )
-    others = [one.name for one in accounts.values() if one.uid == person.uid and one.name != person.name]
+    others = [
+        account.name
+        for account in accounts.values()
+        if account.uid == person.uid and account.name != person.name
+    ]
     if others:
         return f"uid {person.uid} is that of {others[0]!r}"
     for name, gid in _wanted_groups(person):
@@ -181,17 +185,17 @@ def _account(person: Person, account: LocalAccount | None) -> Iterator[Change]:
         yield RunProgram(("usermod", "--groups", listed, person.name))
 
 
-def _keys_and_home(person: Person, found: LocalAccounts) -> Iterator[Change]:
+def _keys_and_home(person: Person, accounts_now: LocalAccounts) -> Iterator[Change]:
     content = "".join(f"{key}\n" for key in person.keys)
-    if found.keys.get(person.name, "") != content:
+    if accounts_now.keys.get(person.name, "") != content:
         yield WriteKeys(person.name, content)
-    if person.name not in found.homes:
+    if person.name not in accounts_now.homes:
         yield MakeHome(person.name, person.uid)
 
 
-def _leave(account: LocalAccount, found: LocalAccounts) -> Iterator[Change]:
+def _leave(account: LocalAccount, accounts_now: LocalAccounts) -> Iterator[Change]:
     """Lock: no log-in by any way, root by none; files and running jobs stay."""
-    if found.keys.get(account.name):
+    if accounts_now.keys.get(account.name):
         yield WriteKeys(account.name, "")
     if account.groups != {PEOPLE}:
         yield RunProgram(("usermod", "--groups", PEOPLE, account.name))

@@ -37,8 +37,8 @@ def command() -> None:
     connected = cloud.connect(instance, Metadata(instance.cloud))
 
     def read() -> dict[str, Any] | None:
-        found = connected.store().newest(KEY)
-        return None if found is None else found.content
+        document = connected.store().newest(KEY)
+        return None if document is None else document.content
 
     def homes_there() -> bool:
         return not instance.home_file_system or os.path.ismount(system.HOMES)
@@ -83,7 +83,7 @@ def carried_out(people: tuple[Person, ...] | None, instance: system.System) -> l
     if people is None:
         return []
     problems = []
-    for change in changes(people, system.found(keys=instance.keys, homes=instance.homes)):
+    for change in changes(people, system.local_accounts(keys=instance.keys, homes=instance.homes)):
         try:
             said = instance.carry_out(change)
         except system.NotDoneError as error:

@@ -37,7 +37,7 @@ class NotDoneError(Exception):
     """One change could not be carried out; the others are tried."""
 
 
-def found(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
+def local_accounts(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
     """Accounts, groups, key files and homes as they are now. Raises OSError."""
     groups, members = _groups(etc)
     expires = dict(_expiry(etc))

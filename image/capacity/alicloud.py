@@ -60,14 +60,16 @@ class Groups:
             PageNumber=1,
             PageSize=NEWEST,
         )
-        for one in page["ScalingActivities"]:
-            if one["StatusCode"] == SUCCESSFUL:
+        for activity in page["ScalingActivities"]:
+            if activity["StatusCode"] == SUCCESSFUL:
                 return None
-            if one["StatusCode"] in FAILED:
+            if activity["StatusCode"] in FAILED:
                 why = (
-                    one.get("ErrorMessage") or one.get("StatusMessage") or one.get("Cause", "no reason given")
+                    activity.get("ErrorMessage")
+                    or activity.get("StatusMessage")
+                    or activity.get("Cause", "no reason given")
                 )
-                return Trouble(parse_time(one.get("EndTime") or one["StartTime"]), why)
+                return Trouble(parse_time(activity.get("EndTime") or activity["StartTime"]), why)
         return None
 
 

@@ -43,24 +43,25 @@ class Groups:
     def withdraw(self, group: str, number: int) -> None:
         """As the protocol. Members launch protected from scale-in: one that comes at this moment stays."""
         now = self._now(group)
-        staying = sum(not one["LifecycleState"].startswith("Terminat") for one in now["Instances"])
+        staying = sum(not instance["LifecycleState"].startswith("Terminat") for instance in now["Instances"])
         least = max(staying, now["MinSize"], now["DesiredCapacity"] - number)
         if least < now["DesiredCapacity"]:
             self._set(group, least)
 
     def failure(self, group: str, activities: Collection[str] = ()) -> Trouble | None:  # noqa: ARG002 - none is named
         """As the protocol, of all that begin as a launch does."""
-        found = self._calls.look(
+        answer = self._calls.look(
             self._autoscaling.describe_scaling_activities, AutoScalingGroupName=group, MaxRecords=NEWEST
         )
-        for one in found["Activities"]:
-            if not one.get("Description", "").startswith(LAUNCHING):
+        for activity in answer["Activities"]:
+            if not activity.get("Description", "").startswith(LAUNCHING):
                 continue
-            if one["StatusCode"] == SUCCESSFUL:
+            if activity["StatusCode"] == SUCCESSFUL:
                 return None
-            if one["StatusCode"] in FAILED:
+            if activity["StatusCode"] in FAILED:
                 return Trouble(
-                    one.get("EndTime") or one["StartTime"], one.get("StatusMessage", "no reason given")
+                    activity.get("EndTime") or activity["StartTime"],
+                    activity.get("StatusMessage", "no reason given"),
                 )
         return None
 
@@ -81,7 +82,11 @@ class Groups:
 
 def _staying(group: Mapping[str, Any]) -> set[str]:
     """Members that nobody detaches."""
-    return {one["InstanceId"] for one in group["Instances"] if not one["LifecycleState"].startswith("Detach")}
+    return {
+        instance["InstanceId"]
+        for instance in group["Instances"]
+        if not instance["LifecycleState"].startswith("Detach")
+    }
 
 
 def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - whatever wakes it, it looks itself

@@ -90,13 +90,13 @@ class Desk:
 
     def fate(self, key: str) -> Request | None:
         """What became of it; None while the mover has not seen it. Raises CloudError."""
-        found = self.cloud.store.get(STATE) if self.cloud.store else None
-        return state_of(found.content).requests.get(key) if found else None
+        stored = self.cloud.store.get(STATE) if self.cloud.store else None
+        return state_of(stored.content).requests.get(key) if stored else None
 
     def ready(self, ids: Iterable[str]) -> dict[str, str]:
         """Instance -> ``ready``, ``unfit``, or an empty text while nobody knows what the gate said."""
         now = self.now()
-        queries = [Query(one, METRIC_GATE_PASSED, 60) for one in ids]
+        queries = [Query(instance_id, METRIC_GATE_PASSED, 60) for instance_id in ids]
         answers, _ = self.cloud.heartbeats.read(queries, Span(now - HEARTBEATS, now))
         said = {}
         for query, answer in answers.items():
@@ -123,7 +123,7 @@ def offer(policy: Policy, spending: Spending | None, pool: str, count: int, hour
 def refusal(policy: Policy, pool: str, count: int) -> str:
     """What is wrong with the question itself, before anybody is asked; empty for nothing. Pure."""
     pools: Mapping[str, CapacityPolicy] = {
-        name: one.capacity for name, one in policy.pools.items() if one.capacity is not None
+        name: settings.capacity for name, settings in policy.pools.items() if settings.capacity is not None
     }
     if pool not in pools:
         return (
@@ -154,9 +154,20 @@ def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool)
     Shows price and budget, asks, waits until each instance has passed its boot check, and says how to
     connect. Exit code 1 where none could be had.
     """
-    desk = _desk(asked)
+    desk = open_desk(asked)
     if problem := refusal(desk.policy, pool, count):
         raise ConfigurationError(problem)
+    if not acquire(desk, pool, count, hours, yes=yes):
+        sys.exit(EXIT_FAILED)
+
+
+def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool) -> tuple[str, ...]:
+    """Ask for instances, at a price that is said before, and wait for them; none where there are none.
+
+    Raises:
+        Abort: the user does not want them.
+        CloudError: the cloud does not answer.
+    """
     caller = caller_of(desk.place)
     now = desk.now()
     spending = look(desk.cloud, desk.policy, desk.cloud.instances.fleet(), now)
@@ -166,7 +177,9 @@ def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool)
     key = desk.ask(pool, count, hours, caller)
     click.echo(f"asked as {owner_of(key)}; the mover answers within a minute")
     if not follow(desk, key):
-        sys.exit(EXIT_FAILED)
+        return ()
+    request = desk.fate(key)
+    return tuple(request.instances) if request else ()
 
 
 def follow(desk: Desk, key: str) -> bool:
@@ -190,9 +203,11 @@ def follow(desk: Desk, key: str) -> bool:
                     once(f"what may help: {_help(request.reason)}")
                 return False
             said = desk.ready(request.instances) if request.instances else {}
-            for one in request.instances:
-                once(_progress(one, said.get(one, ""), desk))
-            if request.fate is Fate.FILLED and all(said.get(one) == "ready" for one in request.instances):
+            for instance in request.instances:
+                once(_progress(instance, said.get(instance, ""), desk))
+            if request.fate is Fate.FILLED and all(
+                said.get(instance) == "ready" for instance in request.instances
+            ):
                 return True
         desk.wait(LOOK_EVERY_S)
     click.echo(
@@ -201,13 +216,13 @@ def follow(desk: Desk, key: str) -> bool:
     return False
 
 
-def _progress(instance: str, word: str, desk: Desk) -> str:
+def _progress(instance: str, said: str, desk: Desk) -> str:
     stack = desk.policy.stack
     return {
         "": f"{instance} starts; waiting for its boot check",
         "ready": f"{instance} is ready: gpu-fleet connect {instance} --stack {stack}",
         "unfit": f"{instance} failed its boot check: the sweep replaces it; gpu-fleet status --stack {stack}",
-    }[word]
+    }[said]
 
 
 def _help(reason: str) -> str:
@@ -221,7 +236,8 @@ def caller_of(place: Place) -> str:
     return f"{kind}/{name}"
 
 
-def _desk(asked: Asked) -> Desk:
+def open_desk(asked: Asked) -> Desk:
+    """Where a user asks of the stack that is meant; raises ReaperError."""
     meant = subject(asked)
     now = lambda: datetime.now(UTC)  # noqa: E731 - a clock
     cloud = clouds.connect(meant.policy, now, environ=meant.environ)
@@ -240,12 +256,12 @@ def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
     took needs --owner and the cloud's permission to tag it; its owner is notified before it goes, by whom it
     was given back too, and the times of its pool hold.
     """
-    desk = _desk(asked)
+    desk = open_desk(asked)
     fleet = desk.cloud.instances.fleet()
     caller = caller_of(desk.place)
-    found = _to_give_back(fleet, instance_id, owner, caller)
-    returned = give_back_instance(desk, found, owner_of(f"2000-01-01/{caller}/0-0"))
-    click.echo(f"{described(found)} is {outlook(desk, fleet, returned)}")
+    instance = _to_give_back(fleet, instance_id, owner, caller)
+    returned = give_back_instance(desk, instance, owner_of(f"2000-01-01/{caller}/0-0"))
+    click.echo(f"{described(instance)} is {outlook(desk, fleet, returned)}")
 
 
 def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, caller: str) -> Instance:
@@ -258,24 +274,28 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
     Raises:
         ConfigurationError: there is none, or another took it and the caller does not say so.
     """
-    running = [one for one in fleet.instances if one.state == RUNNING]
-    taken = {one.id: one for one in running if REQUEST_KEY.fullmatch(one.tags.get(TAG_TAKEN, ""))}
-    shared = {one.id: one for one in running if one.id not in taken}
+    running = [instance for instance in fleet.instances if instance.state == RUNNING]
+    taken = {
+        instance.id: instance
+        for instance in running
+        if REQUEST_KEY.fullmatch(instance.tags.get(TAG_TAKEN, ""))
+    }
+    shared = {instance.id: instance for instance in running if instance.id not in taken}
     if instance_id in shared:
         raise ConfigurationError(
             f"{described(shared[instance_id])} was taken by nobody: the sweep terminates it once it is idle"
         )
-    own = [one for one in taken.values() if f"/{caller}/" in one.tags[TAG_TAKEN]]
-    if owner is None and (instance_id is None or instance_id in {one.id for one in own}):
+    own = [instance for instance in taken.values() if f"/{caller}/" in instance.tags[TAG_TAKEN]]
+    if owner is None and (instance_id is None or instance_id in {instance.id for instance in own}):
         return chosen(own, instance_id, None, None)
-    found = chosen(list(taken.values()), instance_id, None, owner if instance_id is None else None)
-    if found.owner != owner:
+    meant = chosen(list(taken.values()), instance_id, None, owner if instance_id is None else None)
+    if meant.owner != owner:
         said = "--owner is missing" if owner is None else f"--owner {owner}"
         raise ConfigurationError(
-            f"{said}: {described(found)} was taken by {found.owner}. Who may give it back in their place "
-            f"says --owner {found.owner}; they are notified before it goes"
+            f"{said}: {described(meant)} was taken by {meant.owner}. Who may give it back in their place "
+            f"says --owner {meant.owner}; they are notified before it goes"
         )
-    return found
+    return meant
 
 
 def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
@@ -301,11 +321,12 @@ def outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
         return f"given back; it stays for now: pool {instance.pool!r} is not in the policy"
     if policy.dry_run:
         return f"{said}; it stays for now: the sweeps of {policy.stack} only plan (reaper.dry_run)"
-    others = tuple(one for one in fleet.instances if one.id != instance.id)
+    others = tuple(other for other in fleet.instances if other.id != instance.id)
     now = Situation(desk.now(), replace(fleet, instances=(*others, instance)), {}, policy)
-    found = if_nothing_ran(now, instance)
-    if found.verdict is not Verdict.MARK:
-        return f"{said}; it stays for now, though nothing should run there: {found.verdict}: {found.reason}"
+    decision = if_nothing_ran(now, instance)
+    if decision.verdict is not Verdict.MARK:
+        why = f"{decision.verdict}: {decision.reason}"
+        return f"{said}; it stays for now, though nothing should run there: {why}"
     idle = format_span(shortest_idle_time(instance, pool, now.now, ()))
     grace = "" if said.is_sole else f", {pool.grace_minutes} min after a notice"
     return f"{said}; the sweep is to {pool.action} it once nothing has run there for {idle}{grace}"

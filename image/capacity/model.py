@@ -90,10 +90,10 @@ class Request:
 
 def owner_of(key: str) -> str:
     """The name in a request's key."""
-    found = REQUEST_KEY.fullmatch(key)
-    if found is None:
+    match = REQUEST_KEY.fullmatch(key)
+    if match is None:
         raise ValueError(f"{key}: no key of a request")
-    return (found[1] or found[2]).rpartition(":")[2]
+    return (match[1] or match[2]).rpartition(":")[2]
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,11 @@ class MoverState:
         """As the bucket holds it."""
         return {
             "schema_version": SCHEMA,
-            "requests": {key: one.to_json() for key, one in sorted(self.requests.items())},
-            "coming": [one.to_json() for one in self.coming],
-            "trouble": {key: [format_time(one.at), one.why] for key, one in sorted(self.trouble.items())},
+            "requests": {key: request.to_json() for key, request in sorted(self.requests.items())},
+            "coming": [coming.to_json() for coming in self.coming],
+            "trouble": {
+                key: [format_time(trouble.at), trouble.why] for key, trouble in sorted(self.trouble.items())
+            },
             "raised_for_load": {key: format_time(at) for key, at in sorted(self.raised_for_load.items())},
             "held": dict(sorted(self.held.items())),
         }
@@ -185,8 +187,8 @@ def state_of(raw: Mapping[str, Any]) -> MoverState:
     """
     try:
         return MoverState(
-            {key: _request(key, one) for key, one in raw["requests"].items()},
-            tuple(_coming(one) for one in raw["coming"]),
+            {key: _request(key, request) for key, request in raw["requests"].items()},
+            tuple(_coming(coming) for coming in raw["coming"]),
             {key: Trouble(parse_time(at), str(why)) for key, (at, why) in raw["trouble"].items()},
             {key: parse_time(at) for key, at in raw["raised_for_load"].items()},
             {key: str(why) for key, why in raw["held"].items()},

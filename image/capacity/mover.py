@@ -43,7 +43,7 @@ NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
 # Another activity of the group still runs: next minute (ESS, error codes).
 LATER = frozenset({"ScalingActivityInProgress", "IncorrectScalingGroupStatus"})
 NO_METER = (
-    "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, tells"
+    "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, finds out"
 )
 
 
@@ -75,8 +75,12 @@ class MoveResult:
     def to_json(self) -> dict[str, Any]:
         """For the log, and for whoever started the pass."""
         return {
-            "decisions": [f"{one.action} {one.pool}: {one.reason}" for one in self.decisions],
-            "failed": [f"{one.instance_id}: {one.step}: {one.error}" for one in self.failures],
+            "decisions": [
+                f"{decision.action} {decision.pool}: {decision.reason}" for decision in self.decisions
+            ],
+            "failed": [
+                f"{failure.instance_id}: {failure.step}: {failure.error}" for failure in self.failures
+            ],
         }
 
 
@@ -109,8 +113,8 @@ class _Mover:
     def once(self) -> MoveResult:
         """Look, decide, write down, carry out."""
         now = self._clock()
-        found = self._store.get(STATE)
-        before = state_of(found.content) if found else MoverState()
+        stored = self._store.get(STATE)
+        before = state_of(stored.content) if stored else MoverState()
         requests = self._requests(now, before.requests)
         fleet = self._cloud.instances.fleet()
         view = PoolView(
@@ -127,7 +131,7 @@ class _Mover:
         after, decisions = decide(view, before)
         if after == before and not decisions:
             return MoveResult((), tuple(self._failures))
-        version = self._store.move_on(STATE, after.to_json(), found.version if found else None)
+        version = self._store.move_on(STATE, after.to_json(), stored.version if stored else None)
         if version is None:
             raise CloudError("another pass of the mover was quicker; this one did nothing")
         for number, decision in enumerate(decisions):
@@ -139,19 +143,19 @@ class _Mover:
 
     def _requests(self, now: datetime, known: Container[str]) -> list[Request]:
         """What users wrote down of late, whole or not, and no pass has seen."""
-        found = dict[str, str]()
+        keys = dict[str, str]()
         days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
         for day in days:
-            for one in self._store.listed(f"{REQUESTS}/{day}/"):
-                key = one.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
-                if one.age <= STALE and key not in known and REQUEST_KEY.fullmatch(key):
-                    found[key] = one.key
-        return [self._request(key, found[key], now) for key in sorted(found)[:MOST_REQUESTS]]
+            for listed in self._store.listed(f"{REQUESTS}/{day}/"):
+                key = listed.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
+                if listed.age <= STALE and key not in known and REQUEST_KEY.fullmatch(key):
+                    keys[key] = listed.key
+        return [self._request(key, keys[key], now) for key in sorted(keys)[:MOST_REQUESTS]]
 
     def _request(self, key: str, where: str, now: datetime) -> Request:
         try:
-            found = self._store.beginning(where, LONGEST_REQUEST)
-            return asked(key, found.content if found else {}, now)
+            written = self._store.beginning(where, LONGEST_REQUEST)
+            return asked(key, written.content if written else {}, now)
         except CloudError as error:
             if error.code not in NO_REQUEST:
                 raise
@@ -159,21 +163,21 @@ class _Mover:
 
     def _sites(self, fleet: Inventory, before: MoverState) -> dict[str, tuple[Site, ...]]:
         """Pool -> its groups in order; whether one failed is asked only where something is on its way."""
-        busy: dict[str, set[str]] = {one.group: set() for one in before.coming if one.group}
-        for one in before.coming:
-            if one.activity:
-                busy[one.group].add(one.activity)
+        busy: dict[str, set[str]] = {coming.group: set() for coming in before.coming if coming.group}
+        for coming in before.coming:
+            if coming.activity:
+                busy[coming.group].add(coming.activity)
         sites = {}
         for pool, settings in self._policy.pools.items():
-            found = []
+            groups = []
             for label in settings.capacity.groups if settings.capacity else ():
                 title = f"gpu-fleet-{self._policy.stack}-{label}"
                 for group in fleet.groups:
                     if group.pool == pool and (group.title == title or group.title.startswith(f"{title}-")):
                         running = busy.get(group.name)
                         failed = None if running is None else self._groups.failure(group.name, running)
-                        found.append(Site(group, label, failed))
-            sites[pool] = tuple(found)
+                        groups.append(Site(group, label, failed))
+            sites[pool] = tuple(groups)
         return sites
 
     def _firing(self) -> frozenset[str]:
@@ -244,15 +248,15 @@ def prices(policy: Policy) -> dict[str, Decimal | None]:
     """Pool -> what an hour of an instance with its disks costs at most; None where nobody knows. Pure."""
     if policy.budget is None:
         return {}
-    found: dict[str, Decimal | None] = {}
+    spot_prices: dict[str, Decimal | None] = {}
     for name, pool in policy.budget.pools.items():
         settings = policy.pools.get(name)
         spot = settings is not None and settings.market == "spot"
         types = pool.spot if spot else pool.on_demand
         known = [policy.budget.price_of(name, kind, spot=spot) for kind in types]
         hours = [price for price in known if price is not None]
-        found[name] = max(hours) + pool.disk_per_hour if hours and len(hours) == len(known) else None
-    return found
+        spot_prices[name] = max(hours) + pool.disk_per_hour if hours and len(hours) == len(known) else None
+    return spot_prices
 
 
 def record_of(decision: PlacementDecision, policy: Policy, now: datetime) -> dict[str, Any]:
@@ -286,8 +290,8 @@ def _done(state: MoverState, decision: PlacementDecision, activity: str) -> Move
     if decision.action is not Action.START:
         return state
     started = tuple(
-        replace(one, started=True, activity=activity) if one.id in decision.coming else one
-        for one in state.coming
+        replace(coming, started=True, activity=activity) if coming.id in decision.coming else coming
+        for coming in state.coming
     )
     return replace(state, coming=started)
 
@@ -296,7 +300,7 @@ def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error
     """A group that refuses to be raised is passed over for a while; one that is busy is asked again."""
     if decision.action is not Action.START:
         return state
-    coming = tuple(one.back() if one.id in decision.coming else one for one in state.coming)
+    coming = tuple(arrival.back() if arrival.id in decision.coming else arrival for arrival in state.coming)
     if isinstance(error, CloudError) and error.code in LATER:
         return replace(state, coming=coming)
     trouble = {**state.trouble, decision.group: Trouble(now, str(error))}

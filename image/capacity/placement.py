@@ -158,9 +158,9 @@ def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[Placeme
 
 def wants_money(view: PoolView, before: MoverState) -> bool:
     """Whether a pass may start anything, so that it must know what is spent."""
-    waiting = any(not one.group for one in before.coming)
+    waiting = any(not coming.group for coming in before.coming)
     spares = any(pool.capacity and pool.capacity.spare for pool in view.policy.pools.values())
-    troubled = any(one.group for one in before.coming)
+    troubled = any(coming.group for coming in before.coming)
     return bool(waiting or troubled or spares or view.requests or view.firing)
 
 
@@ -171,7 +171,9 @@ class _Pass:
         self._view, self._now = view, view.now
         self._requests = dict(before.requests)
         self._coming = list(before.coming)
-        self._trouble = {key: one for key, one in before.trouble.items() if view.now - one.at < COOL_OFF}
+        self._trouble = {
+            key: trouble for key, trouble in before.trouble.items() if view.now - trouble.at < COOL_OFF
+        }
         for site in self._all_sites():
             if site.failed is not None and view.now - site.failed.at < COOL_OFF:
                 self._trouble[site.group.name] = site.failed
@@ -191,15 +193,18 @@ class _Pass:
     def state(self) -> MoverState:
         """What the next pass is given."""
         kept = {
-            key: one
-            for key, one in self._requests.items()
-            if one.fate is Fate.OPEN or self._now - one.at < max(REMEMBERED, timedelta(hours=one.hours or 0))
+            key: request
+            for key, request in self._requests.items()
+            if request.fate is Fate.OPEN
+            or self._now - request.at < max(REMEMBERED, timedelta(hours=request.hours or 0))
         }
         return MoverState(kept, tuple(self._coming), self._trouble, self._loads, self._held)
 
     def arrive(self) -> None:
         """Give each new instance to the one that waits longest for it in its group."""
-        for coming in sorted((one for one in self._coming if one.started), key=lambda one: one.asked_at):
+        for coming in sorted(
+            (arrival for arrival in self._coming if arrival.started), key=lambda arrival: arrival.asked_at
+        ):
             new = next(self._new_in(coming), None)
             if new is not None:
                 self._coming.remove(coming)
@@ -209,20 +214,22 @@ class _Pass:
     def _give_again(self) -> None:
         """Write once more what a pass before decided and could not write."""
         for request in self._requests.values():
-            for one in self._view.instances:
-                mine = one.id in request.instances and one.id not in self._given
-                if mine and one.tags.get(TAG_TAKEN) != request.key:
-                    self._note_gift(one, request, "is")
+            for instance in self._view.instances:
+                mine = instance.id in request.instances and instance.id not in self._given
+                if mine and instance.tags.get(TAG_TAKEN) != request.key:
+                    self._note_gift(instance, request, "is")
 
     def _new_in(self, coming: Coming) -> Iterator[Instance]:
         """Instances that the group started for nobody yet, oldest first."""
-        group = next((one.group for one in self._all_sites() if one.group.name == coming.group), None)
+        group = next((site.group for site in self._all_sites() if site.group.name == coming.group), None)
         if group is None or coming.since is None:
             return
-        for one in sorted(self._view.instances, key=lambda one: (one.launched_at, one.id)):
-            fresh = one.launched_at >= coming.since - CLOCK and one.state in LIVING
-            if one.id in group.members and fresh and not self._purpose_of(one):
-                yield one
+        for instance in sorted(
+            self._view.instances, key=lambda instance: (instance.launched_at, instance.id)
+        ):
+            fresh = instance.launched_at >= coming.since - CLOCK and instance.state in LIVING
+            if instance.id in group.members and fresh and not self._purpose_of(instance):
+                yield instance
 
     def _purpose_of(self, instance: Instance) -> str:
         return self._given.get(instance.id) or instance.tags.get(TAG_TAKEN, "")
@@ -264,7 +271,7 @@ class _Pass:
 
     def withdraw(self) -> None:
         """Withdraw from groups what they cannot start, so that it may start elsewhere."""
-        for coming in [one for one in self._coming if one.started and one.since is not None]:
+        for coming in [other for other in self._coming if other.started and other.since is not None]:
             why = self._failure_of(coming)
             if why:
                 self._trouble[coming.group] = Trouble(self._now, why)
@@ -315,7 +322,7 @@ class _Pass:
         """Why a request is not taken on; empty where it is."""
         capacity = self._capacity(request.pool)
         if capacity is None:
-            pools = ", ".join(name for name, one in self._view.policy.pools.items() if one.capacity)
+            pools = ", ".join(name for name, pool in self._view.policy.pools.items() if pool.capacity)
             return f"no such pool: {request.pool}; this stack has {pools}"
         if request.count > capacity.max_size:
             return f"{request.count} are more than size.max of {request.pool}, which is {capacity.max_size}"
@@ -330,12 +337,12 @@ class _Pass:
 
     def _held_by(self, owner: str) -> int:
         """Instances that a user took, here or on their way."""
-        mine = {key for key, one in self._requests.items() if one.owner == owner}
+        mine = {key for key, request in self._requests.items() if request.owner == owner}
         here = sum(
-            self._purpose_of(one) not in ("", SPARE, SHARED) and self._owner(one) == owner
-            for one in self._view.instances
+            self._purpose_of(instance) not in ("", SPARE, SHARED) and self._owner(instance) == owner
+            for instance in self._view.instances
         )
-        return here + sum(one.purpose in mine for one in self._coming)
+        return here + sum(coming.purpose in mine for coming in self._coming)
 
     def _owner(self, instance: Instance) -> str:
         given = self._requests.get(self._given.get(instance.id, ""))
@@ -343,8 +350,8 @@ class _Pass:
 
     def _fill(self, request: Request) -> None:
         spares = self._spares_for(request)
-        for one in spares:
-            self._give(one, request.key, request.pool, "was spare, now")
+        for instance in spares:
+            self._give(instance, request.key, request.pool, "was spare, now")
         self._want(request.pool, request.key, request.count - len(spares))
 
     def _want(self, pool: str, purpose: str, number: int) -> None:
@@ -355,9 +362,13 @@ class _Pass:
 
     def _spares(self, pool: str) -> list[Instance]:
         """Those that nobody took yet, the oldest first."""
-        own = [one for one in self._view.instances if one.pool == pool and one.state == "running"]
-        spare = [one for one in own if self._purpose_of(one) == SPARE]
-        return sorted(spare, key=lambda one: (one.launched_at, one.id))
+        own = [
+            instance
+            for instance in self._view.instances
+            if instance.pool == pool and instance.state == "running"
+        ]
+        spare = [instance for instance in own if self._purpose_of(instance) == SPARE]
+        return sorted(spare, key=lambda instance: (instance.launched_at, instance.id))
 
     def _spares_for(self, request: Request) -> list[Instance]:
         """Those that a request gets: of a pool that stands together, from a group with room for the rest."""
@@ -365,7 +376,7 @@ class _Pass:
         if not self._is_together(request.pool):
             return spares[: request.count]
         for site in self._view.sites.get(request.pool, ()):
-            own = [one for one in spares if one.id in site.group.members][: request.count]
+            own = [instance for instance in spares if instance.id in site.group.members][: request.count]
             if own and self._has_room(site, request.count - len(own)):
                 return own
         return []
@@ -380,41 +391,53 @@ class _Pass:
     def spares(self) -> None:
         """Keep as many hot spares as each pool wants."""
         for pool, capacity in self._pools():
-            on_way = [one for one in self._coming if one.pool == pool and one.purpose == SPARE]
+            on_way = [
+                arrival for arrival in self._coming if arrival.pool == pool and arrival.purpose == SPARE
+            ]
             here = [
-                one
-                for one in self._view.instances
-                if one.pool == pool and one.state in LIVING and self._purpose_of(one) == SPARE
+                instance
+                for instance in self._view.instances
+                if instance.pool == pool and instance.state in LIVING and self._purpose_of(instance) == SPARE
             ]
             surplus = len(here) + len(on_way) - capacity.spare
-            for coming in [one for one in on_way if not one.group][: max(0, surplus)]:
+            for coming in [arrival for arrival in on_way if not arrival.group][: max(0, surplus)]:
                 self._coming.remove(coming)
                 surplus -= 1
-            for one in here[: max(0, surplus)]:
-                self._given[one.id] = SHARED
+            for instance in here[: max(0, surplus)]:
+                self._given[instance.id] = SHARED
                 self._note(
                     Action.RELEASE,
                     pool,
-                    f"{one.id} is no spare any more: pool.spare is {capacity.spare}",
-                    instance=one.id,
+                    f"{instance.id} is no spare any more: pool.spare is {capacity.spare}",
+                    instance=instance.id,
                     tags={TAG_TAKEN: SHARED},
                     untag=(TAG_KEEP_UNTIL, TAG_KEEP_REASON),
                 )
-            self._renew([one for one in here if self._purpose_of(one) == SPARE and one.id not in self._given])
+            self._renew(
+                [
+                    instance
+                    for instance in here
+                    if self._purpose_of(instance) == SPARE and instance.id not in self._given
+                ]
+            )
             self._want_if_allowed(pool, SPARE, -surplus)
 
     def _renew(self, spares: Iterable[Instance]) -> None:
-        for one in spares:
-            if not _held_beyond(one, self._now + SPARE_RENEWED):
+        for instance in spares:
+            if not _held_beyond(instance, self._now + SPARE_RENEWED):
                 self._note(
-                    Action.KEEP, one.pool, f"{one.id} stays a spare", instance=one.id, tags=self._spare_hold()
+                    Action.KEEP,
+                    instance.pool,
+                    f"{instance.id} stays a spare",
+                    instance=instance.id,
+                    tags=self._spare_hold(),
                 )
 
     def load(self) -> None:
         """One instance more where the load of a pool asks for it, and none within the cooldown."""
         for pool in sorted(self._view.firing):
             last = self._loads.get(pool)
-            on_way = any(one.pool == pool and one.purpose == SHARED for one in self._coming)
+            on_way = any(coming.pool == pool and coming.purpose == SHARED for coming in self._coming)
             if on_way or (last is not None and self._now - last < LOAD_COOLDOWN):
                 continue
             if self._want_if_allowed(pool, SHARED, 1):
@@ -472,38 +495,40 @@ class _Pass:
     def _promised(self) -> Decimal:
         """What requests under way will cost from now on, as far as they said for how long; else an hour."""
         whole = Decimal(0)
-        for one in self._requests.values():
-            price = self._view.money.prices.get(one.pool)
-            if one.fate in (Fate.OPEN, Fate.FILLED) and price is not None:
-                ends = one.at + timedelta(hours=float(_billed(one.hours)))
+        for request in self._requests.values():
+            price = self._view.money.prices.get(request.pool)
+            if request.fate in (Fate.OPEN, Fate.FILLED) and price is not None:
+                ends = request.at + timedelta(hours=float(_billed(request.hours)))
                 left_s = max(0, (ends - self._now).total_seconds())
-                whole += price * one.count * Decimal(str(left_s)) / 3600
+                whole += price * request.count * Decimal(str(left_s)) / 3600
         return whole
 
     def _total(self, pool: str) -> int:
         """Instances that a pool has or is about to have."""
         groups = sum(self._desired(site.group.name) for site in self._view.sites.get(pool, ()))
-        return groups + sum(one.pool == pool and not one.started for one in self._coming)
+        return groups + sum(coming.pool == pool and not coming.started for coming in self._coming)
 
     def _desired(self, name: str) -> int:
         site = self._site(name)
         if site is None:
             return 0
         # Alibaba Cloud counts what is being started only once it is there
-        on_way = sum(one.started and one.group == name for one in self._coming)
+        on_way = sum(coming.started and coming.group == name for coming in self._coming)
         group = site.group
         return max(group.desired - self._falls[name], group.size + on_way) + self._rises[name]
 
     def expire(self) -> None:
         """Give up requests for which nothing could be found in time."""
-        for request in [one for one in self._requests.values() if one.fate is Fate.OPEN]:
-            missing = [one for one in self._coming if one.purpose == request.key]
+        for request in [candidate for candidate in self._requests.values() if candidate.fate is Fate.OPEN]:
+            missing = [coming for coming in self._coming if coming.purpose == request.key]
             if self._now - request.at < WAIT:
                 continue
-            for one in missing:
-                if one.started:
-                    self._take_back(one, f"{self._label(one.group)}: not within {WAIT.seconds // 60} minutes")
-                self._coming = [other for other in self._coming if other.id != one.id]
+            for coming in missing:
+                if coming.started:
+                    self._take_back(
+                        coming, f"{self._label(coming.group)}: not within {WAIT.seconds // 60} minutes"
+                    )
+                self._coming = [other for other in self._coming if other.id != coming.id]
             tried = "; ".join(self._requests[request.key].tried) or self._blocked(request.pool)
             kept = () if self._is_together(request.pool) else request.instances
             reason = f"no capacity anywhere{_what_came(request, kept)}: {tried}"
@@ -514,16 +539,16 @@ class _Pass:
 
     def release(self) -> None:
         """Leave a cluster that never was whole to the idle rules; tried until that is written."""
-        for one in self._view.instances:
-            request = self._requests.get(self._purpose_of(one))
-            if request is None or request.fate is not Fate.FAILED or one.id in request.instances:
+        for instance in self._view.instances:
+            request = self._requests.get(self._purpose_of(instance))
+            if request is None or request.fate is not Fate.FAILED or instance.id in request.instances:
                 continue
-            self._given[one.id] = SHARED
+            self._given[instance.id] = SHARED
             self._note(
                 Action.RELEASE,
                 request.pool,
-                f"{one.id} is nobody's: the rest of what {request.owner} asked for never came",
-                instance=one.id,
+                f"{instance.id} is nobody's: the rest of what {request.owner} asked for never came",
+                instance=instance.id,
                 tags={TAG_TAKEN: SHARED},
                 untag=(TAG_OWNER, TAG_KEEP_UNTIL, TAG_KEEP_REASON),
             )
@@ -533,10 +558,10 @@ class _Pass:
 
     def place(self) -> None:
         """Find each that waits the first place with room, and what was decided before but not done again."""
-        waiting = [one for one in self._coming if not one.started]
+        waiting = [coming for coming in self._coming if not coming.started]
         together = dict[tuple[str, str], str]()
-        missing = Counter(one.purpose for one in waiting if one.purpose in self._requests)
-        for coming in sorted(waiting, key=lambda one: one.asked_at):
+        missing = Counter(coming.purpose for coming in waiting if coming.purpose in self._requests)
+        for coming in sorted(waiting, key=lambda arrival: arrival.asked_at):
             capacity = self._capacity(coming.pool)
             if capacity is None:
                 self._coming.remove(coming)
@@ -585,9 +610,9 @@ class _Pass:
         request = self._requests.get(coming.purpose)
         if request is None or not self._is_together(coming.pool):
             return ""
-        for one in self._coming:
-            if one.purpose == coming.purpose and one.started:
-                return one.group
+        for other in self._coming:
+            if other.purpose == coming.purpose and other.started:
+                return other.group
         here = {name for name, purpose in self._given.items() if purpose == coming.purpose}
         came = here | set(request.instances)
         sites = self._view.sites.get(coming.pool, ())
@@ -601,16 +626,16 @@ class _Pass:
         self._replace(coming, placed)
         owner = self._requests[coming.purpose].owner if coming.purpose in self._requests else ""
         said = f"in {site.label} for {_who(owner, coming.purpose)}"
-        for number, one in enumerate(self.decisions):
-            if (one.action, one.group, one.reason) == (Action.START, name, said):
-                self.decisions[number] = replace(one, coming=(*one.coming, coming.id))
+        for number, decision in enumerate(self.decisions):
+            if (decision.action, decision.group, decision.reason) == (Action.START, name, said):
+                self.decisions[number] = replace(decision, coming=(*decision.coming, coming.id))
                 return
         self._note(
             Action.START, coming.pool, said, group=name, coming=(coming.id,), desired=desired, owner=owner
         )
 
     def _replace(self, old: Coming, new: Coming) -> None:
-        self._coming = [new if one.id == old.id else one for one in self._coming]
+        self._coming = [new if coming.id == old.id else coming for coming in self._coming]
 
     def _pools(self) -> Iterator[tuple[str, CapacityPolicy]]:
         for name, pool in self._view.policy.pools.items():
@@ -630,7 +655,7 @@ class _Pass:
             yield from sites
 
     def _site(self, group: str) -> Site | None:
-        return next((one for one in self._all_sites() if one.group.name == group), None)
+        return next((site for site in self._all_sites() if site.group.name == group), None)
 
     def _label(self, group: str) -> str:
         site = self._site(group)

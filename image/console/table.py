@@ -67,6 +67,10 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "image.reaper.people.connect:connect", "A shell on an instance, or a port of it here."
         ),
         "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
+        "submit": Row("image.runs.command:submit", "Start a run on instances, as your account there."),
+        "runs": Row("image.runs.follow:runs", "Your submitted runs: phase, step, loss, cost."),
+        "logs": Row("image.runs.follow:logs", "The log of a submitted run."),
+        "cancel": Row("image.runs.follow:cancel", "Ask a submitted run to save and end."),
     },
     "Platform teams": {
         "new": Row("stacks.new.command:new", "Write a stack file from questions or flags."),
@@ -91,6 +95,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     },
     "On an instance, by systemd": {
         "accounts": Row("image.accounts.command:command", "Make the accounts of the stack's users."),
+        "start-run": Row("image.accounts.start_run:start_run", "Start a submitted run, as its account."),
         "agent": Row("image.reaper.agent.command:command", "Watch this instance, publish heartbeats."),
     },
 }

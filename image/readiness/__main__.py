@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 def awaited(
     expected: Expected,
     see: Callable[[bool], ProbedInstance],
-    tell: Callable[[Sequence[CheckResult]], object],
+    report: Callable[[Sequence[CheckResult]], object],
     wait: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> tuple[CheckResult, ...]:
@@ -61,7 +61,7 @@ def awaited(
     Args:
         expected: of the instance's type.
         see: looks once, with copies or without.
-        tell: takes what is found while it is waited.
+        report: takes what is found while it is waited.
         wait: for so many seconds.
         now_s: monotonic seconds.
     """
@@ -74,7 +74,7 @@ def awaited(
             return findings
         if now_s() >= until_s:
             return tuple(_given_up(finding) for finding in findings)
-        tell(findings)
+        report(findings)
         wait(LOOK_EVERY_S)
 
 

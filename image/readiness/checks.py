@@ -99,13 +99,13 @@ def gpu_memory(expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Each GPU with the memory of its type."""
     least = expected.gpu_memory_gib * SMALLEST_MEMORY_SHARE
     small = [f"GPU {gpu.name} has {gpu.memory_gib:.1f} GiB" for gpu in seen.gpus if gpu.memory_gib < least]
-    return CheckResult("gpu_memory", not small, _told(small, f"at least {least:.1f} GiB each"))
+    return CheckResult("gpu_memory", not small, _detail(small, f"at least {least:.1f} GiB each"))
 
 
 def ecc(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """No memory error that ECC could not correct."""
     bad = [f"GPU {gpu.name}: {gpu.uncorrected_ecc_errors}" for gpu in seen.gpus if gpu.uncorrected_ecc_errors]
-    return CheckResult("ecc", not bad, _told(bad, "no uncorrected error since boot"))
+    return CheckResult("ecc", not bad, _detail(bad, "no uncorrected error since boot"))
 
 
 def nvswitch(_expected: Expected, seen: ProbedInstance) -> CheckResult:
@@ -114,7 +114,7 @@ def nvswitch(_expected: Expected, seen: ProbedInstance) -> CheckResult:
         return CheckResult("nvswitch", ok=True, detail="one GPU, nothing to link it to")
     failed = [f"GPU {gpu.name}: {gpu.fabric_problem}" for gpu in seen.gpus if gpu.fabric_problem]
     to_come = [f"GPU {gpu.name}: {gpu.fabric_to_come}" for gpu in seen.gpus if gpu.fabric_to_come]
-    detail = _told(failed + to_come, "every fabric complete")
+    detail = _detail(failed + to_come, "every fabric complete")
     return CheckResult("nvswitch", not failed + to_come, detail, waiting=bool(to_come) and not failed)
 
 
@@ -122,7 +122,7 @@ def cuda(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Each GPU runs something: NVML answers for one that a dead fabric manager keeps from all work."""
     bad = [f"GPU {gpu.name}: {gpu.cuda_problem}" for gpu in seen.gpus if gpu.cuda_problem]
     waiting = bool(bad) and all(NOT_READY in gpu.cuda_problem for gpu in seen.gpus if gpu.cuda_problem)
-    return CheckResult("cuda", not bad, _told(bad, "every GPU that was asked ran a copy"), waiting)
+    return CheckResult("cuda", not bad, _detail(bad, "every GPU that was asked ran a copy"), waiting)
 
 
 def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
@@ -130,14 +130,14 @@ def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     if len(seen.gpus) == 1:
         return CheckResult("nvlink", ok=True, detail="one GPU, nothing to link it to")
     down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
-    return CheckResult("nvlink", not down, _told(down, "no link down"), waiting=bool(down))
+    return CheckResult("nvlink", not down, _detail(down, "no link down"), waiting=bool(down))
 
 
 def xid(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """No error since boot after which a GPU is of no use."""
     errors = {(bus, int(code)) for bus, code in XID.findall(seen.kernel_log)}
     fatal = [f"Xid {code} on {bus}" for bus, code in sorted(errors) if code in FATAL_XIDS]
-    return CheckResult("xid", not fatal, _told(fatal, "no fatal Xid since boot"))
+    return CheckResult("xid", not fatal, _detail(fatal, "no fatal Xid since boot"))
 
 
 def bandwidth(_expected: Expected, seen: ProbedInstance) -> CheckResult:
@@ -150,7 +150,7 @@ def bandwidth(_expected: Expected, seen: ProbedInstance) -> CheckResult:
         if speed < max(least, (gpu.peak_gib_per_s or 0.0) * SMALLEST_PEAK_SHARE)
     ]
     alike = "all are slow alike: " if slow and len(slow) == len(measured) > 1 else ""
-    detail = alike + _told(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")
+    detail = alike + _detail(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")
     return CheckResult("bandwidth", not slow, detail)
 
 
@@ -167,7 +167,7 @@ def fabric(expected: Expected, seen: ProbedInstance) -> CheckResult:
         ("eRDMA", seen.erdma_interfaces, expected.erdma_interfaces),
     )
     few = [f"{have} of {wanted} {kind} interfaces" for kind, have, wanted in rows if have < wanted]
-    return CheckResult("fabric", not few, _told(few, "every interface there"), waiting=bool(few))
+    return CheckResult("fabric", not few, _detail(few, "every interface there"), waiting=bool(few))
 
 
 CHECKS: tuple[Callable[[Expected, ProbedInstance], CheckResult], ...] = (
@@ -188,5 +188,5 @@ def judge(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
     return tuple(check(expected, seen) for check in CHECKS)
 
 
-def _told(problems: Iterable[str], otherwise: str) -> str:
+def _detail(problems: Iterable[str], otherwise: str) -> str:
     return "; ".join(problems) or otherwise

@@ -180,7 +180,8 @@ def _on_the_bus(sys: Path) -> int:
 
     devices = sys.glob("bus/pci/devices/*")
     return sum(
-        said(one, "vendor").startswith(NVIDIA) and said(one, "class").startswith(DISPLAY) for one in devices
+        said(device, "vendor").startswith(NVIDIA) and said(device, "class").startswith(DISPLAY)
+        for device in devices
     )
 
 

@@ -170,10 +170,10 @@ def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]
     try:
         act(ids)
     except DeadlineError as error:
-        return [Failure(one, step, str(error)) for one in ids]
+        return [Failure(instance_id, step, str(error)) for instance_id in ids]
     except CloudError as error:
         if len(ids) == 1 or error.code in TRANSIENT:
-            return [Failure(one, step, str(error)) for one in ids]
+            return [Failure(instance_id, step, str(error)) for instance_id in ids]
         middle = len(ids) // 2
         return bisect(ids[:middle], step, act) + bisect(ids[middle:], step, act)
     return []

@@ -154,7 +154,7 @@ class Leftovers(Protocol):
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Volume id -> start of its newest complete snapshot."""
 
-    def remove(self, one: Leftover) -> None:
+    def remove(self, leftover: Leftover) -> None:
         """Delete a volume or give an address back."""
 
 

@@ -2,20 +2,20 @@
 
 Below ``handshake/CALLER/MARK/`` of the stack's records lie, for one mark of one instance:
 
-- ``idle``, ``closed``, ``refused``: words of its agent. *Idle*: /scratch/keep is saved, and nothing runs
+- ``idle``, ``closed``, ``refused``: replies of its agent. *Idle*: /scratch/keep is saved, and nothing runs
   here. *Closed*: log-ins and jobs are refused, and still nothing runs. *Refused*: this mark is over.
 - ``decision``: created once. Whoever comes first wins: the sweep with *end*, the instance with *withdrawn*.
 
 CALLER is what the cloud calls the instance's credentials: on AWS ``${aws:userid}``, ``AROA...:i-0123``, below
 which one instance alone can write; on Alibaba Cloud, which knows no such variable, ``POOL.i-0123``. For a
 stopped instance, which has no agent, CALLER is its id alone: there sweep and ``keep`` meet. MARK is
-the mark's reap-after: no word counts for another mark. How old a word is the store says, so that a wrong
+the mark's reap-after: no reply counts for another mark. How old a reply is the store says, so that a wrong
 clock of an instance makes nothing fresh. Nobody deletes these objects; the bucket does, two days after.
 
 An instance can write as many names below its own CALLER as it likes. So whoever listens asks for the marks
 of this moment and jumps over what else lies there: a caller costs three more pages of a listing at most.
-Below a mark its agent writes three names; where there are more than ``MOST_WORDS``, none is believed, and the
-instance stays.
+Below a mark its agent writes three names; where there are more than ``MOST_REPLIES``, none is believed, and
+the instance stays.
 """
 
 import re
@@ -38,15 +38,15 @@ IDLE_LASTS = timedelta(minutes=3)
 # As long an agent that died is believed. A living one says it again every ten seconds, agents of before every
 # twenty, and a look at all sensors may take some more.
 CLOSED_LASTS = timedelta(seconds=30)
-LONGEST = 1 << 16  # bytes of a word or decision: an instance may write what it likes there
-MOST_WORDS = 16  # below one mark, four times what an agent, the sweep and `keep` write
+LONGEST = 1 << 16  # bytes of a reply or decision: an instance may write what it likes there
+MOST_REPLIES = 16  # below one mark, four times what an agent, the sweep and `keep` write
 MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are jumped over
 # Of one listing, beside two for each instance that is asked: some 25,000 marks in two days.
 MOST_PAGES = 100
 _AFTER_SLASH = "0"  # the character after "/": what comes after `CALLER/` and everything below it
 
 
-class Word(StrEnum):
+class Reply(StrEnum):
     """What an instance says for a mark."""
 
     IDLE = "idle"
@@ -67,24 +67,24 @@ class Said:
 
     Attributes:
         caller: under which name; empty where two names claim to be the instance, so that none is believed.
-        ages: word -> since when it was last said.
+        ages: reply -> since when it was last said.
         flooded: so many names lie below the mark that not all were read; none of them is believed.
     """
 
     caller: str
-    ages: Mapping[Word, timedelta] = field(default_factory=dict)
+    ages: Mapping[Reply, timedelta] = field(default_factory=dict)
     flooded: bool = False
 
     @property
-    def word(self) -> Word | None:
+    def reply(self) -> Reply | None:
         """The one that counts now; None where it said nothing, or nothing lately."""
         if not self.caller or self.flooded:
             return None
-        if Word.REFUSED in self.ages:
-            return Word.REFUSED
-        if self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS:
-            return Word.CLOSED
-        return Word.IDLE if self.ages.get(Word.IDLE, timedelta.max) <= IDLE_LASTS else None
+        if Reply.REFUSED in self.ages:
+            return Reply.REFUSED
+        if self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS:
+            return Reply.CLOSED
+        return Reply.IDLE if self.ages.get(Reply.IDLE, timedelta.max) <= IDLE_LASTS else None
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Decided:
 
 NOTHING_SAID = Said("")
 # (instance id, mark) -> what was said.
-Words = Mapping[tuple[str, str], Said]
+Replies = Mapping[tuple[str, str], Said]
 
 
 def mark_name(reap_after: datetime) -> str:
@@ -110,29 +110,29 @@ def mark_name(reap_after: datetime) -> str:
 
 
 def key(caller: str, reap_after: datetime, name: str) -> str:
-    """Where a word or the decision lies."""
+    """Where a reply or the decision lies."""
     return f"{PREFIX}/{caller}/{mark_name(reap_after)}/{name}.json"
 
 
-def words(listed: Iterable[Listed]) -> Words:
+def replies(listed: Iterable[Listed]) -> Replies:
     """What a listing below ``PREFIX`` tells; names that are none of these are passed over."""
-    found: dict[tuple[str, str], Said] = {}
-    for one in listed:
-        match one.key.removesuffix(".json").split("/"):
-            case [_, caller, mark, name] if name == DECISION or name in set(Word):
+    said_by: dict[tuple[str, str], Said] = {}
+    for entry in listed:
+        match entry.key.removesuffix(".json").split("/"):
+            case [_, caller, mark, name] if name == DECISION or name in set(Reply):
                 *role, instance_id = re.split("[:.]", caller)
                 if not role:  # of a stopped instance, which says nothing
                     continue
-                said = found.get((instance_id, mark), Said(caller))
-                ages = said.ages if name == DECISION else {**said.ages, Word(name): one.age}
+                said = said_by.get((instance_id, mark), Said(caller))
+                ages = said.ages if name == DECISION else {**said.ages, Reply(name): entry.age}
                 known = caller if said.caller == caller else ""
-                found[instance_id, mark] = Said(known, ages)
-    return found
+                said_by[instance_id, mark] = Said(known, ages)
+    return said_by
 
 
 @dataclass(frozen=True)
 class MarkQuestion:
-    """An instance that is asked for its word for a mark.
+    """An instance that is asked for its reply for a mark.
 
     Attributes:
         mark: the mark's reap-after.
@@ -149,17 +149,17 @@ class Heard:
     """What a listing gave.
 
     Attributes:
-        words: of those that were asked, and of others that were passed on the way.
+        replies: of those that were asked, and of others that were passed on the way.
         flooding: caller that wrote more names than agents do -> how many of them were read; ``*`` for all
             together, where so many pages were needed that the last were not read.
     """
 
-    words: Words = field(default_factory=dict)
+    replies: Replies = field(default_factory=dict)
     flooding: Mapping[str, int] = field(default_factory=dict)
 
 
 def heard(store: Store, asked: Collection[MarkQuestion]) -> Heard:
-    """What the instances said for these marks. Raises CloudError."""
+    """What the instances said for these marks, of which there is one at least. Raises CloudError."""
     listening = _Listening(asked)
     after, token = listening.start, ""
     for _ in range(MOST_PAGES + 2 * len(asked)):
@@ -185,43 +185,42 @@ class _Listening:
     """Which marks are asked for, what was read of them so far, and where to read on. Pure.
 
     Attributes:
-        start: the key after which the listing begins; empty for all.
+        start: the key after which the listing begins.
     """
 
     def __init__(self, asked: Collection[MarkQuestion]) -> None:
-        self._callers = {one.instance_id: one.caller for one in asked}
+        self._callers = {question.instance_id: question.caller for question in asked}
         self._marks: dict[str, list[str]] = {}
-        for one in sorted(asked, key=lambda each: each.mark):
-            self._marks.setdefault(one.instance_id, []).append(mark_name(one.mark))
-        self._places = sorted(f"{PREFIX}/{one.caller}/{mark_name(one.mark)}/" for one in asked)
+        for question in sorted(asked, key=lambda each: each.mark):
+            self._marks.setdefault(question.instance_id, []).append(mark_name(question.mark))
+        self._places = sorted(f"{PREFIX}/{question.caller}/{mark_name(question.mark)}/" for question in asked)
         self._all_known = all(self._callers.values())
         self._read: list[Listed] = []
         self._names = Counter[str]()
         self._below = Counter[tuple[str, str]]()
-        self.start = self._places[0] if self._all_known and self._places else ""
+        self.start = self._places[0]  # no name that is not known comes before all that are
 
     def note(self, page: Page) -> None:
         """Take up one page."""
-        for one in page.listed:
-            caller, mark = _place(one.key)
+        for entry in page.listed:
+            caller, mark = _place(entry.key)
             self._names[caller] += 1
             if self._may_be(caller):
                 self._below[caller, mark] += 1
-                self._read.append(one)
+                self._read.append(entry)
 
     def goal(self, last: str) -> str | None:
         """After which key to read on, at least the last one that was read; None where nothing is left."""
         caller, mark = _place(last)
         marks = self._marks.get(_instance_of(caller), ()) if self._may_be(caller) else ()
-        if mark in marks and self._below[caller, mark] <= MOST_WORDS:
-            return last  # the page ended between the words of a mark
+        if mark in marks and self._below[caller, mark] <= MOST_REPLIES:
+            return last  # the page ended between the replies of a mark
         if self._all_known:
-            beyond = f"{PREFIX}/{caller}/{mark}{_AFTER_SLASH}" if mark in marks else last
-            return next((one for one in self._places if one > beyond), None)
+            return next((place for place in self._places if place > last), None)
         if self._names[caller] <= MOST_NAMES:
             return last
         asked = (f"{PREFIX}/{caller}/{each}/" for each in marks)
-        return next((one for one in asked if one > last), f"{PREFIX}/{caller}{_AFTER_SLASH}")
+        return next((prefix for prefix in asked if prefix > last), f"{PREFIX}/{caller}{_AFTER_SLASH}")
 
     def heard(self, given_up_at: str = "") -> Heard:
         """What all of it gives.
@@ -229,16 +228,16 @@ class _Listening:
         Args:
             given_up_at: the last key that was read, where more were to be; empty otherwise.
         """
-        found = dict(words(self._read))
-        flooded = {place for place, count in self._below.items() if count > MOST_WORDS}
+        heard = dict(replies(self._read))
+        flooded = {place for place, count in self._below.items() if count > MOST_REPLIES}
         for caller, mark in flooded | ({_place(given_up_at)} if given_up_at else set()):
             of_mark = _instance_of(caller), mark
-            found[of_mark] = replace(found.get(of_mark, Said(caller)), flooded=True)
+            heard[of_mark] = replace(heard.get(of_mark, Said(caller)), flooded=True)
         names = {caller for caller, _ in flooded} | {
             caller for caller, count in self._names.items() if count > MOST_NAMES
         }
         flooding = {caller: self._names[caller] for caller in sorted(names)}
-        return Heard(found, flooding | ({"*": self._names.total()} if given_up_at else {}))
+        return Heard(heard, flooding | ({"*": self._names.total()} if given_up_at else {}))
 
     def _may_be(self, caller: str) -> bool:
         """Whether a caller may be the instance whose id it bears; where its name is known, no other is."""
@@ -255,9 +254,9 @@ def _instance_of(caller: str) -> str:
     return re.split("[:.]", caller)[-1]
 
 
-def said_of(found: Words, instance_id: str, reap_after: datetime) -> Said:
+def said_of(said_by: Replies, instance_id: str, reap_after: datetime) -> Said:
     """What one instance said for one mark."""
-    return found.get((instance_id, mark_name(reap_after)), NOTHING_SAID)
+    return said_by.get((instance_id, mark_name(reap_after)), NOTHING_SAID)
 
 
 @dataclass(frozen=True)
@@ -274,9 +273,9 @@ class Exchange:
     caller: str
     mark: datetime
 
-    def say(self, word: Word, **more: Any) -> None:
-        """Say a word, once more if it was said before."""
-        self.store.put(key(self.caller, self.mark, word), {"schema_version": 1, **more})
+    def say(self, reply: Reply, **more: Any) -> None:
+        """Say a reply, once more if it was said before."""
+        self.store.put(key(self.caller, self.mark, reply), {"schema_version": 1, **more})
 
     def claim(self, wanted: Winner, reason: str, now: datetime) -> Winner:
         """Decide, unless it is decided already.
@@ -294,27 +293,27 @@ class Exchange:
 
     def decision(self) -> Winner | None:
         """What is decided, or None."""
-        found = self.decided()
-        return found.winner if found else None
+        decided = self.decided()
+        return decided.winner if decided else None
 
     def decided(self) -> "Decided | None":
         """What is decided and when, or None."""
         there = self._is_there(self._decision_key)
-        found = self.store.get(self._decision_key, LONGEST) if there else None
-        if found is None:
+        stored = self.store.get(self._decision_key, LONGEST) if there else None
+        if stored is None:
             return None
         try:
-            winner = Winner(found.content.get("winner", ""))
+            winner = Winner(stored.content.get("winner", ""))
         except ValueError as error:
-            raise CloudError(f"{self._decision_key}: no decision: {found.content!r}", "Malformed") from error
+            raise CloudError(f"{self._decision_key}: no decision: {stored.content!r}", "Malformed") from error
         try:
-            return Decided(winner, parse_time(str(found.content.get("at"))))
+            return Decided(winner, parse_time(str(stored.content.get("at"))))
         except ValueError:
             return Decided(winner)  # who won is known all the same
 
     def is_refused(self) -> bool:
         """Whether the instance said *refused*: it stays, and the next sweep takes the mark away."""
-        return self._is_there(key(self.caller, self.mark, Word.REFUSED))
+        return self._is_there(key(self.caller, self.mark, Reply.REFUSED))
 
     def _is_there(self, wanted: str) -> bool:
         try:

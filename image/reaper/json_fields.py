@@ -42,10 +42,10 @@ class Fields:
 
     def choice(self, key: str, allowed: Sequence[Choice]) -> Choice:
         """One of a few values."""
-        told = ", ".join(map(str, allowed))
-        value = self._take(key, told)
+        choices = ", ".join(map(str, allowed))
+        value = self._take(key, choices)
         if key in self._raw and (value not in allowed or isinstance(value, bool)):
-            self.problem(key, value, told + nearest(str(value), map(str, allowed)))
+            self.problem(key, value, choices + nearest(str(value), map(str, allowed)))
         return value if value in allowed else allowed[0]
 
     def text(self, key: str) -> str:
@@ -162,8 +162,8 @@ class Fields:
         """A list of whole numbers above 0, each larger than the one before."""
         allowed = "a list of whole numbers above 0 that rise"
         listed = self._take(key, allowed)
-        sound = isinstance(listed, list) and all(type(one) is int and one > 0 for one in listed)
-        if sound and all(left < right for left, right in pairwise(listed)):
+        positive = isinstance(listed, list) and all(type(number) is int and number > 0 for number in listed)
+        if positive and all(left < right for left, right in pairwise(listed)):
             return tuple(listed)
         if key in self._raw:
             self.problem(key, listed, allowed)

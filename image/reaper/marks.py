@@ -42,7 +42,7 @@ class Mark:
         """The mark as tags."""
         return {TAG_IDLE_SINCE: format_time(self.idle_since), TAG_REAP_AFTER: format_time(self.reap_after)}
 
-    def tells_of(self, idle_since: datetime) -> bool:
+    def still_holds(self, idle_since: datetime) -> bool:
         """Whether the instance has been idle all the time since it was marked."""
         return idle_since <= self.idle_since + SAME_IDLENESS
 
@@ -159,14 +159,14 @@ def given_back_at(instance: Instance) -> datetime | None:
 def _others_on(instance: Instance, name: str) -> tuple[str, ...]:
     """Who was seen on an instance beside a user; an account of everybody's is theirs where it is alone."""
     seen = [user.name for word in instance.tags.get(TAG_USERS, "").split() if (user := User.of(word))]
-    others = [one for one in seen if one.partition("@")[0] != name.partition("@")[0]]
+    others = [user for user in seen if user.partition("@")[0] != name.partition("@")[0]]
     return () if len(seen) == 1 and seen[0] in EVERYBODYS else tuple(others)
 
 
 def is_given_back(instance: Instance) -> bool:
     """Whether its owner gave the instance back, and nobody else was seen on it."""
-    found = give_back_of(instance)
-    return found is not None and found.is_sole
+    given_back = give_back_of(instance)
+    return given_back is not None and given_back.is_sole
 
 
 def taken_at(instance: Instance) -> datetime | None:

@@ -174,8 +174,8 @@ def published(place: Place, account_id: str) -> Policy:
 
 def account_of(place: Place) -> str:
     """The account of the credentials. Raises CloudError: there are none, or they are refused."""
-    found: str = clouds.module(place.cloud).account_id(place.region, _calls())
-    return found
+    account: str = clouds.module(place.cloud).account_id(place.region, _calls())
+    return account
 
 
 def region_of_environment(cloud: str) -> str | None:

@@ -212,7 +212,7 @@ def _policy(fields: Fields) -> Policy:
         time_zone=fields.zone("time_zone"),
         pools={name: _pool(pool) for name, pool in fields.tables("pools")},
         leftovers=_leftovers(fields.table("leftovers")),
-        budget=budgets.read(found) if (found := fields.optional_table("budget")) else None,
+        budget=budgets.read(table) if (table := fields.optional_table("budget")) else None,
         watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
         notify_users=fields.flag("notify_users", default=False),
         take_max_per_person=fields.optional_integer("take_max_per_person", 0, 100_000) or 0,
@@ -239,8 +239,8 @@ def _pool(fields: Fields) -> PoolPolicy:
         scale_in_alarm=fields.optional_text("scale_in_alarm"),
         require_acknowledgement=fields.flag("require_acknowledgement", default=True),
         hourly_price=fields.prices("hourly_price"),
-        sensors=sensors(found) if (found := fields.optional_table("sensors")) else SensorPolicy(),
-        capacity=_capacity(found) if (found := fields.optional_table("capacity")) else None,
+        sensors=sensors(table) if (table := fields.optional_table("sensors")) else SensorPolicy(),
+        capacity=_capacity(table) if (table := fields.optional_table("capacity")) else None,
     )
     fields.refuse_unknown()
     _refuse_unsafe_stop(fields, pool)

@@ -16,7 +16,7 @@ ABSENT = frozenset({"NoSuchKey", "404"})
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredObject:
     """An object as it was read.
 
     Attributes:
@@ -75,7 +75,7 @@ class Store:
         self._s3 = s3
         self._calls = calls
 
-    def get(self, key: str, at_most: int | None = None) -> Found | None:
+    def get(self, key: str, at_most: int | None = None) -> StoredObject | None:
         """An object, or None where there is none.
 
         Args:
@@ -87,11 +87,11 @@ class Store:
         """
         return self._read(key, at_most)
 
-    def newest(self, key: str, at_most: int | None = None) -> Found | None:
+    def newest(self, key: str, at_most: int | None = None) -> StoredObject | None:
         """What was last written to a key, be it by a user who was too late; else as ``get``."""
         return self._read(key, at_most)
 
-    def beginning(self, key: str, length: int) -> Found | None:
+    def beginning(self, key: str, length: int) -> StoredObject | None:
         """As ``newest``, but of an object that others write no more than so many bytes are read.
 
         Raises:
@@ -110,13 +110,13 @@ class Store:
 
     def listed(self, prefix: str) -> list[Listed]:
         """Every object whose key begins so, in the order of the keys. Raises CloudError."""
-        found: list[Listed] = []
+        entries: list[Listed] = []
         page = self.page(prefix)
-        found += page.listed
+        entries += page.listed
         while page.token:
             page = self.page(prefix, token=page.token)
-            found += page.listed
-        return found
+            entries += page.listed
+        return entries
 
     def page(self, prefix: str, after: str = "", token: str = "") -> Page:
         """A thousand objects at most whose keys begin so, in the order of the keys: one call.
@@ -137,8 +137,8 @@ class Store:
         )
         now = self._answered_at(answer)
         listed = [
-            Listed(one["Key"].removeprefix(self._prefix), now - one["LastModified"])
-            for one in answer.get("Contents", [])
+            Listed(entry["Key"].removeprefix(self._prefix), now - entry["LastModified"])
+            for entry in answer.get("Contents", [])
         ]
         if after and listed and listed[0].key <= after:
             raise CloudError(
@@ -179,7 +179,7 @@ class Store:
         """What a user does so that ``get`` finds nothing any more."""
         return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
 
-    def _read(self, key: str, at_most: int | None = None, **exact: str) -> Found | None:
+    def _read(self, key: str, at_most: int | None = None, **exact: str) -> StoredObject | None:
         try:
             answer = self._calls.look(
                 self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
@@ -188,7 +188,7 @@ class Store:
             if error.code in ABSENT:
                 return None
             raise
-        return found_in(answer, self._prefix + key, at_most)
+        return stored_object(answer, self._prefix + key, at_most)
 
     def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
         """What PutObject answered, or None where the condition does not hold."""
@@ -208,7 +208,7 @@ class Store:
         return answer
 
 
-def found_in(answer: dict[str, Any], key: str, at_most: int | None = None) -> Found:
+def stored_object(answer: dict[str, Any], key: str, at_most: int | None = None) -> StoredObject:
     """What GetObject answered.
 
     Raises:
@@ -223,4 +223,4 @@ def found_in(answer: dict[str, Any], key: str, at_most: int | None = None) -> Fo
         content = None
     if not isinstance(content, dict):
         raise CloudError(f"{key}: not a JSON object", "Malformed")
-    return Found(content, answer["ETag"])
+    return StoredObject(content, answer["ETag"])

@@ -24,6 +24,7 @@ if [ "$TARGET" = oci ]; then
 fi
 lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fleet/check-image \
     usr/libexec/gpu-fleet/open-door etc/systemd/system/gpu-door.service etc/systemd/system/gpu-door.timer \
+    usr/libexec/gpu-fleet/start-run etc/systemd/system/gpu-run@.service \
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \

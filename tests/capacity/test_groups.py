@@ -109,7 +109,7 @@ def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(be
 
 
 @pytest.mark.parametrize(("desired", "members", "after"), [(2, 0, [1]), (2, 1, [1]), (2, 2, []), (1, 1, [])])
-def test_what_is_taken_back_ends_no_member(desired, members, after):
+def test_what_is_revoked_terminates_no_member(desired, members, after):
     groups, account = on_aws(desired, members)
 
     groups.withdraw("g", 1)

@@ -101,7 +101,7 @@ def test_the_instances_of_one_request_stand_together_where_the_pool_says_so():
     assert len(cloud.owned("ada")) == 3
 
 
-def test_a_cluster_starts_where_all_of_it_has_room():
+def test_a_cluster_starts_where_all_of_it_has_capacity():
     cloud, asked = Cloud(policy=policy(together=True, max_size=8)), request(2)
     cloud.groups[A] = replace(cloud.groups[A], desired=3, members=dict.fromkeys(("x", "y", "z"), "InService"))
 
@@ -131,7 +131,7 @@ def test_a_spare_is_no_part_of_a_cluster_that_has_no_room_beside_it():
 
 
 @pytest.mark.parametrize(("together", "whose"), [(True, "nobody's"), (False, "yours")])
-def test_what_came_of_a_request_that_failed_is_told_and_a_part_of_a_cluster_is_let_go(together, whose):
+def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster_is_let_go(together, whose):
     cloud, asked = Cloud(policy=policy(together=together)), request(2, hours=30)
     cloud.room[B] = False
     cloud.move(asked)

@@ -281,7 +281,7 @@ def test_an_instance_that_another_took_is_given_back_by_who_says_so_alone(door, 
         ({"quiet_weekends": True, "quiet_hours": [{"start": "00:00", "end": "00:00"}]}, "it stays for now"),
     ],
 )
-def test_who_gives_back_is_told_what_holds_it_up(door, say, changes, says):
+def test_who_gives_back_is_shown_what_holds_it_up(door, say, changes, says):
     taken_by(door, "moto")
     policy = get("policy.json")
     policy["pools"]["train"] |= changes

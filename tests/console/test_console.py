@@ -255,7 +255,7 @@ def test_the_installed_script_works_in_any_folder(folder):
     assert done.stdout.startswith("local: OK")
 
 
-def test_the_installed_script_finds_its_checkout_without_being_told():
+def test_the_installed_script_finds_its_checkout_by_itself():
     """Without PYTHONPATH: by the install alone."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 

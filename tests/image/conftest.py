@@ -18,7 +18,7 @@ NAMESPACES = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill
 def bakeable():
     """Skips, with the reason, where this computer cannot bake."""
     try:
-        bake.check_machine(payload.PROJECT, NEEDED_GIB)
+        bake.check_computer(payload.PROJECT, NEEDED_GIB)
         build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
     except RequirementError as error:
         pytest.skip(f"no bake here: {error}")

@@ -26,7 +26,7 @@ from image.accounts.changes import (
 )
 from image.accounts.command import carried_out, roster
 from image.accounts.roster import Person, RosterError, parse
-from image.accounts.system import NotDoneError, System, found
+from image.accounts.system import NotDoneError, System, local_accounts
 from image.instance.errors import CloudError
 from stacks.settings import people
 from tests.stacks.examples import stack
@@ -204,7 +204,7 @@ def test_root_acts_on_no_roster_that_a_stack_would_not_write(case):
         parse(good)
 
 
-def test_two_people_of_one_number_are_refused_on_the_instance_too():
+def test_two_users_of_one_number_are_refused_on_the_instance_too():
     entry = json.loads(people.roster_text(stack(access={"people": {"ada": {"uid": 5001}}})))["users"][0]
 
     with pytest.raises(RosterError, match="several users have uid 5001"):
@@ -255,7 +255,7 @@ def test_a_change_that_fails_is_named_and_the_next_is_made(system, monkeypatch):
         if command[-1] == "ada":
             raise subprocess.CalledProcessError(9, command, stderr=b"useradd: cannot lock /etc/passwd")
 
-    monkeypatch.setattr("image.accounts.command.system.found", lambda **_: EMPTY)
+    monkeypatch.setattr("image.accounts.command.system.local_accounts", lambda **_: EMPTY)
     unprivileged = monkeypatch.setattr("os.chown", lambda *_, **__: None)
     assert unprivileged is None
 
@@ -290,7 +290,7 @@ def test_accounts_are_read_as_the_instance_has_them(tmp_path):
     (etc / "group").write_text(f"root:x:0:\n{PEOPLE}:x:990:ada,bob\nvision:x:31000:ada\n")
     (etc / "shadow").write_text("root:*:20000:0:99999:7:::\nada:*:20000:0:99999:7::1:\n")
 
-    seen = found(etc, tmp_path / "none", homes)
+    seen = local_accounts(etc, tmp_path / "none", homes)
 
     assert seen.accounts["ada"].groups == {PEOPLE, "vision"}
     assert seen.accounts["ada"].is_locked

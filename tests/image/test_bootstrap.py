@@ -106,7 +106,7 @@ def test_another_payload_does_every_step_anew(place):
     assert ran(place, "done") == list(STEPS)
 
 
-def test_a_report_that_cannot_be_written_ends_nothing(place, capsys):
+def test_a_report_that_cannot_be_written_terminates_nothing(place, capsys):
     place.root.write_text("a file where a folder should be")
 
     assert bootstrap.bootstrap(place, STEPS, failing("done"), print).state == "done"

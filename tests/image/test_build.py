@@ -1,5 +1,6 @@
 """Baking: what stops it is one message, and what is unfinished does not stay."""
 
+import concurrent.futures
 import errno
 import hashlib
 import json
@@ -33,21 +34,35 @@ def test_not_root_is_one_message(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
 
     with pytest.raises(RequirementError, match=r"cannot bake: not root \(user id 1000\): run it with sudo"):
-        bake.check_machine(tmp_path)
+        bake.check_computer(tmp_path)
 
 
-def test_an_instance_without_apt_is_told_what_it_needs(tmp_path, monkeypatch):
+def test_an_instance_without_apt_is_shown_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _name: None)
 
     with pytest.raises(RequirementError, match="apt-get is not on PATH: this needs Debian 12 or Ubuntu"):
-        bake.check_machine(tmp_path)
+        bake.check_computer(tmp_path)
 
 
-def test_no_disk_space_is_told_in_gib(tmp_path, instance_that_may, monkeypatch):
+def test_apt_runs_while_no_other_of_ours_does(tmp_path, monkeypatch):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "apt-get").write_text(f"#!/bin/sh\nif flock --nonblock {tmp_path} true; then exit 1; fi\n")
+    (programs / "dpkg-query").write_text("#!/bin/sh\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(build_requirements, "hindrance", lambda: None)
+    monkeypatch.setattr(build_requirements, "DPKG", tmp_path)
+
+    assert build_requirements.install(["mmdebstrap"]) == ["mmdebstrap"]
+
+
+def test_no_disk_space_is_reported_in_gib(tmp_path, instance_that_may, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(100, 99, 2**30))
 
     with pytest.raises(RequirementError, match=r"1\.0 GiB free, a bake needs 8; use --output"):
-        bake.check_machine(tmp_path)
+        bake.check_computer(tmp_path)
 
 
 def test_a_failed_bake_leaves_nothing_under_the_final_name_and_keeps_its_log(tmp_path, instance_that_may):
@@ -75,6 +90,25 @@ def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, instance_that_
     assert len(made) == 1
     assert second == first
     assert json.loads((first.folder / build.REPORT).read_text())["size_bytes"] == 7
+
+
+def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, instance_that_may):
+    made, others = [], []
+
+    def make(folder, _listener):
+        made.append(folder)
+        if len(made) == 1:
+            others.append(pool.submit(build.kept, "rootfs", FILES, tmp_path, make, silent))
+            # long enough for a second bake that does not wait to begin, and to be counted
+            concurrent.futures.wait(others, timeout=0.3)
+        return 7, {"base": 1.0}
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = build.kept("rootfs", FILES, tmp_path, make, silent)
+        second = others[0].result()
+
+    assert second == first
+    assert len(made) == 1
 
 
 def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, instance_that_may):

@@ -94,7 +94,7 @@ def test_an_instance_without_a_gpu_is_asked_for_none(check):
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_a_sound_image_passes_as_a_whole_on_an_instance_with_gpus(check, gpus):
+def test_a_valid_image_passes_as_a_whole_on_an_instance_with_gpus(check, gpus):
     check([GPU] * gpus, gpus, "booted")
 
     assert check.status == 0, check.output

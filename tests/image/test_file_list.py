@@ -23,7 +23,7 @@ def test_the_same_files_do_not_differ(roots):
     assert compared(roots) == {}
 
 
-def test_content_mode_and_presence_are_told_apart(roots):
+def test_content_mode_and_presence_are_distinguished(roots):
     one, other = roots
     (other / "etc/hosts").write_text("elsewhere")
     (one / "etc/only").touch()

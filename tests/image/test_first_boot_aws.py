@@ -94,7 +94,7 @@ def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(
     } <= account.front.hosts()
 
 
-def test_people_have_accounts_once_the_stack_names_them(account, instance):
+def test_users_have_accounts_once_the_stack_names_them(account, instance):
     assert instance.run("systemctl is-active gpu-accounts.timer").strip() == "active"
     ada = {"uid": 5001, "team": "vision", "admin": True}
     named = examples.stack(access={"people": {"ada": ada, "bob": {"uid": 5002}}})

@@ -82,7 +82,7 @@ def test_root_refuses_a_folder_that_a_group_may_write(folder, secret):
 
 
 @as_root
-def test_root_refuses_a_folder_of_somebody_else(folder):
+def test_root_refuses_a_folder_of_another(folder):
     os.chown(folder, SOMEBODY, SOMEBODY)
 
     with pytest.raises(PermissionError, match=f"the folder belongs to user {SOMEBODY}"):
@@ -140,7 +140,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(folder):
 
 
 @as_root
-def test_a_file_of_somebody_else_is_not_believed(folder):
+def test_a_file_of_another_is_not_believed(folder):
     (folder / "ready.json").write_text('{"ready": false}')
     os.chown(folder / "ready.json", SOMEBODY, SOMEBODY)
 

@@ -67,7 +67,7 @@ def test_what_is_no_hash_is_refused(tmp_path, value):
         lock.load(lockfile(tmp_path, sound(value)))
 
 
-def test_every_problem_is_told_at_once(tmp_path):
+def test_every_problem_is_reported_at_once(tmp_path):
     text = sound("short").replace("schema_version = 2", "schema_version = 1")
 
     with pytest.raises(LockError, match=r"schema_version: must be 2; tool\.debian-12\.sha256"):

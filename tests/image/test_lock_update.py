@@ -118,7 +118,7 @@ def shelf(tmp_path, keys, monkeypatch):
     server.server_close()
 
 
-def test_everything_newer_is_written_and_the_result_is_a_sound_lockfile(shelf):
+def test_everything_newer_is_written_and_the_result_is_a_valid_lockfile(shelf):
     before = lock.FILE.read_text()
 
     said = shelf.update()

@@ -80,7 +80,7 @@ def test_a_link_planted_in_place_of_the_cache_is_refused(cached, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
-def test_a_folder_of_somebody_else_in_place_of_the_cache_is_refused(cached):
+def test_a_folder_of_another_in_place_of_the_cache_is_refused(cached):
     run, cache = cached
     cache.mkdir()
     os.chown(cache, 4242, 4242)
@@ -92,7 +92,7 @@ def test_on_aws_rclone_finds_the_role_itself(mounted):
     assert mounted("aws").startswith(" mount :s3,provider=AWS,env_auth=true,region=here-1:bucket /mnt/data ")
 
 
-def test_on_alibaba_cloud_rclone_is_told_who_knows_the_role(mounted):
+def test_on_alibaba_cloud_rclone_is_given_who_knows_the_role(mounted):
     called = mounted("alicloud")
 
     assert called.startswith("/usr/share/gpu-fleet/oss-profile mount :s3,provider=Alibaba,env_auth=true,")
@@ -112,7 +112,7 @@ def credentials(base):
     )
 
 
-def test_the_keys_of_the_role_are_told_as_the_sdk_of_aws_asks_for_them():
+def test_the_keys_of_the_role_are_given_as_the_sdk_of_aws_asks_for_them():
     with metadata_server("alicloud") as service:
         service.says("ram/security-credentials/", "fleet")
         service.says(

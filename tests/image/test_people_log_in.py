@@ -121,10 +121,10 @@ def told(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
     return {name: (int(status), rest.strip()) for _, name, status, rest in lines}
 
 
-pytestmark = pytest.mark.image
+pytestmark = [pytest.mark.image]
 
 
-def test_a_person_comes_in_by_their_key_to_a_home_of_their_own(told):
+def test_a_user_logs_in_by_their_key_to_a_home_of_their_own(told):
     status, said = told["ada-is"]
 
     assert (status, said.split()[0], said.split()[-1]) == (0, "ada", "700")
@@ -136,7 +136,7 @@ def test_root_is_for_admins(told):
     assert told["bob-root"][0] != 0
 
 
-def test_people_see_neither_each_others_homes_nor_environments(told):
+def test_users_see_neither_each_others_homes_nor_environments(told):
     assert "Permission denied" in told["bob-home"][1]
     assert "Permission denied" in told["bob-environment"][1]
     assert "of-ada" not in told["bob-environment"][1]

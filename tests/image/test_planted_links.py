@@ -12,7 +12,7 @@ import pytest
 
 from image.instance import paths
 from image.payload import PROJECT
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
 
@@ -51,7 +51,7 @@ def plants(target, link):
 
 
 def gate(root):
-    (root / "etc/instance.toml").write_text(MACHINE_FILE)
+    (root / "etc/instance.toml").write_text(INSTANCE_TOML)
     where = {
         "GPU_FLEET_INSTANCE_FILE": root / "etc/instance.toml",
         "GPU_FLEET_RUN_DIR": root / "run/gpu-fleet",

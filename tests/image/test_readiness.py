@@ -18,7 +18,7 @@ from image.readiness import __main__ as gate
 from image.readiness import checks, copies, probes
 from image.readiness.checks import CheckResult, ProbedGpu, ProbedInstance
 from image.reaper.agent import publish
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
@@ -35,7 +35,7 @@ def bent(**changes):
     return replace(SOUND, gpus=(SOUND.gpus[0], replace(SOUND.gpus[1], **changes)))
 
 
-def test_a_sound_instance_passes_every_check():
+def test_a_healthy_instance_passes_every_check():
     assert failed(SOUND) == {}
 
 
@@ -84,7 +84,7 @@ def test_gpus_that_are_all_slow_alike_are_named_with_what_slows_them():
     }
 
 
-def test_sound_gpus_reach_less_than_the_peak_of_their_memory():
+def test_healthy_gpus_reach_less_than_the_peak_of_their_memory():
     assert failed(bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75)) == {}
 
 
@@ -107,7 +107,7 @@ def test_an_error_of_a_program_is_not_the_instances_fault():
 def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monkeypatch):
     """The two clouds keep the type under different paths of their metadata."""
     (tmp_path / "instance.toml").write_text(
-        MACHINE_FILE.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
+        INSTANCE_TOML.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
     )
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
@@ -498,7 +498,7 @@ def test_a_missing_instance_file_is_one_line(tmp_path, monkeypatch, caplog):
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, caplog):
-    (tmp_path / "instance.toml").write_text(MACHINE_FILE)
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
     monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)

@@ -25,10 +25,10 @@ ENABLED = (
     "prometheus-node-exporter",
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
-PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "open-door", "scratch")
+PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "open-door", "scratch", "start-run")
 UNITS = (
     *(f"{name}.service" for name in ENABLED[:7]),
-    *("home-tunnel.service", "trainer@.service", "bucket@.service", "mig@.service"),
+    *("home-tunnel.service", "trainer@.service", "gpu-run@.service", "bucket@.service", "mig@.service"),
     *("gpu-door.service", "gpu-door.timer"),
 )
 SOURCES = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")

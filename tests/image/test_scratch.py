@@ -97,7 +97,7 @@ def test_an_array_without_a_file_system_gets_one(instance, tmp_path):
     assert made(calls) == ["mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"]
 
 
-def test_an_array_with_somebody_elses_file_system_is_left_as_it_is(instance, tmp_path):
+def test_an_array_with_anothers_file_system_is_left_as_it_is(instance, tmp_path):
     block_device(tmp_path / "dev/md/gpu-scratch")
 
     status, _, calls = instance(HELD_BY="/md/gpu-scratch", HELD="ext4")

@@ -16,12 +16,12 @@ import pytest
 from image.payload import PROJECT
 from image.reaper.agent.listening import CLOSED
 from stacks.settings import people
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.stacks.examples import stack
 
 UNITS = PROJECT / "image/rootfs/etc/systemd/system"
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
-NO_GPU = MACHINE_FILE.partition('[expected."')[0]
+NO_GPU = INSTANCE_TOML.partition('[expected."')[0]
 NOWHERE = (
     "Environment=AWS_EC2_METADATA_SERVICE_ENDPOINT=http://127.0.0.1:9"
     " AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b"
@@ -88,6 +88,18 @@ cp /run/gpu-fleet/ready.json /told/hung.json
 tell accounts systemctl start gpu-accounts
 tell ada id -Gn ada
 tell home-of-ada stat -c '%U %a' /home/ada
+mkdir -p /scratch; touch /run/gpu-fleet/ready
+fleet() { /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console "$@"; }
+start() { fleet start-run --run=digits-1 --sha256="$(printf '0%.0s' {1..64})" "$@"; }
+tell run-of-root start --account=root
+tell run-of-ada start --account=ada
+for _ in {1..100}; do [ -e /scratch/runs/ada/busy ] && break; sleep 0.1; done
+tell second-run start --account=ada
+touch /scratch/runs/ada/go
+while [ "$(systemctl show gpu-run@ada --value --property=ActiveState)" = active ]; do sleep 0.1; done
+cp /scratch/runs/ada/who /told/who
+tell left-by-ada pgrep --uid ada
+rm /run/gpu-fleet/ready
 unshare --net sleep 300 &
 setpriv --reuid 4242 --clear-groups sleep 301 &
 chown 4242 /secret; echo mine >/secret/own; chmod 700 /secret
@@ -165,6 +177,14 @@ open("/run/told.json", "w").write(json.dumps(told))
 """
 
 
+# A trainer, or an instance's part of a submitted run, which starts what it does not end.
+VENV_PYTHON = """#!/bin/sh
+[ "$3" = work ] || exec sleep 600
+{ id -un; pwd; echo "$GPU_FLEET_RUN"; } >who
+setsid sleep 600 &
+touch busy
+while [ ! -e go ]; do sleep 0.1; done
+"""
 ADA = {"ada": {"uid": 5001, "team": "vision", "admin": True}}
 
 
@@ -185,7 +205,7 @@ def files() -> dict[str, str]:
     agent = "/usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console agent --instance-id i-1"
     return {
         "etc/gpu-fleet/instance.toml": NO_GPU,
-        "opt/gpu-fleet/venv/bin/python": "#!/bin/sh\nexec sleep 600\n",
+        "opt/gpu-fleet/venv/bin/python": VENV_PYTHON,
         "proof": PROOF,
         "var/lib/gpu-fleet/accounts.json": people.roster_text(stack(access={"people": ADA})),
         f"{system}/gpu-accounts.service.d/test.conf": f"[Service]\n{NOWHERE}\n"
@@ -246,6 +266,18 @@ def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_
     assert "account-not-changed" not in log
     assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set((told / "ada.out").read_text().split())
     assert (told / "home-of-ada.out").read_text() == "ada 700\n"
+
+
+def test_a_submitted_run_starts_as_its_users_account_and_leaves_nothing_behind(told):
+    assert status(told, "run-of-ada") == 0, (told / "run-of-ada.out").read_text()
+    assert (told / "who").read_text() == "ada\n/scratch/runs/ada\ndigits-1\n"
+    assert (told / "left-by-ada.out").read_text() == ""
+
+
+def test_no_submitted_run_starts_as_root_nor_beside_another(told):
+    assert status(told, "run-of-root") != 0
+    assert "there is no account 'root' here" in (told / "run-of-root.out").read_text()
+    assert "another run works here: gpu-run@ada.service" in (told / "second-run.out").read_text()
 
 
 def test_no_trainer_starts_before_the_gate_has_passed(told):

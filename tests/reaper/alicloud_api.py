@@ -27,10 +27,10 @@ PACKAGES = {
     "alibabacloud_dm20151123": "QueryMailAddressByParam SingleSendMail",
     "alibabacloud_ecs20140526": (
         "DeleteDisk DeleteInstances DescribeAccountAttributes DescribeAvailableResource "
-        "DescribeCloudAssistantStatus DescribeDisks DescribeElasticityAssurances "
+        "DescribeCloudAssistantStatus DescribeCommands DescribeDisks DescribeElasticityAssurances "
         "DescribeImagePipelineExecutions DescribeImagePipelines DescribeImages DescribePrice "
         "DescribeInstances DescribeInvocationResults DescribeSnapshots DescribeSpotAdvice "
-        "DescribeSpotPriceHistory ModifyInstanceMetadataOptions RunCommand "
+        "DescribeSpotPriceHistory InvokeCommand ModifyInstanceMetadataOptions RunCommand "
         "StartImagePipelineExecution StopInstances TagResources UntagResources"
     ),
     "alibabacloud_ess20220222": (

@@ -14,7 +14,7 @@ from image.reaper.alicloud.instances import TAG_GROUP
 from image.reaper.aws.instances import TAG_GROUP as WORLD_GROUP
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from tests.reaper.alicloud_server import RefusedError
-from tests.reaper.world import Machine, World, refusal
+from tests.reaper.world import SimulatedInstance, World, refusal
 from tests.reaper.world_clients import _S3
 
 STATES = {"running": "Running", "stopped": "Stopped", "pending": "Starting", "terminated": "Released"}
@@ -49,7 +49,7 @@ class Actions:
 
     def describe_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeInstances"):
-            found = [one for one in self.world.machines.values() if _fits(one, ask)]
+            found = [one for one in self.world.instances.values() if _fits(one, ask)]
         start, size = int(ask.get("NextToken", 0)), min(int(ask["MaxResults"]), self.world.page)
         page = [_described(one) for one in found[start : start + size]]
         if self.world.chance(self.world.faults.duplicated):
@@ -59,15 +59,15 @@ class Actions:
 
     def tag_resources(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "TagResources"):
-            for machine in self._found(ask["ResourceId"]):
-                machine.tags |= {tag["Key"]: tag["Value"] for tag in ask["Tag"]}
+            for instance in self._found(ask["ResourceId"]):
+                instance.tags |= {tag["Key"]: tag["Value"] for tag in ask["Tag"]}
         return {}
 
     def untag_resources(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "UntagResources"):
-            for machine in self._found(ask["ResourceId"]):
+            for instance in self._found(ask["ResourceId"]):
                 for key in ask["TagKey"]:
-                    machine.tags.pop(key, None)
+                    instance.tags.pop(key, None)
         return {}
 
     def stop_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class Actions:
             found = self._found(ask["InstanceId"])
             if any(one.state != "running" for one in found):
                 raise RefusedError("IncorrectInstanceStatus", 403)
-            for machine in found:
-                self.world.gone(machine, "stopped")
+            for instance in found:
+                self.world.gone(instance, "stopped")
         return {}
 
     def delete_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
@@ -85,10 +85,10 @@ class Actions:
             found = self._found(ask["InstanceId"])
             if ask["Force"] != "true" and any(one.state != "stopped" for one in found):
                 raise RefusedError("IncorrectInstanceStatus", 403)
-            for machine in found:
-                if machine.stubborn or machine.is_locked:  # those listed before it are gone already
+            for instance in found:
+                if instance.stubborn or instance.is_locked:  # those listed before it are gone already
                     raise RefusedError("OperationDenied", 403)
-                self.world.gone(machine, "terminated")
+                self.world.gone(instance, "terminated")
         return {}
 
     def describe_disks(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Actions:
                 }
                 for name, group in self.world.groups.items()
                 for key in group["members"]
-                if self.world.machines[key].state == "running"
+                if self.world.instances[key].state == "running"
                 and ask.get("ScalingGroupId", name) == name
                 and key in ask.get("InstanceIds", [key])
             ]
@@ -181,9 +181,10 @@ class Actions:
     def describe_metric_last(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeMetricLast"):
             points = [
-                _point(key, one.beats_at[-1], one.beats[-1])
-                for key, one in self.world.machines.items()
-                if one.beats and ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY)
+                _point(key, one.beats_at[shown - 1], one.beats[shown - 1])
+                for key, one in self.world.instances.items()
+                if (shown := one.shown(self.world.shown_after))
+                if ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY)
             ]
         return self._points(points, ask)
 
@@ -195,15 +196,16 @@ class Actions:
         return self._points(points, ask)
 
     def _minima(self, key: str, ask: dict[str, Any]) -> list[tuple[datetime, float]]:
-        machine = self.world.machines.get(key)
-        if machine is None or not ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY):
+        instance = self.world.instances.get(key)
+        if instance is None or not ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY):
             return []
         start, end = (datetime.fromtimestamp(int(ask[name]) / 1000, UTC) for name in ("StartTime", "EndTime"))
         period_s, minima = int(ask["Period"]), {}
-        for index in range(bisect.bisect_right(machine.beats_at, start), len(machine.beats)):
-            if machine.beats_at[index] <= end:
-                slot = int(machine.beats_at[index].timestamp() // period_s)
-                minima[slot] = min(machine.beats[index], minima.get(slot, machine.beats[index]))
+        first, shown = bisect.bisect_right(instance.beats_at, start), instance.shown(self.world.shown_after)
+        for index in range(first, shown):
+            if instance.beats_at[index] <= end:
+                slot = int(instance.beats_at[index].timestamp() // period_s)
+                minima[slot] = min(instance.beats[index], minima.get(slot, instance.beats[index]))
         return [
             (datetime.fromtimestamp(slot * period_s, UTC), value) for slot, value in sorted(minima.items())
         ]
@@ -235,11 +237,11 @@ class Actions:
             "PageNumber": int(ask["PageNumber"]),
         }
 
-    def _found(self, ids: list[str]) -> list[Machine]:
-        machines = self.world.machines
-        if any(key not in machines or machines[key].state == "terminated" for key in ids):
+    def _found(self, ids: list[str]) -> list[SimulatedInstance]:
+        instances = self.world.instances
+        if any(key not in instances or instances[key].state == "terminated" for key in ids):
             raise RefusedError("InvalidInstanceId.NotFound", 404)
-        return [machines[key] for key in ids]
+        return [instances[key] for key in ids]
 
 
 class Bucket(_S3):
@@ -292,9 +294,9 @@ class Told:
     def __init__(self, world: World, alarm: Any) -> None:
         self._world, self._alarm = world, alarm
 
-    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
+    def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         del users
-        self._alarm.tell(subject, message)
+        self._alarm.send(subject, message)
         self._world.hear(message)
 
     def deaf(self, addresses: Sequence[str]) -> dict[str, str]:
@@ -302,26 +304,28 @@ class Told:
         return {}
 
 
-def _fits(machine: Machine, ask: dict[str, Any]) -> bool:
-    tags = all(machine.tags.get(tag["Key"]) == tag["Value"] for tag in ask.get("Tag", []))
-    chosen = machine.id in json.loads(ask["InstanceIds"]) if "InstanceIds" in ask else True
-    return tags and chosen and machine.state != "terminated"
+def _fits(instance: SimulatedInstance, ask: dict[str, Any]) -> bool:
+    tags = all(instance.tags.get(tag["Key"]) == tag["Value"] for tag in ask.get("Tag", []))
+    chosen = instance.id in json.loads(ask["InstanceIds"]) if "InstanceIds" in ask else True
+    return tags and chosen and instance.state != "terminated"
 
 
-def _described(machine: Machine) -> dict[str, Any]:
+def _described(instance: SimulatedInstance) -> dict[str, Any]:
     names = {WORLD_GROUP: TAG_GROUP}
     return {
-        "InstanceId": machine.id,
+        "InstanceId": instance.id,
         "InstanceType": "ecs.gn7i-c8g1.2xlarge",
-        "Status": STATES[machine.state],
-        "CreationTime": f"{machine.launched_at:%Y-%m-%dT%H:%MZ}",
-        "StartTime": f"{machine.launched_at:%Y-%m-%dT%H:%MZ}",
-        "SpotStrategy": "SpotAsPriceGo" if machine.spot else "NoSpot",
+        "Status": STATES[instance.state],
+        "CreationTime": f"{instance.launched_at:%Y-%m-%dT%H:%MZ}",
+        "StartTime": f"{instance.launched_at:%Y-%m-%dT%H:%MZ}",
+        "SpotStrategy": "SpotAsPriceGo" if instance.spot else "NoSpot",
         "Tags": {
-            "Tag": [{"TagKey": names.get(key, key), "TagValue": value} for key, value in machine.tags.items()]
+            "Tag": [
+                {"TagKey": names.get(key, key), "TagValue": value} for key, value in instance.tags.items()
+            ]
         },
         "OperationLocks": {"LockReason": []},
-        "DeletionProtection": machine.is_locked,
+        "DeletionProtection": instance.is_locked,
     }
 
 

@@ -23,8 +23,8 @@ def forgotten(count: int) -> World:
     for _ in range(count):
         world.start(TAGS)
     world.pass_minutes(1)
-    for machine in world.machines.values():
-        machine.busy = False
+    for instance in world.instances.values():
+        instance.busy = False
     world.pass_minutes(80)
     return world
 
@@ -40,8 +40,8 @@ def marked(count: int, checked: Policy = POLICY) -> World:
 def just_booted() -> list[str]:
     """An instance with one heartbeat of a window that it has not lived through."""
     world = World()
-    machine = world.start(TAGS)
-    machine.busy = False
+    instance = world.start(TAGS)
+    instance.busy = False
     world.pass_minutes(1)
     (decision,) = sweep_world(world, POLICY).plan.decisions
     return [] if decision.verdict is Verdict.KEEP_YOUNG else [f"just booted: {decision.verdict}"]
@@ -50,8 +50,8 @@ def just_booted() -> list[str]:
 def agent_dead() -> list[str]:
     """An instance last seen idle, whose agent died two hours ago."""
     world = marked(1)
-    (machine,) = world.machines.values()
-    machine.agent = "dead"
+    (instance,) = world.instances.values()
+    instance.agent = "dead"
     world.pass_minutes(120)
     result = sweep_world(world, POLICY)
     (decision,) = result.plan.decisions
@@ -70,19 +70,19 @@ def one_batch_denied() -> list[str]:
     result = sweep_world(world, POLICY, override_breaker=True)
     wrong = []
     if len(result.done.marked) != 100:
-        wrong.append(f"{len(result.done.marked)} of 100 machines marked that were read")
+        wrong.append(f"{len(result.done.marked)} of 100 instances marked that were read")
     if len(result.plan.with_verdict(Verdict.KEEP_UNKNOWN)) != MAX_QUERIES:
-        wrong.append("machines that nothing is known of are not unknown")
+        wrong.append("instances that nothing is known of are not unknown")
     if not result.failed:
         wrong.append("a denied call is no failure")
     return wrong
 
 
-def one_machine_vanished() -> list[str]:
+def one_instance_vanished() -> list[str]:
     """One of 80 instances vanishes right before it is ended: the other 79 go, and one failure is told."""
     world = marked(80)
-    vanishing = next(iter(world.machines))
-    world.on_call("TerminateInstances", lambda: world.machines.pop(vanishing), number=1)
+    vanishing = next(iter(world.instances))
+    world.on_call("TerminateInstances", lambda: world.instances.pop(vanishing), number=1)
     result = sweep_world(world, POLICY)
     failed = {failure.instance_id for failure in result.done.failures}
     right = len(world.ends) == 79 and failed == {vanishing} and result.failed
@@ -102,6 +102,6 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "just-booted": just_booted,
     "agent-dead": agent_dead,
     "denied": one_batch_denied,
-    "vanished": one_machine_vanished,
+    "vanished": one_instance_vanished,
     "limit-nought": no_action_allowed,
 }

@@ -48,7 +48,7 @@ FINDINGS = (
         1,
         "instances at work are terminated, and the suite stays green",
         (_end_at_work, _blind),
-        "test_faults: test_no_instance_at_work_is_ended_whatever_goes_wrong",
+        "test_faults: test_no_instance_at_work_is_terminated_whatever_goes_wrong",
     ),
     Finding(
         2,
@@ -73,12 +73,12 @@ FINDINGS = (
         2,
         "what its owner gave back waits a day for the breaker, and trips it for others",
         (lambda: swaps("_held_by_breaker", "is_given_back(decision.instance)", "False"),),
-        "test_give_back: test_while_many_are_idle_what_its_owner_gave_back_goes_and_the_others_wait",
+        "test_give_back: test_while_many_are_idle_what_its_owner_gave_back_is_terminated_and_the_others_wait",
     ),
     Finding(
         2,
         "what its owner gave back counts as what sensors found idle",
-        (lambda: swaps("idle_within_a_day", "is_given_back(one.instance)", "False"),),
+        (lambda: swaps("idle_within_a_day", "is_given_back(decision.instance)", "False"),),
         "test_give_back: test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none",
     ),
     Finding(
@@ -93,8 +93,8 @@ FINDINGS = (
         (
             lambda: swaps(
                 "_Sweep._learn",
-                "one.withdrawn and one.instance.id in self.done.unmarked",
-                "memory.note_idle(one.instance.pool, situation.now, [one.instance.id])",
+                "decision.withdrawn and decision.instance.id in self.done.unmarked",
+                "memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])",
             ),
         ),
         "test_breaker: test_a_day_of_blind_sensors_that_see_again_does_not_make_the_next_one_usual",
@@ -116,7 +116,9 @@ FINDINGS = (
         "a job that begins before the first answer is forgotten after a quarter of an hour",
         (
             lambda: swaps("agent:seen", "(*lately, *presence.older)", "lately"),
-            lambda: swaps("_answering", "seen.is_new or talk.word is Word.IDLE", "talk.word is Word.IDLE"),
+            lambda: swaps(
+                "_answering", "seen.is_new or talk.reply is Reply.IDLE", "talk.reply is Reply.IDLE"
+            ),
         ),
         "test_handshake: test_a_job_that_begins_between_the_due_mark_and_the_first_answer_is_never_forgotten",
     ),
@@ -198,9 +200,9 @@ FINDINGS = (
         "what was taken long ago is idle since then, however it is used",
         (
             lambda: swaps(
-                "Case.idle_s",
-                "min(self.activity.newest_value, max(0.0, (self._told_until - taken).total_seconds()))",
-                "max(0.0, (self._told_until - taken).total_seconds())",
+                "Case._idle",
+                "min(idle_s, max(0.0, (known_until - taken).total_seconds()))",
+                "max(0.0, (known_until - taken).total_seconds())",
             ),
         ),
         "test_give_back: test_an_instance_that_was_taken_is_idle_since_the_later_of_its_use_and_that",
@@ -215,7 +217,7 @@ FINDINGS = (
         4,
         "a rank that waits for a peer elsewhere counts as nothing",
         (lambda: gives("_peers", "0"),),
-        "test_sensors: test_a_rank_that_waits_for_a_peer_elsewhere_is_told_from_one_that_stands_alone",
+        "test_sensors: test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alone",
     ),
     Finding(
         4,
@@ -245,11 +247,11 @@ FINDINGS = (
         7,
         "an instance with termination protection is detached, refused and attached again and again",
         (lambda: swaps("_next_step", "case.instance.locked", "False"),),
-        "test_sweep_on_moto: test_termination_protection_is_a_lock_that_status_shows_and_the_others_go",
+        "test_sweep_on_moto: test_termination_protection_is_a_lock_that_status_shows",
     ),
     Finding(
         8,
-        "the user on an instance is not told",
+        "the user on an instance is not notified",
         (lambda: gives("_Round._users_of", "()"),),
         "test_sweep_on_moto: test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins",
     ),
@@ -257,13 +259,13 @@ FINDINGS = (
         8,
         "a user gives another's instance back, and what waits there is terminated within minutes",
         (lambda: gives("_others_on", "()"), lambda: gives("GiveBack.is_the_owners", "True")),
-        "test_give_back: test_who_gave_it_back_ends_no_work_of_others",
+        "test_give_back: test_a_give_back_terminates_no_work_of_others",
     ),
     Finding(
         8,
         "who kept an instance is not notified when somebody gives it back",
         (lambda: swaps("_knows", "given > at", "False"),),
-        "test_give_back: test_who_kept_an_instance_is_notified_anew_when_somebody_gives_it_back",
+        "test_give_back: test_who_kept_an_instance_is_notified_anew_when_another_gives_it_back",
     ),
     Finding(
         8,
@@ -275,7 +277,7 @@ FINDINGS = (
         8,
         "another user who alone was seen on an instance is nobody else",
         (lambda: swaps("_others_on", "seen[0] in EVERYBODYS", "True"),),
-        "test_give_back: test_who_gave_it_back_ends_no_work_of_others",
+        "test_give_back: test_a_give_back_terminates_no_work_of_others",
     ),
     Finding(
         8,
@@ -287,20 +289,20 @@ FINDINGS = (
                 "self.by in ('', self.owner) or not self.owner",
             ),
             lambda: swaps(
-                "_others_on", "one.partition('@')[0] != name.partition('@')[0]", "not one.startswith(name)"
+                "_others_on", "user.partition('@')[0] != name.partition('@')[0]", "not user.startswith(name)"
             ),
         ),
         "test_give_back: test_whose_word_alone_is_enough",
     ),
     Finding(
         8,
-        "the owner is not told who gave the instance back",
+        "the owner is not notified who gave the instance back",
         (lambda: gives("_given_back", "''"),),
         "test_give_back: test_the_owner_is_notified_of_who_gave_it_back_before_its_grace",
     ),
     Finding(
         8,
-        "a grace period begins though nobody was told",
+        "a grace period begins though nobody was notified",
         (
             lambda: becomes(
                 "_Round._note_notified",

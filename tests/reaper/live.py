@@ -200,7 +200,7 @@ class Instance:
             patch.setattr(listening, "show_all", self.messages.append)
             patch.setattr(listening, "withdraw", lambda: None)
             senses = Senses(list, OwnUse(), fresh_look(sensors, clock, Limits))
-            target, metadata = Target(self._live.machine, self.id), self._live.metadata_of(self)
+            target, metadata = Target(self._live.instance, self.id), self._live.metadata_of(self)
             options = AgentOptions(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
             self.notice_listener = listener(
@@ -320,7 +320,7 @@ class Live:
         self.agents_refused = ""
         self.agents_refused_words = ""
         self.sweep_refused: tuple[str, str] | None = None
-        self.machine = InstanceFile(
+        self.instance = InstanceFile(
             cloud=self.cloud,
             region=REGION,
             stack=STACK,
@@ -409,7 +409,7 @@ class Live:
 
     def agent_cloud(self, instance: Instance) -> Any:
         """The cloud as the agent of one instance talks to it."""
-        return aws_agent.AgentCloud(self.machine, self.metadata_of(instance))
+        return aws_agent.AgentCloud(self.instance, self.metadata_of(instance))
 
     def metadata_of(self, instance: Instance) -> Any:
         """The metadata service of one instance, which shows its tags."""

@@ -37,7 +37,9 @@ def budget(**changes: Any) -> BudgetPolicy:
     return BudgetPolicy(**(known | changes))
 
 
-def machine(name: str = "i-1", pool: str = "dev", launched_at: datetime = NOON, **changes: Any) -> Instance:
+def make_instance(
+    name: str = "i-1", pool: str = "dev", launched_at: datetime = NOON, **changes: Any
+) -> Instance:
     """A running g5.xlarge."""
     tags = {TAG_POOL: pool, TAG_OWNER: "ada"}
     known: dict[str, Any] = {"type": "g5.xlarge", "state": "running", "tags": tags}

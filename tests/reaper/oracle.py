@@ -70,7 +70,12 @@ class Timeline:
         member: it was in a scaling group.
         stopped: it was stopped, and its disks were kept.
         asked_for: low load or a failed boot check asked for it: a shorter idle time is enough.
+        given_back: its owner, and nobody else had to do with it, gave it back: a short idle time is enough,
+            however young it is, and nobody is waited for.
+        taken: when a user got it, which is a use of it like a boot.
         notices: when a user heard that it will be terminated.
+        written: when users' files that are to be kept changed; a job leaves its results there.
+        saved_at: when all of them were copied last.
     """
 
     boots: list[datetime] = field(default_factory=list)
@@ -82,7 +87,11 @@ class Timeline:
     member: Spans = field(default_factory=Spans)
     stopped: Spans = field(default_factory=Spans)
     asked_for: Spans = field(default_factory=Spans)
+    given_back: Spans = field(default_factory=Spans)
+    taken: list[datetime] = field(default_factory=list)
     notices: list[datetime] = field(default_factory=list)
+    written: list[datetime] = field(default_factory=list)
+    saved_at: datetime | None = None
 
     def uses(self) -> Iterator[Span]:
         """Every stretch of use, moments left out."""
@@ -101,6 +110,9 @@ class Rules:
         lifetime: an older instance is asked for, too; None for never.
         stopped_for: how long an instance is stopped before a notice of its termination; None for ever.
         idle_on_request: the idle time that is enough for one that was asked for.
+        idle_given_back: and for one that was given back, less what a heartbeat or two round off.
+        unsaved: what was written so shortly before the end of a running instance need not be saved; None
+            where nobody saves.
         unseen: use that began less than so long before the end is not held against the product; what began
             earlier and goes on is. The aim is none.
     """
@@ -111,6 +123,8 @@ class Rules:
     lifetime: timedelta | None = None
     stopped_for: timedelta | None = None
     idle_on_request: timedelta = timedelta(minutes=30)
+    idle_given_back: timedelta = timedelta(minutes=4)
+    unsaved: timedelta | None = None
     unseen: timedelta = timedelta(0)
 
 
@@ -127,10 +141,17 @@ def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
         "it was not this stack's to end": line.foreign.holds_at(at),
         "its termination was locked": line.locked.holds_at(at),
         "it was still in its scaling group": line.member.holds_at(at),
-        "it was young": not stopped and at - line.boots[-1] < rules.min_uptime,
-        "nobody was told in time": not due,
+        "it was young": not stopped
+        and not line.given_back.holds_at(at)
+        and at - line.boots[-1] < rules.min_uptime,
+        "nobody was notified in time": not due,
         "it was used after the notice, or too shortly before": not any(
             _was_idle(line, uses, told, at, rules) for told in due
+        ),
+        "what its users keep was not saved": rules.unsaved is not None
+        and not stopped
+        and any(
+            line.saved_at is None or one > line.saved_at for one in line.written if one <= at - rules.unsaved
         ),
     }
     return [wrong for wrong, holds in checks.items() if holds]
@@ -138,7 +159,8 @@ def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
 
 def _is_due(line: Timeline, told: datetime, at: datetime, rules: Rules) -> bool:
     """Whether the notice's grace is over; one from before a start or a stop is no notice of this end."""
-    return at - told >= rules.grace and told >= max([*line.boots, *(span.begin for span in line.stopped)])
+    grace = timedelta(0) if line.given_back.holds_at(told) else rules.grace
+    return at - told >= grace and told >= max([*line.boots, *(span.begin for span in line.stopped)])
 
 
 def _was_idle(line: Timeline, uses: Iterable[Span], told: datetime, at: datetime, rules: Rules) -> bool:
@@ -148,5 +170,7 @@ def _was_idle(line: Timeline, uses: Iterable[Span], told: datetime, at: datetime
     old = rules.lifetime is not None and told - line.boots[-1] >= rules.lifetime
     asked_for = old or any(span.begin <= told <= span.end for span in line.asked_for)
     needed = min(rules.idle_after, rules.idle_on_request) if asked_for else rules.idle_after
-    last = max((min(span.end, at) for span in uses), default=None)
-    return last is None or last <= told - needed
+    if line.given_back.holds_at(told):
+        needed = rules.idle_given_back
+    last = max([*(min(span.end, at) for span in uses), *line.taken, line.boots[-1]])
+    return last <= told - needed

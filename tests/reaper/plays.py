@@ -30,7 +30,7 @@ from image.reaper.times import format_time
 from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.sweeping import policy, sweep_world
-from tests.reaper.world import STACK, Machine, World, refusal
+from tests.reaper.world import STACK, SimulatedInstance, World, refusal
 from tests.reaper.world_agents import LEDGER
 from tests.reaper.world_clients import clients
 
@@ -72,7 +72,7 @@ class Stage:
         """Change the policy: a key of its top level, or of its pool."""
         self.policy = policy(top=CLOUDS[self.cloud] | (top or {}), **(POOL | pool))
 
-    def start(self, count: int = 1, group: str | None = None, **more: Any) -> list[Machine]:
+    def start(self, count: int = 1, group: str | None = None, **more: Any) -> list[SimulatedInstance]:
         """Instances at work for five minutes."""
         tags = TAGS | more.pop("tags", {})
         made = [
@@ -82,14 +82,16 @@ class Stage:
         self.world.pass_minutes(5)
         return made
 
-    def forget(self, machines: list[Machine], minutes: int = 80) -> None:
+    def forget(self, instances: list[SimulatedInstance], minutes: int = 80) -> None:
         """Their owners leave; time passes."""
-        for machine in machines:
-            machine.leave()
+        for instance in instances:
+            instance.leave()
         self.world.pass_minutes(minutes)
 
-    def marked(self, count: int = 1, group: str | None = None, *, due: bool = True) -> list[Machine]:
-        """Instances that nobody uses and whose owner was told; their grace is over, or has a minute left."""
+    def marked(
+        self, count: int = 1, group: str | None = None, *, due: bool = True
+    ) -> list[SimulatedInstance]:
+        """Instances that nobody uses and whose owner was notified; their grace is over, or nearly."""
         made = self.start(count, group)
         self.forget(made)
         self.sweep(override_breaker=True)
@@ -113,7 +115,7 @@ class Stage:
     @property
     def ended(self) -> list[str]:
         """Ids of what was ended."""
-        return [machine.id for _, machine, _ in self.world.ends]
+        return [instance.id for _, instance, _ in self.world.ends]
 
     def before_second_look(self, act: Callable[[], object]) -> None:
         """Let something happen once the plan is made, a minute before the sweep looks again, or should."""
@@ -141,9 +143,9 @@ class Stage:
         made = OssStore if self.cloud == "alicloud" else Store
         return made(bucket, Calls(self.world.clock), LEDGER)
 
-    def told(self) -> int:
+    def notices(self) -> int:
         """Notices that a user heard."""
-        return sum(len(one.line.notices) for one in self.world.machines.values())
+        return sum(len(one.line.notices) for one in self.world.instances.values())
 
 
 def expect(holds: bool, wrong: str) -> list[str]:
@@ -184,31 +186,31 @@ def a_failed_boot_check_is_replaced_in_its_group(stage: Stage) -> list[str]:
 # what its boot check failed
 
 
-def unfit_in_a_group(stage: Stage, minutes: int = 35) -> Machine:
+def unfit_in_a_group(stage: Stage, minutes: int = 35) -> SimulatedInstance:
     """An instance of a group that failed its boot check, old enough to be replaced."""
     stage.world.group("pool", min_size=0)
-    (machine,) = stage.start(1, "pool", unfit=True, busy=False)
+    (instance,) = stage.start(1, "pool", unfit=True, busy=False)
     stage.world.pass_minutes(minutes)
-    return machine
+    return instance
 
 
 @play
 def an_unfit_instance_is_used(stage: Stage) -> list[str]:
-    machine = unfit_in_a_group(stage)
-    machine.busy = True
+    instance = unfit_in_a_group(stage)
+    instance.busy = True
     stage.world.pass_minutes(5)
-    stage.forget([machine], 20)
+    stage.forget([instance], 20)
     stage.sweep()
-    return expect(stage.told() == 0, "somebody was told half an hour too early")
+    return expect(stage.notices() == 0, "somebody was notified half an hour too early")
 
 
 @play
 def an_unfit_instance_is_used_after_its_mark_while_no_sweep_runs(stage: Stage) -> list[str]:
-    machine = unfit_in_a_group(stage)
+    instance = unfit_in_a_group(stage)
     stage.sweep()
-    machine.busy = True
+    instance.busy = True
     stage.world.pass_minutes(5)
-    stage.forget([machine], 45)
+    stage.forget([instance], 45)
     stage.sweep()
     return []
 
@@ -220,41 +222,41 @@ def an_unfit_instance_is_in_no_group(stage: Stage) -> list[str]:
     stage.world.pass_minutes(35)
     stage.sweep_for(60)
     alerts = [text for _, text in stage.world.messages if "it is in no group" in text]
-    return expect(stage.told() == 0, "it was marked") + expect(len(alerts) == 1, f"{len(alerts)} alerts")
+    return expect(stage.notices() == 0, "it was marked") + expect(len(alerts) == 1, f"{len(alerts)} alerts")
 
 
 @play
 def the_group_of_an_unfit_instance_is_frozen_after_its_mark(stage: Stage) -> list[str]:
-    machine = unfit_in_a_group(stage)
+    instance = unfit_in_a_group(stage)
     stage.sweep()
     stage.world.groups["pool"]["suspended"] |= {"Launch", "SCALE_OUT"}
     stage.world.pass_minutes(25)
     stage.sweep()
     return expect(not stage.ended, "nothing starts in its place") + expect(
-        "gpu-fleet:reap-after" not in machine.tags, "its mark stays"
+        "gpu-fleet:reap-after" not in instance.tags, "its mark stays"
     )
 
 
 @play
 def an_unfit_instance_was_detached_by_a_sweep_that_died(stage: Stage) -> list[str]:
-    machine = unfit_in_a_group(stage)
+    instance = unfit_in_a_group(stage)
     stage.sweep()
     stage.world.pass_minutes(25)
-    stage.world.detach("pool", [machine.id], decrement=False)
+    stage.world.detach("pool", [instance.id], decrement=False)
     stage.sweep()
-    return expect(stage.ended == [machine.id], "nobody ends it any more")
+    return expect(stage.ended == [instance.id], "nobody ends it any more")
 
 
 @play
 def the_group_of_an_unfit_instance_is_at_its_minimum(stage: Stage) -> list[str]:
     """Alibaba Cloud lets none of such a group go."""
-    machine = unfit_in_a_group(stage)
+    instance = unfit_in_a_group(stage)
     stage.world.groups["pool"]["min"] = 1
     stage.sweep_for(40)
     lower = any("lower size.min" in text for _, text in stage.world.messages)
     return expect(
-        (machine.id in stage.ended) == (stage.cloud == "aws"), "it was not replaced where it can be"
-    ) + (expect(lower == (stage.cloud == "alicloud"), "nobody is told to lower the minimum, or in vain"))
+        (instance.id in stage.ended) == (stage.cloud == "aws"), "it was not replaced where it can be"
+    ) + (expect(lower == (stage.cloud == "alicloud"), "nobody is notified to lower the minimum, or in vain"))
 
 
 # what is at work
@@ -265,20 +267,20 @@ def an_instance_works_for_hours(stage: Stage) -> list[str]:
     stage.start()
     stage.world.pass_minutes(300)
     stage.sweep_for(60, override_breaker=True)
-    return expect(stage.told() == 0, "its owner was told that it is idle")
+    return expect(stage.notices() == 0, "its owner was notified that it is idle")
 
 
 @play
 def somebody_types_now_and_then(stage: Stage) -> list[str]:
-    (machine,) = stage.start()
-    machine.leave()
+    (instance,) = stage.start()
+    instance.leave()
     for _ in range(6):
-        machine.type()
+        instance.type()
         stage.world.pass_minutes(1)
-        machine.leave()
+        instance.leave()
         stage.world.pass_minutes(40)
         stage.sweep(override_breaker=True)
-    return expect(stage.told() == 0, "its owner was told that it is idle")
+    return expect(stage.notices() == 0, "its owner was notified that it is idle")
 
 
 @play
@@ -305,12 +307,12 @@ def the_sweep_takes_long_before_it_marks(stage: Stage) -> list[str]:
 
 
 @play
-def its_owner_is_told_for_how_long_it_is_idle(stage: Stage) -> list[str]:
-    (machine,) = stage.start()
+def its_owner_is_notified_for_how_long_it_is_idle(stage: Stage) -> list[str]:
+    (instance,) = stage.start()
     left_at = stage.world.now
-    stage.forget([machine])
+    stage.forget([instance])
     result = stage.sweep()
-    since = mark_of(Instance(machine.id, "", "running", left_at, machine.tags))
+    since = mark_of(Instance(instance.id, "", "running", left_at, instance.tags))
     return [
         *expect(
             since is not None and abs(since.idle_since - left_at) <= timedelta(minutes=2), "its tag is wrong"
@@ -338,20 +340,20 @@ def half_a_mark_is_taken_away(stage: Stage) -> list[str]:
 
 @play
 def a_marked_instance_is_used_again(stage: Stage) -> list[str]:
-    (machine,) = stage.marked(due=False)
-    machine.busy = True
+    (instance,) = stage.marked(due=False)
+    instance.busy = True
     stage.world.pass_minutes(3)
     stage.sweep()
-    return expect(not machine.tags.keys() & {"gpu-fleet:reap-after"}, "its mark stays")
+    return expect(not instance.tags.keys() & {"gpu-fleet:reap-after"}, "its mark stays")
 
 
 @play
 def its_owner_keeps_it_for_a_while(stage: Stage) -> list[str]:
     """It is no mark that its agent withdrew."""
-    (machine,) = stage.marked(due=False)
-    machine.keep(stage.world.now + timedelta(hours=1))
+    (instance,) = stage.marked(due=False)
+    instance.keep(stage.world.now + timedelta(hours=1))
     stage.sweep()
-    machine.release()
+    instance.release()
     stage.sweep()
     result = stage.sweep()
     reasons = [one.reason for one in result.plan.decisions] if result else ["no sweep"]
@@ -363,18 +365,18 @@ def its_owner_keeps_it_for_a_while(stage: Stage) -> list[str]:
 @play
 def it_is_used_while_no_sweep_runs(stage: Stage) -> list[str]:
     """Idle for long enough again when the next sweep comes, with a mark of the idleness before."""
-    (machine,) = stage.marked(due=False)
-    machine.busy = True
+    (instance,) = stage.marked(due=False)
+    instance.busy = True
     stage.world.pass_minutes(5)
-    stage.forget([machine], 100)
+    stage.forget([instance], 100)
     stage.sweep_for(20)
     return []
 
 
 @play
 def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
-    (machine,) = stage.marked()
-    stage.before_second_look(lambda: setattr(machine, "busy", True))
+    (instance,) = stage.marked()
+    stage.before_second_look(lambda: setattr(instance, "busy", True))
     stage.sweep()
     return []
 
@@ -391,60 +393,60 @@ def nobody_can_hear_it_at_the_last_moment(stage: Stage) -> list[str]:
     """Between its leaving the group and its end: what cannot be heard is no closed door."""
     stage.terms(require_acknowledgement=True)
     stage.world.group("pool", min_size=0)
-    (machine,) = stage.marked(1, "pool")
+    (instance,) = stage.marked(1, "pool")
     refuse = _refuse("ListObjectsV2")
     stage.world.on_call("DetachInstances", lambda: stage.world.on_call("ListObjectsV2", refuse, 1), 1)
     stage.sweep()
-    return expect(machine.state == "running", "it was terminated unheard") + expect(
-        machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more"
+    return expect(instance.state == "running", "it was terminated unheard") + expect(
+        instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more"
     )
 
 
 @play
 def nobody_can_look_at_a_stopped_instance_at_the_last_moment(stage: Stage) -> list[str]:
-    machine = stopped_and_due(stage)
+    instance = stopped_and_due(stage)
     refuse = _refuse("DescribeInstances")
     # of the lease two are before, and the decision
     stage.world.on_call("PutObject", lambda: stage.world.on_call("DescribeInstances", refuse, 1), 4)
     stage.sweep()
-    return expect(machine.state == "stopped", "it was terminated unseen")
+    return expect(instance.state == "stopped", "it was terminated unseen")
 
 
 @play
 def its_lock_cannot_be_read(stage: Stage) -> list[str]:
     """Only AWS is asked for it."""
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.world.on_call("DescribeInstanceAttribute", _refuse("DescribeInstanceAttribute"), 1)
     stage.sweep()
-    return expect(machine.state == "running" or stage.cloud != "aws", "it was terminated, locked or not")
+    return expect(instance.state == "running" or stage.cloud != "aws", "it was terminated, locked or not")
 
 
 @play
 def it_turns_unfit_between_plan_and_second_look(stage: Stage) -> list[str]:
-    """Its owner was told of a stop, and its disk would be gone."""
+    """Its owner was notified of a stop, and its disk would be gone."""
     stage.terms(action="stop", instance_store_scratch=False)
     stage.world.group("pool", min_size=0)
     stage.start(1, "pool")
-    (machine,) = stage.marked(1, "pool")
-    stage.before_second_look(lambda: setattr(machine, "unfit", True))
+    (instance,) = stage.marked(1, "pool")
+    stage.before_second_look(lambda: setattr(instance, "unfit", True))
     stage.sweep()
-    return expect(machine.state == "running", f"it is {machine.state}")
+    return expect(instance.state == "running", f"it is {instance.state}")
 
 
 @play
 def its_heartbeats_come_in_pages(stage: Stage) -> list[str]:
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.world.faults.partial = stage.world.faults.rest = 1.0
     stage.sweep()
-    return expect(stage.ended == [machine.id], "the second page is not read")
+    return expect(stage.ended == [instance.id], "the second page is not read")
 
 
 @play
 def it_is_put_on_standby_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
     stage.start(1, "pool")  # in service, so that the group's minimum is no reason to keep the other
-    (machine,) = stage.marked(1, "pool")
-    stage.before_second_look(lambda: stage.world.lifecycle.update({machine.id: "Standby"}))
+    (instance,) = stage.marked(1, "pool")
+    stage.before_second_look(lambda: stage.world.lifecycle.update({instance.id: "Standby"}))
     stage.sweep()
     return expect(not stage.ended, "it was terminated on standby")
 
@@ -453,15 +455,15 @@ def it_is_put_on_standby_between_plan_and_second_look(stage: Stage) -> list[str]
 def it_is_used_while_the_cloud_is_slow(stage: Stage) -> list[str]:
     """What was checked minutes ago may be at work."""
     stage.world.group("pool", min_size=0)
-    (machine,) = stage.marked(1, "pool")
+    (instance,) = stage.marked(1, "pool")
 
     def use() -> None:
-        machine.busy = True
+        instance.busy = True
         stage.world.pass_minutes(3)
 
     stage.world.on_call("DetachInstances", use, number=1)
     stage.sweep()
-    return expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+    return expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
 
 
 # what the agent cannot tell
@@ -469,8 +471,8 @@ def it_is_used_while_the_cloud_is_slow(stage: Stage) -> list[str]:
 
 @play
 def the_agent_dies_as_a_job_begins(stage: Stage) -> list[str]:
-    (machine,) = stage.marked(due=False)
-    machine.agent, machine.busy = "dead", True
+    (instance,) = stage.marked(due=False)
+    instance.agent, instance.busy = "dead", True
     stage.world.pass_minutes(6)
     stage.sweep()
     return []
@@ -478,29 +480,29 @@ def the_agent_dies_as_a_job_begins(stage: Stage) -> list[str]:
 
 @play
 def an_agent_whose_clock_is_ahead_dies_as_a_job_begins(stage: Stage) -> list[str]:
-    (machine,) = stage.start()
-    machine.clock_ahead = timedelta(minutes=10)
-    stage.forget([machine])
-    machine.agent, machine.busy = "dead", True
+    (instance,) = stage.start()
+    instance.clock_ahead = timedelta(minutes=10)
+    stage.forget([instance])
+    instance.agent, instance.busy = "dead", True
     stage.world.pass_minutes(7)
     stage.sweep(override_breaker=True)
-    return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+    return expect(stage.notices() == 0, "somebody was notified of an idleness that is over")
 
 
 @play
 def the_agent_hangs_as_a_job_begins(stage: Stage) -> list[str]:
-    (machine,) = stage.start()
-    stage.forget([machine])
-    machine.agent, machine.busy = "frozen", True
+    (instance,) = stage.start()
+    stage.forget([instance])
+    instance.agent, instance.busy = "frozen", True
     stage.world.pass_minutes(12)
     stage.sweep(override_breaker=True)
-    return expect(stage.told() == 0, "somebody was told of an idleness that nobody saw")
+    return expect(stage.notices() == 0, "somebody was notified of an idleness that nobody saw")
 
 
 @play
 def a_sensor_fails_as_a_job_begins(stage: Stage) -> list[str]:
-    (machine,) = stage.marked(due=False)
-    machine.agent, machine.busy = "blind", True
+    (instance,) = stage.marked(due=False)
+    instance.agent, instance.busy = "blind", True
     stage.world.pass_minutes(2)
     stage.sweep()
     return []
@@ -509,12 +511,12 @@ def a_sensor_fails_as_a_job_begins(stage: Stage) -> list[str]:
 @play
 def the_agent_sleeps_through_a_job(stage: Stage) -> list[str]:
     """It wakes up, and does not know that it slept."""
-    (machine,) = stage.marked(due=False)
-    machine.agent, machine.busy = "dead", True
+    (instance,) = stage.marked(due=False)
+    instance.agent, instance.busy = "dead", True
     stage.world.pass_minutes(20)
-    machine.leave()
+    instance.leave()
     stage.world.pass_minutes(1)
-    machine.agent = "alive"
+    instance.agent = "alive"
     stage.world.pass_minutes(5)
     stage.sweep()
     return []
@@ -522,23 +524,23 @@ def the_agent_sleeps_through_a_job(stage: Stage) -> list[str]:
 
 @play
 def a_gpu_looks_hung(stage: Stage) -> list[str]:
-    (machine,) = stage.start()
-    stage.forget([machine])
-    machine.agent, machine.busy = "doubtful", True
+    (instance,) = stage.start()
+    stage.forget([instance])
+    instance.agent, instance.busy = "doubtful", True
     stage.world.pass_minutes(2)
     stage.sweep()
     alerts = [text for _, text in stage.world.messages if "SUSPECT-HUNG" in text]
-    return expect(stage.told() == 0, "its owner was told that it is idle") + expect(
-        len(alerts) == 1, "nobody is told to look at it"
+    return expect(stage.notices() == 0, "its owner was notified that it is idle") + expect(
+        len(alerts) == 1, "nobody is notified to look at it"
     )
 
 
 @play
 def an_earlier_heartbeat_tells_of_later_work(stage: Stage) -> list[str]:
     """As of a second agent on the instance."""
-    (machine,) = stage.start()
-    stage.forget([machine])
-    machine.beats[-40] = 5.0
+    (instance,) = stage.start()
+    stage.forget([instance])
+    instance.beats[-40] = 5.0
     result = stage.sweep()
     assert result is not None
     (decision,) = result.plan.decisions
@@ -548,23 +550,23 @@ def an_earlier_heartbeat_tells_of_later_work(stage: Stage) -> list[str]:
 @play
 def the_newest_heartbeats_never_arrive(stage: Stage) -> list[str]:
     stage.terms(coverage_percent=50, idle_after_hours=6)
-    (machine,) = stage.start()
-    stage.forget([machine], 8 * 60)
+    (instance,) = stage.start()
+    stage.forget([instance], 8 * 60)
     faults = stage.world.faults
     faults.partial, faults.kept, faults.rest = 1.0, slice(3, None), 0.0
-    machine.busy = True
+    instance.busy = True
     stage.world.pass_minutes(3)
     stage.sweep(override_breaker=True)
     # on Alibaba Cloud every answer names the page that follows
-    return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+    return expect(stage.notices() == 0, "somebody was notified of an idleness that is over")
 
 
 @play
 def the_close_look_is_answered_in_part(stage: Stage) -> list[str]:
     stage.terms(coverage_percent=50, idle_after_hours=6)
-    (machine,) = stage.start()
-    stage.forget([machine], 8 * 60)
-    machine.busy = True
+    (instance,) = stage.start()
+    stage.forget([instance], 8 * 60)
+    instance.busy = True
     stage.world.pass_minutes(3)
 
     def falter() -> None:
@@ -573,7 +575,7 @@ def the_close_look_is_answered_in_part(stage: Stage) -> list[str]:
 
     stage.world.on_call("GetMetricData", falter)
     stage.sweep(override_breaker=True)
-    return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+    return expect(stage.notices() == 0, "somebody was notified of an idleness that is over")
 
 
 @play
@@ -593,30 +595,30 @@ def most_heartbeats_never_arrive(stage: Stage) -> list[str]:
     stage.world.faults.partial = 1.0
     stage.sweep(override_breaker=True)
     # on Alibaba Cloud every answer names the page that follows
-    return expect(stage.cloud != "aws" or stage.told() == 0, "somebody was told of what nobody knows")
+    return expect(stage.cloud != "aws" or stage.notices() == 0, "somebody was notified of what nobody knows")
 
 
 # what the instance itself is asked
 
 
-def asked(stage: Stage, group: str | None = None) -> Machine:
+def asked(stage: Stage, group: str | None = None) -> SimulatedInstance:
     """An instance whose mark is due and whose agent has answered that nothing runs there."""
     stage.terms(require_acknowledgement=True)
-    (machine,) = stage.marked(1, group)
-    return machine
+    (instance,) = stage.marked(1, group)
+    return instance
 
 
 @play
 def an_instance_that_answers_is_terminated(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
-    machine = asked(stage, "pool")
+    instance = asked(stage, "pool")
     began_at = stage.world.now
     stage.sweep()
     return [
-        *expect(machine.state == "terminated", "it was not terminated by this sweep"),
+        *expect(instance.state == "terminated", "it was not terminated by this sweep"),
         *expect(stage.world.now - began_at < timedelta(seconds=30), "the sweep waits for what it has heard"),
-        *expect(machine.door.is_shut, "its door was open to the end"),
-        *expect(machine.door.saved > 0, "what users keep was not saved behind the shut door"),
+        *expect(instance.door.is_shut, "its door was open to the end"),
+        *expect(instance.door.saved > 0, "what users keep was not saved behind the shut door"),
     ]
 
 
@@ -634,10 +636,10 @@ def nobody_is_asked_before_a_mark_is_due(stage: Stage) -> list[str]:
 @play
 def somebody_typed_seconds_before_the_sweep(stage: Stage) -> list[str]:
     """No heartbeat tells of it yet."""
-    machine = asked(stage)
-    machine.type()
+    instance = asked(stage)
+    instance.type()
     stage.world.pass_seconds(12)
-    machine.leave()
+    instance.leave()
     stage.world.pass_seconds(12)
     stage.sweep()
     return []
@@ -645,52 +647,101 @@ def somebody_typed_seconds_before_the_sweep(stage: Stage) -> list[str]:
 
 @play
 def a_job_begins_seconds_before_the_sweep(stage: Stage) -> list[str]:
-    machine = asked(stage)
-    machine.busy = True
+    instance = asked(stage)
+    instance.busy = True
     stage.world.pass_seconds(12)
     stage.sweep_for(30)
     return expect("python" in str(stage.reasons("refused")), "nobody can read why")
 
 
 @play
-def a_job_comes_as_the_end_is_called(stage: Stage) -> list[str]:
-    """Whoever comes by then is refused at the door."""
-    machine = asked(stage)
+def a_job_is_over_while_its_agent_saves_behind_the_shut_door(stage: Stage) -> list[str]:
+    """Its agent saw it, came too late to withdraw the mark, and must not forget what it saw."""
+    instance = asked(stage)
+    stage.world.pass_seconds(5)  # it has just read that nothing is decided, and reads again in 15 s
+
+    def leave() -> None:
+        stage.world.now += timedelta(seconds=10)
+        instance.leave()
 
     def come() -> None:
-        machine.busy = True
+        instance.busy, instance.door.while_saving = True, leave
+
+    stage.world.on_call("PutObject", come)  # after the lease: the decision
+    stage.sweep_for(20)
+    return expect(instance.state == "running", "what the job left is gone")
+
+
+@play
+def the_cloud_shows_late_that_it_was_used_before_its_mark_was_due(stage: Stage) -> list[str]:
+    """What was over by then the agent does not see; what it told of before is not shown yet."""
+    stage.terms(require_acknowledgement=True)
+    stage.world.shown_after = timedelta(minutes=2)
+    (instance,) = stage.marked(due=False)
+    instance.busy = True
+    stage.world.pass_seconds(45)
+    instance.leave()
+    stage.world.pass_seconds(30)
+    stage.sweep_for(20)
+    return expect(instance.state == "running", "it was terminated a minute after its last use")
+
+
+@play
+def a_job_comes_as_the_end_is_called(stage: Stage) -> list[str]:
+    """Whoever comes by then is refused at the door."""
+    instance = asked(stage)
+
+    def come() -> None:
+        instance.busy = True
 
     stage.world.on_call("TerminateInstances", come, number=1)
     stage.world.on_call("DeleteInstances", come, number=1)
     stage.sweep_for(20)
-    return expect(machine.state == "terminated", "it was not terminated")
+    return expect(instance.state == "terminated", "it was not terminated")
 
 
 @play
 def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
-    machine = asked(stage, "pool")
+    instance = asked(stage, "pool")
 
     def begin() -> None:
-        machine.begin_behind_the_door()
+        instance.begin_behind_the_door()
         stage.world.pass_seconds(5)
 
     stage.world.on_call("DetachInstances", begin, number=1)
     stage.sweep()
     return [
-        *expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more"),
-        *expect(not machine.door.is_shut, "its door stays shut, though nobody ends it"),
+        *expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more"),
+        *expect(not instance.door.is_shut, "its door stays shut, though nobody ends it"),
         *expect("python" in str(stage.reasons("refused")), "nobody can read why"),
     ]
 
 
 @play
-def a_job_begins_behind_the_door_after_the_last_word(stage: Stage) -> list[str]:
-    """Only a cloud that asks the instance's own tag can still refuse."""
-    machine = asked(stage)
+def a_job_begins_behind_the_door_while_another_cannot_be_ended(stage: Stage) -> list[str]:
+    """One that will not go has its batch tried again in halves; what was said before is too old for them."""
+    stage.terms(require_acknowledgement=True)
+    stubborn, other = stage.marked(2)
+    stubborn.stubborn = True
 
     def begin() -> None:
-        machine.begin_behind_the_door()
+        other.begin_behind_the_door()
+        stage.world.pass_seconds(10)
+
+    for end in ("TerminateInstances", "DeleteInstances"):
+        stage.world.on_call(end, begin, number=1)
+    stage.sweep(override_breaker=True)
+    return expect(other.state == "running", "it was terminated at work")
+
+
+@play
+def a_job_begins_behind_the_door_after_the_last_word(stage: Stage) -> list[str]:
+    """Only a cloud that asks the instance's own tag can still refuse."""
+    instance = asked(stage)
+
+    def begin() -> None:
+        instance.begin_behind_the_door()
         stage.world.pass_seconds(5)
 
     if stage.cloud == "aws":
@@ -702,73 +753,87 @@ def a_job_begins_behind_the_door_after_the_last_word(stage: Stage) -> list[str]:
 @play
 def a_closed_instance_is_not_ended_and_its_agent_dies(stage: Stage) -> list[str]:
     """What it said minutes ago is no answer."""
-    machine = asked(stage)
-    machine.stubborn = True
+    instance = asked(stage)
+    instance.stubborn = True
     stage.sweep()
-    machine.stubborn, machine.agent = False, "dead"
-    machine.begin_behind_the_door()
+    instance.stubborn, instance.agent = False, "dead"
+    instance.begin_behind_the_door()
     stage.world.pass_minutes(3)
     stage.sweep()
     return []
 
 
 @play
+def its_files_change_while_it_waits_behind_the_shut_door(stage: Stage) -> list[str]:
+    """As those of a service that writes little; the sweep that decided was cut off, the next one ends it."""
+    instance = asked(stage)
+    instance.stubborn = True
+    stage.sweep()
+    stage.world.pass_minutes(2)
+    instance.write()
+    stage.world.pass_minutes(8)
+    instance.stubborn = False
+    stage.sweep()
+    return expect(instance.state == "terminated", "it was not terminated")
+
+
+@play
 def the_agent_dies_behind_the_shut_door(stage: Stage) -> list[str]:
     """A job begins in a terminal that was open before; the last word is believed for half a minute."""
     stage.world.group("pool", min_size=0)
-    machine = asked(stage, "pool")
+    instance = asked(stage, "pool")
 
     def die_and_work() -> None:
-        machine.agent = "dead"
-        machine.begin_behind_the_door()
+        instance.agent = "dead"
+        instance.begin_behind_the_door()
         stage.world.pass_seconds(31)
 
     stage.world.on_call("DetachInstances", die_and_work, number=1)
     stage.sweep()
-    return expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+    return expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
 
 
 @play
 def it_refused_and_its_mark_is_gone(stage: Stage) -> list[str]:
     """What denies its end must not outlive the sweeps that went by the mark: its user may stop it."""
-    machine = asked(stage)
-    machine.type()
+    instance = asked(stage)
+    instance.type()
     stage.world.pass_seconds(12)
-    machine.leave()
+    instance.leave()
     stage.world.pass_seconds(12)
-    denied = "gpu-fleet:withdrawn" in machine.tags
+    denied = "gpu-fleet:withdrawn" in instance.tags
     stage.sweep()
     stage.world.pass_minutes(3)
     return expect(denied == (stage.cloud == "aws"), "nothing denies its end") + expect(
-        "gpu-fleet:withdrawn" not in machine.tags, "its end is denied for good"
+        "gpu-fleet:withdrawn" not in instance.tags, "its end is denied for good"
     )
 
 
 @play
 def its_owner_asks_to_keep_it_as_the_end_is_called(stage: Stage) -> list[str]:
     """It is decided: `gpu-fleet keep` has to say that it comes too late, and then promises nothing."""
-    machine = asked(stage)
+    instance = asked(stage)
 
     def ask() -> None:
-        agent = stage.world.agents[machine.id]
+        agent = stage.world.agents[instance.id]
         if agent.exchange().claim(Winner.WITHDRAWN, "kept", stage.world.now) is Winner.WITHDRAWN:
-            machine.keep(stage.world.now + timedelta(hours=8))
+            instance.keep(stage.world.now + timedelta(hours=8))
 
     stage.world.on_call("TerminateInstances", ask, number=1)
     stage.world.on_call("DeleteInstances", ask, number=1)
     stage.sweep_for(20)
-    return expect(machine.state == "terminated", "it was not terminated")
+    return expect(instance.state == "terminated", "it was not terminated")
 
 
 @play
 def its_owner_asked_to_keep_it_before_the_sweep_decides(stage: Stage) -> list[str]:
-    machine = asked(stage)
-    agent = stage.world.agents[machine.id]
+    instance = asked(stage)
+    agent = stage.world.agents[instance.id]
     agent.exchange().claim(Winner.WITHDRAWN, "kept", stage.world.now)
     stage.sweep()
     return [
         *expect(not stage.ended, "it was terminated"),
-        *expect(not machine.door.is_shut, "its door was shut"),
+        *expect(not instance.door.is_shut, "its door was shut"),
         *expect(not stage.failures, "that it is kept counts as a failure"),
     ]
 
@@ -776,9 +841,9 @@ def its_owner_asked_to_keep_it_before_the_sweep_decides(stage: Stage) -> list[st
 @play
 def its_owner_keeps_it_by_its_tag_after_it_answered(stage: Stage) -> list[str]:
     """As in the cloud's console: then its agent alone can withdraw the mark before the next sweep."""
-    machine = asked(stage)
-    agent = stage.world.agents[machine.id]
-    machine.keep(stage.world.now + timedelta(hours=8))
+    instance = asked(stage)
+    agent = stage.world.agents[instance.id]
+    instance.keep(stage.world.now + timedelta(hours=8))
     stage.world.pass_seconds(130)  # on Alibaba Cloud an agent asks for its tags every two minutes
     withdrawn = agent.exchange().decision() is Winner.WITHDRAWN
     return expect(withdrawn, "its agent takes nothing back") + expect(
@@ -790,26 +855,26 @@ def its_owner_keeps_it_by_its_tag_after_it_answered(stage: Stage) -> list[str]:
 @play
 def it_refused_once_and_is_idle_again(stage: Stage) -> list[str]:
     """What it says for one mark counts for no other."""
-    machine = asked(stage)
-    machine.busy = True
+    instance = asked(stage)
+    instance.busy = True
     stage.world.pass_minutes(1)
     stage.sweep()
-    stage.forget([machine], 85)
+    stage.forget([instance], 85)
     stage.sweep_for(50, override_breaker=True)
-    return expect(machine.state == "terminated", "it was not terminated")
+    return expect(instance.state == "terminated", "it was not terminated")
 
 
 @play
 def a_loop_was_left_in_a_pane(stage: Stage) -> list[str]:
     """`watch -n 2 nvidia-smi`: every few looks show a process that began a moment ago."""
     stage.terms(require_acknowledgement=True)
-    (machine,) = stage.start()
-    machine.loop = (2.7, 0.7)
-    stage.forget([machine])
+    (instance,) = stage.start()
+    instance.loop = (2.7, 0.7)
+    stage.forget([instance])
     mails = len(stage.world.messages)
     stage.sweep_for(240)
     return [
-        *expect(machine.state == "terminated", "it never ends"),
+        *expect(instance.state == "terminated", "it never ends"),
         *expect(len(stage.world.messages) <= mails + 1, "its owner is notified again and again"),
     ]
 
@@ -818,16 +883,17 @@ def a_loop_was_left_in_a_pane(stage: Stage) -> list[str]:
 def its_mark_is_withdrawn_again_and_again(stage: Stage) -> list[str]:
     """By a process that no heartbeat tells of, and that is another each time."""
     stage.terms(require_acknowledgement=True)
-    (machine,) = stage.start()
-    machine.loop = (15.0, 9.0)
-    machine.is_new_each_time = True
-    stage.forget([machine])
+    (instance,) = stage.start()
+    instance.loop = (15.0, 9.0)
+    instance.is_new_each_time = True
+    stage.forget([instance])
     stage.sweep_for(6 * 60)
     alerts = [text for _, text in stage.world.messages if "withdrew 3 mark(s)" in text]
     return [
         *expect(not stage.ended, "it was terminated, whatever began there"),
-        *expect(stage.told() == 1, f"its owner was notified {stage.told()} times of one idle time"),
+        *expect(stage.notices() == 1, f"its owner was notified {stage.notices()} times of one idle time"),
         *expect(len(alerts) == 1, f"operators were alerted {len(alerts)} times"),
+        *expect(["journalctl" in text for text in alerts] == [True], "the alert does not say where to look"),
     ]
 
 
@@ -836,30 +902,31 @@ def a_job_looks_like_one_more_run_of_a_loop(stage: Stage) -> list[str]:
     """By its beginning; not by how long it lasts."""
     stage.world.group("pool", min_size=0)
     stage.terms(require_acknowledgement=True)
-    (machine,) = stage.start(1, "pool")
-    machine.loop = (7.0, 2.0)
-    stage.forget([machine])
+    (instance,) = stage.start(1, "pool")
+    instance.loop = (7.0, 2.0)
+    stage.forget([instance])
     stage.sweep()
     stage.world.pass_minutes(25)
 
     def begin() -> None:
-        machine.is_a_run = True
-        machine.begin_behind_the_door()
+        instance.is_a_run = True
+        instance.begin_behind_the_door()
         stage.world.pass_seconds(12)
 
     stage.world.on_call("DetachInstances", begin, number=1)
     stage.sweep()
-    return expect(machine.is_a_run, "the play is over before it begins")
+    return expect(instance.is_a_run, "the play is over before it begins")
 
 
 @play
 def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
+    """It publishes that it sees nothing, and says nothing for its mark."""
     stage.terms(require_acknowledgement=True)
-    (machine,) = stage.marked(due=False)
-    machine.agent, machine.busy = "dead", True
-    stage.world.pass_minutes(3)
+    (instance,) = stage.marked(due=False)
+    instance.agent, instance.busy = "sightless", True
+    stage.world.pass_minutes(10)
     stage.sweep()
-    return expect("gpu-fleet:reap-after" in machine.tags, "silence takes its mark away")
+    return expect("gpu-fleet:reap-after" in instance.tags, "silence takes its mark away")
 
 
 # what users and administrators asked for
@@ -867,8 +934,8 @@ def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
 
 @play
 def its_owner_keeps_it(stage: Stage) -> list[str]:
-    (machine,) = stage.marked()
-    machine.keep(stage.world.now + timedelta(hours=8))
+    (instance,) = stage.marked()
+    instance.keep(stage.world.now + timedelta(hours=8))
     result = stage.sweep()
     stage.sweep_for(60)
     reasons = [one.reason for one in result.plan.decisions] if result else []
@@ -877,16 +944,16 @@ def its_owner_keeps_it(stage: Stage) -> list[str]:
 
 @play
 def its_owner_keeps_it_in_words_that_nobody_can_read(stage: Stage) -> list[str]:
-    (machine,) = stage.marked()
-    machine.keep("tomorrow")
+    (instance,) = stage.marked()
+    instance.keep("tomorrow")
     stage.sweep_for(60)
     return []
 
 
 @play
 def its_owner_keeps_it_for_longer_than_is_allowed(stage: Stage) -> list[str]:
-    (machine,) = stage.marked()
-    machine.keep(stage.world.now + timedelta(days=30))
+    (instance,) = stage.marked()
+    instance.keep(stage.world.now + timedelta(days=30))
     stage.sweep_for(60)
     return []
 
@@ -894,33 +961,33 @@ def its_owner_keeps_it_for_longer_than_is_allowed(stage: Stage) -> list[str]:
 @play
 def a_hold_of_many_years_is_over_after_two_weeks(stage: Stage) -> list[str]:
     stage.terms(require_acknowledgement=True)
-    (machine,) = stage.start()
-    machine.keep(stage.world.now + timedelta(days=20_000))
-    stage.forget([machine])
+    (instance,) = stage.start()
+    instance.keep(stage.world.now + timedelta(days=20_000))
+    stage.forget([instance])
     stage.sweep()
     stage.world.pass_minutes(14 * 24 * 60 - 20)
     stage.sweep_for(10)
-    in_time = stage.told() == 0
+    in_time = stage.notices() == 0
     stage.world.pass_minutes(20)
     stage.sweep_for(60)
-    return expect(in_time, "its owner was told within the two weeks") + expect(
-        machine.state == "terminated", "it is kept for ever"
+    return expect(in_time, "its owner was notified within the two weeks") + expect(
+        instance.state == "terminated", "it is kept for ever"
     )
 
 
 @play
 def its_owner_keeps_it_between_plan_and_second_look(stage: Stage) -> list[str]:
-    (machine,) = stage.marked()
-    stage.before_second_look(lambda: machine.keep(stage.world.now + timedelta(hours=8)))
+    (instance,) = stage.marked()
+    stage.before_second_look(lambda: instance.keep(stage.world.now + timedelta(hours=8)))
     stage.sweep()
     return []
 
 
 @play
 def its_hold_is_over(stage: Stage) -> list[str]:
-    (machine,) = stage.start()
-    machine.keep(stage.world.now + timedelta(hours=1))
-    stage.forget([machine])
+    (instance,) = stage.start()
+    instance.keep(stage.world.now + timedelta(hours=1))
+    stage.forget([instance])
     stage.sweep_for(60)
     return expect(bool(stage.ended), "a hold that is over holds")
 
@@ -930,15 +997,15 @@ def an_administrator_protects_it(stage: Stage) -> list[str]:
     made = stage.start(tags={TAG_PROTECTED: "always"})
     stage.forget(made)
     stage.sweep_for(60, override_breaker=True)
-    return expect(stage.told() == 0, "somebody was told")
+    return expect(stage.notices() == 0, "somebody was notified")
 
 
 @play
 def its_termination_is_locked(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
-    (machine,) = stage.start(1, "pool")
-    machine.lock()
-    stage.forget([machine])
+    (instance,) = stage.start(1, "pool")
+    instance.lock()
+    stage.forget([instance])
     stage.sweep_for(12 * 60, override_breaker=True)
     alerts = [text for _, text in stage.world.messages if "protection is on" in text]
     tried = {"DetachInstances", "TerminateInstances", "DeleteInstances", "AttachInstances"}
@@ -955,11 +1022,11 @@ def it_just_booted(stage: Stage) -> list[str]:
     made = stage.start()
     stage.forget(made)
     stage.sweep_for(60, override_breaker=True)
-    return expect(stage.told() == 0, "somebody was told")
+    return expect(stage.notices() == 0, "somebody was notified")
 
 
 @play
-def the_owner_cannot_be_told(stage: Stage) -> list[str]:
+def the_owner_cannot_be_notified(stage: Stage) -> list[str]:
     made = stage.start()
     stage.forget(made)
     stage.world.faults.deaf = 1.0
@@ -973,7 +1040,7 @@ def quiet_hours_are_kept(stage: Stage) -> list[str]:
     made = stage.start()
     stage.forget(made)
     stage.sweep_for(60, override_breaker=True)
-    return expect(stage.told() == 0, "somebody was told in quiet hours")
+    return expect(stage.notices() == 0, "somebody was notified in quiet hours")
 
 
 @play
@@ -988,19 +1055,19 @@ def a_spot_instance_is_not_stopped(stage: Stage) -> list[str]:
 @play
 def a_stopped_instance_gets_a_notice_of_its_own(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.sweep()
     stage.world.pass_minutes(30 * 60)
     stage.sweep_for(60)
-    return expect(machine.state == "terminated", "it was not terminated")
+    return expect(instance.state == "terminated", "it was not terminated")
 
 
-def stopped_and_due(stage: Stage) -> Machine:
-    """An instance that a sweep has stopped, whose owner was told of the termination that comes next."""
+def stopped_and_due(stage: Stage) -> SimulatedInstance:
+    """An instance that a sweep has stopped, whose owner was notified of the termination that comes next."""
     return several_stopped_and_due(stage, 1)[0]
 
 
-def several_stopped_and_due(stage: Stage, count: int) -> list[Machine]:
+def several_stopped_and_due(stage: Stage, count: int) -> list[SimulatedInstance]:
     """As ``stopped_and_due``."""
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
     made = stage.marked(count)
@@ -1012,14 +1079,14 @@ def several_stopped_and_due(stage: Stage, count: int) -> list[Machine]:
 
 
 def _started_before(stage: Stage, operation: str, number: int = 1) -> list[str]:
-    machine = stopped_and_due(stage)
-    stage.world.on_call(operation, lambda: stage.world.boot(machine), number)
+    instance = stopped_and_due(stage)
+    stage.world.on_call(operation, lambda: stage.world.boot(instance), number)
     stage.sweep()
     stage.world.pass_minutes(5)
     stage.sweep()
     return [
-        *expect(machine.state == "running", "it was terminated after its user had started it"),
-        *expect("gpu-fleet:reap-after" not in machine.tags, "its mark stays"),
+        *expect(instance.state == "running", "it was terminated after its user had started it"),
+        *expect("gpu-fleet:reap-after" not in instance.tags, "its mark stays"),
     ]
 
 
@@ -1038,22 +1105,22 @@ def a_stopped_instance_is_started_as_its_end_is_called(stage: Stage) -> list[str
 @play
 def a_stopped_instance_is_kept_as_its_end_is_decided(stage: Stage) -> list[str]:
     """Whoever of sweep and owner comes first wins; a hold that is given back leaves a mark to be renewed."""
-    machine = stopped_and_due(stage)
-    mark = mark_of(Instance(machine.id, "", "stopped", stage.world.now, machine.tags))
+    instance = stopped_and_due(stage)
+    mark = mark_of(Instance(instance.id, "", "stopped", stage.world.now, instance.tags))
     assert mark is not None
-    asked = Exchange(stage.store(), machine.id, mark.reap_after)
+    asked = Exchange(stage.store(), instance.id, mark.reap_after)
     won = asked.claim(Winner.WITHDRAWN, "kept", stage.world.now) is Winner.WITHDRAWN
     stage.sweep()
-    stays, unmarked = machine.state == "stopped", "gpu-fleet:reap-after" not in machine.tags
+    stays, unmarked = instance.state == "stopped", "gpu-fleet:reap-after" not in instance.tags
     stage.sweep()
     stage.world.pass_minutes(19)
     stage.sweep()
-    in_grace = machine.state == "stopped"
+    in_grace = instance.state == "stopped"
     stage.sweep_for(40)
     return [
-        *expect(won and stays, "it was terminated though its owner was told that it is kept"),
+        *expect(won and stays, "it was terminated though its owner was notified that it is kept"),
         *expect(unmarked and in_grace, "the mark that was withdrawn ends it, or one without a grace"),
-        *expect(machine.state == "terminated", "nobody ends it any more, though nobody keeps it"),
+        *expect(instance.state == "terminated", "nobody ends it any more, though nobody keeps it"),
     ]
 
 
@@ -1066,31 +1133,31 @@ def one_of_two_stopped_instances_is_kept_as_their_end_is_decided(stage: Stage) -
     asked = Exchange(stage.store(), second.id, mark.reap_after)
     won = asked.claim(Winner.WITHDRAWN, "kept", stage.world.now) is Winner.WITHDRAWN
     stage.sweep()
-    return expect(won and second.state == "stopped", "its owner was told that it is kept") + expect(
+    return expect(won and second.state == "stopped", "its owner was notified that it is kept") + expect(
         first.state == "terminated", "the other is not terminated"
     )
 
 
 @play
 def a_stopped_instance_carries_the_tag_that_denies_its_end(stage: Stage) -> list[str]:
-    """Its agent set it, and its user stopped it: nobody is told of an end that cannot come."""
+    """Its agent set it, and its user stopped it: nobody is notified of an end that cannot come."""
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-    (machine,) = stage.start()
-    machine.tags["gpu-fleet:withdrawn"] = "2026-03-02T08:30:00+00:00"
-    machine.leave()
-    machine.tags["gpu-fleet:stopped-at"] = (stage.world.now + timedelta(minutes=1)).isoformat()
-    machine.state, machine.stopped_at = "stopped", stage.world.now
-    machine.line.stopped.open(stage.world.now)
+    (instance,) = stage.start()
+    instance.tags["gpu-fleet:withdrawn"] = "2026-03-02T08:30:00+00:00"
+    instance.leave()
+    instance.tags["gpu-fleet:stopped-at"] = (stage.world.now + timedelta(minutes=1)).isoformat()
+    instance.state, instance.stopped_at = "stopped", stage.world.now
+    instance.line.stopped.open(stage.world.now)
     stage.world.pass_minutes(25 * 60)
     stage.sweep_for(6 * 60)
     alerts = [text for _, text in stage.world.messages if "gpu-fleet:withdrawn" in text]
     tried = {"TerminateInstances", "DeleteInstances"} & set(stage.world.calls)
-    del machine.tags["gpu-fleet:withdrawn"]
+    del instance.tags["gpu-fleet:withdrawn"]
     stage.sweep_for(60)
     return [
         *expect(not tried and not stage.failures, "every sweep tries what the cloud denies"),
         *expect(len(alerts) == 1, f"{len(alerts)} alerts in six hours"),
-        *expect(machine.state == "terminated", "without the tag nobody ends it"),
+        *expect(instance.state == "terminated", "without the tag nobody ends it"),
     ]
 
 
@@ -1098,33 +1165,33 @@ def a_stopped_instance_carries_the_tag_that_denies_its_end(stage: Stage) -> list
 def a_marked_instance_is_stopped_by_its_owner(stage: Stage) -> list[str]:
     """The notice of a stop, or of an end while it runs, is none of the end of a stopped instance."""
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-    (machine,) = stage.marked(due=False)
-    machine.state, machine.stopped_at = "stopped", stage.world.now
-    machine.line.stopped.open(stage.world.now)
+    (instance,) = stage.marked(due=False)
+    instance.state, instance.stopped_at = "stopped", stage.world.now
+    instance.line.stopped.open(stage.world.now)
     stage.world.pass_minutes(25 * 60)
     stage.sweep()
-    return expect(machine.state == "stopped", "it was terminated without a notice of that")
+    return expect(instance.state == "stopped", "it was terminated without a notice of that")
 
 
 @play
 def a_stopped_instance_is_left_alone_without_a_second_stage(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=None)
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.sweep()
     stage.world.pass_minutes(30 * 60)
     stage.sweep_for(60)
-    return expect(machine.state == "stopped", "it was not stopped, or it was terminated")
+    return expect(instance.state == "stopped", "it was not stopped, or it was terminated")
 
 
 @play
 def a_stopped_instance_is_past_no_lifetime(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=24)
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.sweep()
     stage.world.pass_minutes(30 * 60)
     plan = stage.sweep()
     reasons = [one.reason for one in plan.plan.decisions] if plan else []
-    return expect(machine.state == "stopped", "it was not stopped") + expect(
+    return expect(instance.state == "stopped", "it was not stopped") + expect(
         not any("lifetime" in reason for reason in reasons), "it counts as running too long"
     )
 
@@ -1132,33 +1199,33 @@ def a_stopped_instance_is_past_no_lifetime(stage: Stage) -> list[str]:
 @play
 def a_stopped_instance_is_started_again(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.sweep()
     stage.world.pass_minutes(60)
-    stage.world.boot(machine)
+    stage.world.boot(instance)
     stage.world.pass_minutes(60)
     stage.sweep_for(60)
-    return expect(machine.state == "running", "it was stopped at work")
+    return expect(instance.state == "running", "it was stopped at work")
 
 
 @play
 def its_user_starts_it_while_the_mark_that_led_to_its_stop_stands(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False, require_acknowledgement=True)
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     stage.sweep()
-    stopped, saved = machine.state == "stopped", machine.door.saved
+    stopped, saved = instance.state == "stopped", instance.door.saved
     stage.world.pass_minutes(30)  # after an hour the decision itself would be too old
-    stage.world.boot(machine)
+    stage.world.boot(instance)
     stage.world.pass_minutes(3)
     return expect(stopped, "it was not stopped") + expect(
-        machine.door.saved == saved and not machine.door.is_shut, "its door was shut for an old mark"
+        instance.door.saved == saved and not instance.door.is_shut, "its door was shut for an old mark"
     )
 
 
 @play
 def a_stop_answers_with_an_error_after_it_was_done(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False)
-    (machine,) = stage.marked()
+    (instance,) = stage.marked()
     faults = stage.world.faults
 
     def fail() -> None:
@@ -1172,7 +1239,7 @@ def a_stop_answers_with_an_error_after_it_was_done(stage: Stage) -> list[str]:
     stage.sweep()
     confirmed = [key for key in stage.world.objects if key.endswith("-stop.ended.json")]
     return [
-        *expect(machine.state == "stopped", "it was not stopped"),
+        *expect(instance.state == "stopped", "it was not stopped"),
         *expect(not stage.failures, "what was done counts as failed"),
         *expect(len(confirmed) == 1, "its end is not confirmed"),
     ]
@@ -1181,8 +1248,8 @@ def a_stop_answers_with_an_error_after_it_was_done(stage: Stage) -> list[str]:
 @play
 def it_is_of_a_pool_that_is_gone(stage: Stage) -> list[str]:
     """Nobody knows on what terms it may be terminated."""
-    (machine,) = stage.start(tags={TAG_POOL: "gone"})
-    stage.forget([machine])
+    (instance,) = stage.start(tags={TAG_POOL: "gone"})
+    stage.forget([instance])
     result = stage.sweep()
     stage.sweep_for(60)
     return expect(result is not None, "the sweep fails") + expect(not stage.ended, "it was terminated")
@@ -1212,7 +1279,7 @@ def who_is_marked_leaves_a_small_pool_before_others(stage: Stage) -> list[str]:
     stage.sweep()
     held.release()
     stage.sweep()
-    return expect(stage.told() == 1, "another was marked in its place") + expect(
+    return expect(stage.notices() == 1, "another was marked in its place") + expect(
         "gpu-fleet:reap-after" in other.tags, "its mark is gone"
     )
 
@@ -1241,10 +1308,10 @@ def the_group_of_an_instance_has_no_tag_of_the_stack(stage: Stage) -> list[str]:
     """It is asked for by its name, or it would start another in the place of what is terminated."""
     stage.world.group("pool", min_size=0)
     stage.world.groups["pool"]["untagged"] = True
-    (machine,) = stage.marked(1, "pool")
+    (instance,) = stage.marked(1, "pool")
     stage.sweep()
     members = stage.world.groups["pool"]["members"]
-    return expect(stage.ended == [machine.id], "it was not terminated") + expect(
+    return expect(stage.ended == [instance.id], "it was not terminated") + expect(
         members == [], f"its group still has {members}"
     )
 
@@ -1266,7 +1333,7 @@ def every_page_comes_twice(stage: Stage) -> list[str]:
     stage.world.faults.duplicated = 1.0
     stage.marked(1)
     stage.sweep_for(60, override_breaker=True)
-    return expect(stage.told() == 0, "the last of its pool was marked")
+    return expect(stage.notices() == 0, "the last of its pool was marked")
 
 
 @play
@@ -1295,7 +1362,7 @@ def more_members_are_due_than_one_call_takes(stage: Stage) -> list[str]:
 def too_many_are_due_at_once(stage: Stage) -> list[str]:
     stage.terms(top={"max_actions": 2})
     stage.marked(6)
-    told = stage.told()
+    told = stage.notices()
     stage.sweep(override_breaker=True)
     return expect(len(stage.ended) == 2, f"{len(stage.ended)} ended in a sweep, 2 are allowed") + expect(
         told == 6, f"{told} of 6 were told: more may be marked in a sweep than ended"
@@ -1355,8 +1422,8 @@ def most_of_the_fleet_falls_idle_at_once(stage: Stage) -> list[str]:
 def instances_fall_idle_one_after_another(stage: Stage) -> list[str]:
     """As if their sensors went blind."""
     made = stage.start(8)
-    for machine in made:
-        machine.leave()
+    for instance in made:
+        instance.leave()
         stage.sweep_for(40)
     stage.sweep_for(4 * 60)
     return expect(len(stage.ended) <= 1, f"{len(stage.ended)} of 8 ended within half a day")
@@ -1368,8 +1435,8 @@ def instances_of_small_pools_fall_idle_one_after_another(stage: Stage) -> list[s
     names = ("a", "b", "c")
     stage.policy = policy({name: pool_policy(**POOL) for name in names}, CLOUDS[stage.cloud])
     made = [stage.start(tags={TAG_POOL: names[number % 3]})[0] for number in range(6)]
-    for machine in made:
-        machine.leave()
+    for instance in made:
+        instance.leave()
         stage.sweep_for(40)
     stage.sweep_for(3 * 60)
     return expect(len(stage.ended) <= 1, f"{len(stage.ended)} of 6 ended within half a day")
@@ -1387,7 +1454,7 @@ def one_user_comes_and_goes_before_others_fall_idle(stage: Stage) -> list[str]:
         stage.sweep()
     stage.forget(made[1:4], 60)
     stage.sweep_for(3 * 60)
-    return expect(stage.told() >= 6, "the user was never told") + expect(
+    return expect(stage.notices() >= 6, "the user was never told") + expect(
         stage.ended == [], f"{len(stage.ended)} ended within half a day"
     )
 
@@ -1398,17 +1465,17 @@ def sensors_are_blind_for_a_day_and_see_and_are_blind_again(stage: Stage) -> lis
     stage.terms(require_acknowledgement=True)
     made = stage.start(5)
     for _ in range(2):
-        for machine in made:
-            machine.agent = "deluded"
+        for instance in made:
+            instance.agent = "deluded"
         stage.world.pass_minutes(70)
         stage.sweep()
         stage.world.pass_minutes(30)
         stage.sweep()
-        for machine in made:
-            machine.agent = "alive"
+        for instance in made:
+            instance.agent = "alive"
         stage.world.pass_minutes(5)
         stage.sweep()
-    return expect(stage.told() == 10, f"{stage.told()} notices, 10 were due") + expect(
+    return expect(stage.notices() == 10, f"{stage.notices()} notices, 10 were due") + expect(
         stage.ended == [], f"{len(stage.ended)} ended"
     )
 
@@ -1428,14 +1495,14 @@ def _all_are_ended_after_a_day(stage: Stage, tags: dict[str, str]) -> None:
     stage.policy = policy({"another": asking, "dev": asking}, CLOUDS[stage.cloud])
     made = stage.start(5)
     stage.forget(made)
-    for machine in made:
-        machine.tags |= tags
+    for instance in made:
+        instance.tags |= tags
     stage.sweep()
-    for machine in made:
-        machine.agent = "sightless"
+    for instance in made:
+        instance.agent = "sightless"
     stage.world.pass_minutes(24 * 60 + 20)
-    for machine in made:
-        machine.agent = "alive"
+    for instance in made:
+        instance.agent = "alive"
     stage.world.pass_minutes(1)
     stage.sweep()
 
@@ -1464,7 +1531,9 @@ def low_load_asks_in_the_first_week(stage: Stage) -> list[str]:
     stage.forget(made, 40)
     stage.sweep()
     marked = [one.id for one in made if "gpu-fleet:reap-after" in one.tags]
-    return expect(not marked, f"{marked} marked") + expect(stage.told() == 0, "somebody was told of an end")
+    return expect(not marked, f"{marked} marked") + expect(
+        stage.notices() == 0, "somebody was notified of an end"
+    )
 
 
 @play
@@ -1496,8 +1565,8 @@ def a_few_more_are_idle_each_day(stage: Stage) -> list[str]:
     made = stage.start(12)
     stage.forget(made[:4])
     stage.sweep(override_breaker=True)
-    for machine in made[:4]:
-        machine.busy = True
+    for instance in made[:4]:
+        instance.busy = True
     stage.world.pass_minutes(5)
     stage.sweep()
     stage.forget(made[:5])
@@ -1527,9 +1596,9 @@ def low_load_asks_for_one_at_a_time(stage: Stage) -> list[str]:
     stage.world.alarms = {"low"}
     stage.forget(made, 40)
     stage.sweep(override_breaker=True)
-    first = stage.told()
+    first = stage.notices()
     stage.sweep_for(20, override_breaker=True)
-    return expect(first == 1, f"{first} were marked at once") + expect(stage.told() <= 2, "too fast")
+    return expect(first == 1, f"{first} were marked at once") + expect(stage.notices() <= 2, "too fast")
 
 
 @play
@@ -1541,7 +1610,7 @@ def low_load_asks_for_the_longest_idle(stage: Stage) -> list[str]:
     stage.forget(made[2:], 5)
     stage.forget(made, 40)
     stage.sweep()
-    return expect(len(made[2].line.notices) == stage.told() == 1, "another was asked for")
+    return expect(len(made[2].line.notices) == stage.notices() == 1, "another was asked for")
 
 
 @play
@@ -1568,17 +1637,17 @@ def no_load_asks_and_it_is_not_old(stage: Stage) -> list[str]:
     stage.world.pass_minutes(60)
     stage.forget(made, 45)
     stage.sweep()
-    return expect(stage.told() == 0, "it was marked after less idle time than was promised")
+    return expect(stage.notices() == 0, "it was marked after less idle time than was promised")
 
 
 @play
 def it_is_past_its_lifetime_and_idle(stage: Stage) -> list[str]:
     stage.terms(max_lifetime_hours=24)
-    (machine,) = stage.start()
+    (instance,) = stage.start()
     stage.world.pass_minutes(24 * 60)
-    stage.forget([machine], 40)
+    stage.forget([instance], 40)
     stage.sweep()
-    return expect(stage.told() == 1, "nobody asks for it")
+    return expect(stage.notices() == 1, "nobody asks for it")
 
 
 @play
@@ -1667,7 +1736,7 @@ def the_sweeps_clock_is_behind_as_it_would_mark(stage: Stage) -> list[str]:
     stage.forget(stage.start())
     stage.world.skew = timedelta(seconds=-90)
     stage.sweep()
-    return expect(stage.told() == 0 or stage.cloud != "aws", "it marked by a clock that is wrong")
+    return expect(stage.notices() == 0 or stage.cloud != "aws", "it marked by a clock that is wrong")
 
 
 @play

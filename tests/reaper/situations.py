@@ -77,7 +77,7 @@ def histories(draw: st.DrawFn) -> History:
     return history.without(lost)
 
 
-def machine(name: str = "i-1", marked_minutes_ago: int | None = 40, **changes: Any) -> Instance:
+def make_instance(name: str = "i-1", marked_minutes_ago: int | None = 40, **changes: Any) -> Instance:
     """An instance of the stack, marked when it had been idle for the pool's time, its grace over by now."""
     tags = dict(TAGS)
     if marked_minutes_ago is not None:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from image.reaper import policy as policies
+from image.reaper.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER
 from image.reaper.alicloud.session import Clients
 from image.reaper.cloud import SweepCloud, connect
 from image.reaper.notify.notifier import Notifier
@@ -72,6 +73,10 @@ def promised(pool: PoolPolicy, unseen: timedelta | None = None) -> Rules:
         min_uptime=timedelta(minutes=pool.min_uptime_minutes),
         lifetime=None if pool.max_lifetime_hours is None else timedelta(hours=pool.max_lifetime_hours),
         stopped_for=None if stopped_days is None else timedelta(days=stopped_days),
+        # an agent that looks every five seconds saves again then, and waits before that behind a shut door
+        unsaved=SAVE_AGAIN_AFTER + CLOSED_FORGOTTEN + timedelta(seconds=10)
+        if pool.require_acknowledgement
+        else None,
         unseen=asked if unseen is None else unseen,
     )
 
@@ -112,7 +117,7 @@ def sweep_world(
     read_only = options.get("dry_run", False)
     if any(pool.require_acknowledgement for pool in checked.pools.values()):
         bucket = Bucket(world) if checked.cloud == "alicloud" else clients(world).s3
-        world.answering = lambda machine: Agent(world, machine, bucket, checked.cloud)
+        world.answering = lambda instance: Agent(world, instance, bucket, checked.cloud)
     world.rules = {name: promised(pool, unseen) for name, pool in checked.pools.items()}
     cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
     made = SweepOptions(

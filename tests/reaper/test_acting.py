@@ -29,8 +29,8 @@ def marked_group(count: int) -> World:
     for _ in range(count):
         world.join("pool", TAGS)
     world.pass_minutes(1)
-    for machine in world.machines.values():
-        machine.busy = False
+    for instance in world.instances.values():
+        instance.busy = False
     world.pass_minutes(80)
     sweep_world(world, POLICY, override_breaker=True)
     world.pass_minutes(21)
@@ -41,14 +41,14 @@ def steps_failed(result) -> list[str]:
     return [failure.step for failure in result.done.failures]
 
 
-def test_a_member_that_will_not_go_is_put_back_into_its_group():
+def test_a_member_that_cannot_be_terminated_is_put_back_into_its_group():
     world = marked_group(2)
-    stubborn, other = world.machines.values()
+    stubborn, other = world.instances.values()
     stubborn.stubborn = True
 
     result = sweep_world(world, POLICY)
 
-    assert [machine.id for _, machine, _ in world.ends] == [other.id]
+    assert [instance.id for _, instance, _ in world.ends] == [other.id]
     assert world.groups["pool"]["members"] == [stubborn.id]
     assert world.groups["pool"]["desired"] == 1
     assert [failure.instance_id for failure in result.done.failures] == [stubborn.id]
@@ -56,8 +56,8 @@ def test_a_member_that_will_not_go_is_put_back_into_its_group():
 
 def test_a_failed_end_is_noted_beside_its_record():
     world = marked(1)
-    (machine,) = world.machines.values()
-    machine.stubborn = True
+    (instance,) = world.instances.values()
+    instance.stubborn = True
 
     sweep_world(world, POLICY)
 
@@ -82,11 +82,11 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
 
 def test_an_end_that_comes_about_in_a_later_sweep_is_noted_beside_its_failure():
     world = marked(1)
-    (machine,) = world.machines.values()
-    machine.stubborn = True
+    (instance,) = world.instances.values()
+    instance.stubborn = True
     sweep_world(world, POLICY)
     world.pass_minutes(10)
-    machine.stubborn = False
+    instance.stubborn = False
 
     sweep_world(world, POLICY)
 
@@ -110,12 +110,12 @@ def test_an_end_saves_once_it_is_confirmed():
 
     sweep_world(world, POLICY)
 
-    assert saved(world) == list(world.machines)
+    assert saved(world) == list(world.instances)
 
 
 def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
     world = marked(1)
-    (machine,) = world.machines.values()
+    (instance,) = world.instances.values()
 
     def cut_off():
         raise KeyboardInterrupt
@@ -123,16 +123,16 @@ def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
     world.on_call("TerminateInstances", cut_off, number=1)
     with pytest.raises(KeyboardInterrupt):
         sweep_world(world, POLICY)
-    machine.busy = True
+    instance.busy = True
     world.pass_minutes(60)
     sweep_world(world, POLICY)
 
     assert [key for key in world.objects if key.endswith("-terminate.json")], "the intent is on record"
-    assert machine.state == "running"
+    assert instance.state == "running"
     assert saved(world) == []
 
 
-def test_an_instance_without_a_record_is_not_ended():
+def test_an_instance_without_a_record_is_not_terminated():
     world = marked(1)
 
     def deny():
@@ -147,7 +147,7 @@ def test_an_instance_without_a_record_is_not_ended():
     assert "record" in steps_failed(result)
 
 
-def test_a_lease_that_is_lost_half_way_ends_nothing():
+def test_a_lease_that_is_lost_half_way_terminates_nothing():
     world = marked(2)
 
     def steal():
@@ -216,10 +216,10 @@ def test_without_a_list_of_the_fleet_nothing_is_done():
     assert world.ends == []
 
 
-def test_users_are_told_of_one_silent_agent_once_a_day():
+def test_users_are_notified_of_one_silent_agent_once_a_day():
     world = forgotten(1)
-    (machine,) = world.machines.values()
-    machine.agent = "dead"
+    (instance,) = world.instances.values()
+    instance.agent = "dead"
     world.pass_minutes(30)
 
     for _ in range(4):
@@ -261,7 +261,7 @@ def test_calls_are_counted_apart():
     world = forgotten(1)
     cloud = connect_world(world, POLICY)
     cloud.instances.fleet()
-    cloud.instances.tag(list(world.machines), {"a": "b"})
+    cloud.instances.tag(list(world.instances), {"a": "b"})
 
     assert (cloud.calls.read, cloud.calls.write) == (2, 1)
 
@@ -291,7 +291,7 @@ def usual(world):
     return json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"]["confirmed_idle"]
 
 
-def test_all_are_notified_again_where_nobody_can_tell_who_came_since():
+def test_all_are_notified_again_where_nobody_knows_who_came_since():
     """A user who came after the notice was told of nothing."""
 
     class Deaf(Notifier):
@@ -300,15 +300,15 @@ def test_all_are_notified_again_where_nobody_can_tell_who_came_since():
 
     world = forgotten(1)
     sweep_world(world, POLICY)
-    (machine,) = world.machines.values()
-    del machine.tags[TAG_REAP_AFTER]
+    (instance,) = world.instances.values()
+    del instance.tags[TAG_REAP_AFTER]
     cloud = connect_world(world, POLICY)
     deaf = replace(cloud, notifier=Deaf(cloud.notifier._channel))
 
     sweep(deaf, POLICY, SweepOptions(world.clock, "a test"))
 
-    assert TAG_REAP_AFTER in machine.tags
-    assert len(machine.line.notices) == 2
+    assert TAG_REAP_AFTER in instance.tags
+    assert len(instance.line.notices) == 2
 
 
 def test_an_end_within_a_day_of_its_notice_teaches_the_breaker_nothing():
@@ -324,14 +324,14 @@ def test_an_end_within_a_day_of_its_notice_teaches_the_breaker_nothing():
 
 def test_one_that_was_idle_and_is_used_again_teaches_nothing_for_blind_sensors_look_the_same():
     world = forgotten(1)
-    (machine,) = world.machines.values()
+    (instance,) = world.instances.values()
     sweep_world(world, POLICY)
-    machine.busy = True
+    instance.busy = True
     world.pass_minutes(5)
 
     sweep_world(world, POLICY)
 
-    assert TAG_REAP_AFTER not in machine.tags
+    assert TAG_REAP_AFTER not in instance.tags
     assert usual(world) == {}
 
 
@@ -367,8 +367,8 @@ def test_a_dry_run_knows_what_is_usual():
 @pytest.mark.parametrize(("idle", "tripped"), [(8, True), (1, False)])
 def test_the_subject_of_an_alert_says_whether_the_breaker_tripped(idle, tripped, monkeypatch):
     world, subjects = forgotten(idle), []
-    next(iter(world.machines.values())).keep("tomorrow")  # which nobody can read
-    monkeypatch.setattr(Notifier, "tell", lambda self, subject, message: subjects.append(subject))
+    next(iter(world.instances.values())).keep("tomorrow")  # which nobody can read
+    monkeypatch.setattr(Notifier, "send", lambda self, subject, message: subjects.append(subject))
 
     sweep_world(world, POLICY)
 

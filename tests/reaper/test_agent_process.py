@@ -11,8 +11,8 @@ import pytest
 
 from image.reaper.agent.command import boot_time
 from stacks.rehearsal.metadata import metadata_service
-from tests.reaper.machine_file import MACHINE_FILE
-from tests.reaper.one_machine import client, one_machine
+from tests.reaper.instance_toml import INSTANCE_TOML
+from tests.reaper.one_instance import client, one_instance
 
 HOURS = 26
 NAMESPACE = "GpuFleet/aws-dev"
@@ -20,7 +20,7 @@ NAMESPACE = "GpuFleet/aws-dev"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    with one_machine(tmp_path_factory.mktemp("machine")) as made:
+    with one_instance(tmp_path_factory.mktemp("instance")) as made:
         yield made
 
 
@@ -114,11 +114,11 @@ def kept(environment):
     return [entry["Key"] for entry in listed]
 
 
-def test_an_instance_that_its_group_takes_away_is_stopped_and_saved(environment, metadata, tmp_path):
+def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment, metadata, tmp_path):
     service, told = metadata
     service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
     instance_file = tmp_path / "instance.toml"
-    instance_file.write_text(MACHINE_FILE.replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
+    instance_file.write_text(INSTANCE_TOML.replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
 
     ended = watch_idle(told | {"GPU_FLEET_INSTANCE_FILE": str(instance_file)}, tmp_path, datetime.now(UTC))
 
@@ -169,7 +169,7 @@ def test_a_program_that_the_stack_names_is_work(environment, metadata, tmp_path)
         Bucket="made-up", Key="reaper/policy.json", Body=json.dumps(policy).encode()
     )
     file = tmp_path / "instance.toml"
-    file.write_text(MACHINE_FILE)
+    file.write_text(INSTANCE_TOML)
     (tmp_path / "blender").symlink_to("/usr/bin/sleep")
 
     with running(tmp_path / "blender", "600") as process:

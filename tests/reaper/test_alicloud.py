@@ -29,7 +29,7 @@ from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Kind, Leftover, Verdict
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
-from tests.reaper.situations import machine
+from tests.reaper.situations import make_instance
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import EPOCH, World
 from tests.reaper.world_clients import _S3
@@ -114,12 +114,23 @@ def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
     assert stage.calls.read == ATTEMPTS
 
 
+@pytest.mark.parametrize("end", ["DeleteInstances", "StopInstances"])
+def test_a_throttled_end_is_left_to_the_next_sweep_which_looks_anew(stage, end):
+    instance = stage.world.start(TAGS)
+    stage.world.faults.throttled = 1.0
+    act = {"DeleteInstances": stage.instances.terminate, "StopInstances": stage.instances.stop}[end]
+
+    with pytest.raises(CloudError, match=r"Throttling\.User"):
+        act([instance.id])
+    assert stage.server.asked[end] == 1
+
+
 def test_a_change_that_failed_at_the_cloud_is_not_made_again(stage):
-    machine = stage.world.start(TAGS)
+    instance = stage.world.start(TAGS)
     stage.world.faults.after_commit = 1.0
 
     with pytest.raises(CloudError, match="InternalError"):
-        stage.instances.terminate([machine.id])
+        stage.instances.terminate([instance.id])
     assert stage.server.asked["DeleteInstances"] == 1
 
 
@@ -135,6 +146,12 @@ def test_a_refusal_inside_an_answer_of_success_is_one(stage):
 
     with pytest.raises(CloudError, match="PutCustomMetric: 400: deaf"):
         stage.heartbeats.publish([Figure("SweepRuns", 1)])
+
+
+def test_a_figure_is_of_its_pool_or_of_the_whole_stack(stage):
+    found = [stage.heartbeats._dimensions(one) for one in (Figure("X", 2.5, "dev"), Figure("X", 1))]
+
+    assert found == [{"Stack": STACK, "Pool": "dev"}, {"Stack": STACK}]
 
 
 def test_a_dry_run_changes_nothing(stage):
@@ -157,7 +174,7 @@ def notifier(stage, roster, users=("ada:login",)):
     return alicloud_connect.connect(checked, stage.calls, environ, made).notifier
 
 
-IDLE = Decision(machine("i-1", tags=TAGS | {"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+IDLE = Decision(make_instance("i-1", tags=TAGS | {"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
 
 
 def test_those_whom_the_agent_named_are_mailed_by_direct_mail(stage):
@@ -192,7 +209,7 @@ def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
 
 
 @pytest.mark.parametrize("users", [7, "ada:login", [7, None, {}], {"ada": 1}])
-def test_whatever_an_instance_writes_of_its_users_the_operators_are_told(stage, users):
+def test_whatever_an_instance_writes_of_its_users_the_operators_are_notified(stage, users):
     stage.actions.put_custom_metric = lambda _: {}
     told = notifier(stage, {"users": {}, "sender": None, "webhooks": []}, users)
 
@@ -201,7 +218,7 @@ def test_whatever_an_instance_writes_of_its_users_the_operators_are_told(stage, 
     assert (announced.notified, announced.unreached) == ([IDLE], {})
 
 
-def test_a_webhooks_address_is_read_from_its_secret_and_told_to_nobody(stage, caplog):
+def test_a_webhooks_address_is_read_from_its_secret_and_shown_to_nobody(stage, caplog):
     asked = []
     stage.actions.get_secret_value = lambda ask: (
         asked.append(ask["SecretName"]) or {"SecretData": "http://S3CRET"}
@@ -258,7 +275,7 @@ def test_every_numbered_page_is_read_and_an_empty_one_ends_it_whatever_the_total
     assert stage.server.asked["DescribeScalingGroups"] == 3 + 4
 
 
-def test_a_group_s_pool_is_told_by_its_tag(stage):
+def test_a_group_s_pool_is_read_from_its_tag(stage):
     stage.world.group("g-1", min_size=0)
 
     assert [one.pool for one in stage.instances.fleet().groups] == ["dev"]
@@ -331,7 +348,7 @@ def described(**changes):
     return instance_of(raw | changes)
 
 
-def test_an_instance_counts_as_started_at_the_end_of_the_minute_that_is_told():
+def test_an_instance_counts_as_started_at_the_end_of_the_minute_that_is_reported():
     assert described().launched_at == EPOCH + timedelta(minutes=1)
 
 
@@ -375,7 +392,7 @@ def test_a_locked_instance_is_kept_with_the_reason(monkeypatch):
     assert all(one.alert for one in result.plan.decisions)
 
 
-def test_spot_is_told_by_its_strategy():
+def test_spot_is_recognised_by_its_strategy():
     assert described(SpotStrategy="SpotWithPriceLimit").spot
     assert not described(SpotStrategy="NoSpot").spot
 
@@ -472,7 +489,7 @@ def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_instances_to_a_lat
 
 def test_protection_from_the_group_is_none_from_the_sweep():
     world, checked = idle_world(3)
-    world.lifecycle = dict.fromkeys(world.machines, "Protected")
+    world.lifecycle = dict.fromkeys(world.instances, "Protected")
 
     sweep_until_they_go(world, checked)
 
@@ -481,7 +498,7 @@ def test_protection_from_the_group_is_none_from_the_sweep():
 
 def test_an_instance_that_vanishes_keeps_no_other_from_going():
     world, checked = idle_world(3)
-    vanishing = next(iter(world.machines.values()))
+    vanishing = next(iter(world.instances.values()))
     world.on_call("DeleteInstances", lambda: setattr(vanishing, "state", "terminated"), 1)
 
     result = sweep_until_they_go(world, checked)
@@ -492,7 +509,7 @@ def test_an_instance_that_vanishes_keeps_no_other_from_going():
 
 def test_an_instance_that_may_not_be_released_goes_back_into_its_group():
     world, checked = idle_world(2)
-    held = next(iter(world.machines.values()))
+    held = next(iter(world.instances.values()))
     held.stubborn = True
 
     result = sweep_until_they_go(world, checked)
@@ -504,35 +521,35 @@ def test_an_instance_that_may_not_be_released_goes_back_into_its_group():
 
 def test_an_instance_on_standby_is_kept_by_the_fresh_look():
     world, checked = idle_world(1)
-    (machine,) = world.machines.values()
-    world.lifecycle[machine.id] = "Standby"
+    (instance,) = world.instances.values()
+    world.lifecycle[instance.id] = "Standby"
 
     sweep_until_they_go(world, checked)
 
-    assert machine.state == "running"
+    assert instance.state == "running"
 
 
 def test_a_stop_saves_the_instance_s_price_and_notes_when():
     world, checked = idle_world(1, action="stop", instance_store_scratch=False)
-    (machine,) = world.machines.values()
+    (instance,) = world.instances.values()
 
     sweep_until_they_go(world, checked)
 
-    assert machine.state == "stopped"
-    assert TAG_STOPPED_AT in machine.tags
+    assert instance.state == "stopped"
+    assert TAG_STOPPED_AT in instance.tags
 
 
 def test_an_instance_that_stopped_meanwhile_is_reported_and_was_not_stopped_by_the_sweep(stage):
-    machine = stage.world.start(TAGS, state="stopped")
+    instance = stage.world.start(TAGS, state="stopped")
 
     with pytest.raises(CloudError, match="IncorrectInstanceStatus"):
-        stage.instances.stop([machine.id])
-    assert TAG_STOPPED_AT not in machine.tags
+        stage.instances.stop([instance.id])
+    assert TAG_STOPPED_AT not in instance.tags
 
 
 def test_a_refused_stop_leaves_no_note_of_one(stage):
     """Else the next stop, by the instance's user, would count as the sweep's, and its disk would go."""
-    machine = stage.world.start(TAGS)
+    instance = stage.world.start(TAGS)
 
     def refuse(_):
         raise RefusedError("OperationDenied", 403)
@@ -540,13 +557,13 @@ def test_a_refused_stop_leaves_no_note_of_one(stage):
     stage.actions.stop_instances = refuse
 
     with pytest.raises(CloudError, match="OperationDenied"):
-        stage.instances.stop([machine.id])
-    assert TAG_STOPPED_AT not in machine.tags
+        stage.instances.stop([instance.id])
+    assert TAG_STOPPED_AT not in instance.tags
 
 
 @pytest.mark.parametrize("was_done", [True, False])
 def test_a_stop_that_fails_at_the_cloud_is_noted_where_it_was_done(stage, was_done):
-    machine = stage.world.start(TAGS)
+    instance = stage.world.start(TAGS)
     plain = stage.actions.stop_instances
 
     def fail(ask):
@@ -557,23 +574,23 @@ def test_a_stop_that_fails_at_the_cloud_is_noted_where_it_was_done(stage, was_do
     stage.actions.stop_instances = fail
 
     with pytest.raises(CloudError, match="InternalError"):
-        stage.instances.stop([machine.id])
-    assert (TAG_STOPPED_AT in machine.tags) is was_done
+        stage.instances.stop([instance.id])
+    assert (TAG_STOPPED_AT in instance.tags) is was_done
 
 
 def test_an_instance_that_is_used_again_between_mark_and_action_stays():
     world, checked = idle_world(1)
-    (machine,) = world.machines.values()
+    (instance,) = world.instances.values()
     sweep_world(world, checked)
-    assert TAG_REAP_AFTER in machine.tags
+    assert TAG_REAP_AFTER in instance.tags
     world.pass_minutes(15)
-    machine.busy = True
+    instance.busy = True
     world.pass_minutes(10)
 
     sweep_world(world, checked)
 
-    assert machine.state == "running"
-    assert TAG_REAP_AFTER not in machine.tags
+    assert instance.state == "running"
+    assert TAG_REAP_AFTER not in instance.tags
 
 
 def test_a_frozen_group_starts_nothing_until_it_is_opened(stage):
@@ -588,7 +605,7 @@ def test_a_frozen_group_starts_nothing_until_it_is_opened(stage):
     assert asked == [("modify_scaling_group", "3"), ("suspend_processes", None), ("resume_processes", None)]
 
 
-def test_an_alarm_that_fires_is_told_by_its_name(stage):
+def test_an_alarm_that_fires_is_reported_by_its_name(stage):
     stage.world.alarms = {"low", "other"}
 
     assert stage.instances.alarms_firing(["low", "quiet"]) == {"low"}
@@ -599,7 +616,7 @@ def test_an_alarm_that_fires_is_told_by_its_name(stage):
 
 def read(stage, enough_below_s, period_s=900):
     queries = [
-        Query(key, METRIC_SECONDS_SINCE_ACTIVITY, period_s, enough_below_s) for key in stage.world.machines
+        Query(key, METRIC_SECONDS_SINCE_ACTIVITY, period_s, enough_below_s) for key in stage.world.instances
     ]
     span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
     answers, failures = stage.heartbeats.read(queries, span)
@@ -654,21 +671,36 @@ def test_windows_are_read_where_the_newest_cannot_be_had(stage):
     assert len(answer.points) > 1
 
 
+def test_an_instance_that_publishes_for_many_that_are_not_there_hides_nobody_s_heartbeats(stage, monkeypatch):
+    monkeypatch.setattr("image.reaper.alicloud.metrics.MAX_POINTS", 20)
+    stage.world.start(TAGS)
+    for _ in range(300):
+        stage.world.start(TAGS)
+    stage.world.pass_minutes(30)
+    queries = [Query(min(stage.world.instances), METRIC_SECONDS_SINCE_ACTIVITY, 900, 3600)]
+    span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
+
+    answers, failures = stage.heartbeats.read(queries, span)
+
+    assert (answers[queries[0]].complete, failures) == (True, [])
+    assert stage.server.asked == {"DescribeMetricLast": 10, "DescribeMetricList": 1}
+
+
 def test_a_window_that_cannot_be_read_is_no_idle_instance(stage):
-    machine = stage.world.start(TAGS, busy=False)
+    instance = stage.world.start(TAGS, busy=False)
     stage.world.faults.denied = 1.0
-    query = Query(machine.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
+    query = Query(instance.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
 
     answers, failures = stage.heartbeats.read([query], Span(EPOCH, EPOCH + timedelta(hours=1)))
 
     assert not answers[query].complete
-    assert [failure.instance_id for failure in failures] == [machine.id]
+    assert [failure.instance_id for failure in failures] == [instance.id]
 
 
 def test_points_that_cannot_be_read_are_a_failure(stage):
-    machine = stage.world.start(TAGS)
+    instance = stage.world.start(TAGS)
     stage.actions.describe_metric_list = lambda _: {"Code": "200", "Datapoints": json.dumps([{"a": 1}])}
-    query = Query(machine.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
+    query = Query(instance.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
 
     _, failures = stage.heartbeats.read([query], Span(EPOCH, EPOCH + timedelta(hours=1)))
 
@@ -719,9 +751,9 @@ def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
 
 
 def test_a_stopped_instance_is_found_with_what_its_disks_take(left):
-    *_, machine = left.find([described(Status="Stopped")])
+    *_, instance = left.find([described(Status="Stopped")])
 
-    assert (machine.kind, machine.size_gib, machine.volume_type) == (Kind.INSTANCE, 200, "cloud_essd")
+    assert (instance.kind, instance.size_gib, instance.volume_type) == (Kind.INSTANCE, 200, "cloud_essd")
 
 
 def test_the_newest_snapshot_of_a_disk_counts(left):
@@ -749,7 +781,7 @@ class Paged(Actions):
         return {"EipAddresses": {"EipAddress": rows[number - 1 : number]}, "TotalCount": len(rows)}
 
 
-def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_told():
+def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_reported():
     with serving(Paged(World())) as server:
         found = Leftovers(clients(server), Calls(lambda: EPOCH), STACK).find()
 
@@ -787,7 +819,7 @@ def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
     ]
 
 
-def test_a_disk_that_something_hangs_on_stays_and_is_told(left):
+def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
     with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
         left.remove(Leftover(Kind.VOLUME, "d-1"))
 

@@ -22,33 +22,33 @@ from image.reaper.metrics import CODE_UNFIT
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
 from tests.reaper.samples import NOON, judgement
 
-MACHINE = "i-1"
+INSTANCE = "i-1"
 
 
-class OneMachine:
+class OneInstance:
     """What the cloud knows of one instance of a group."""
 
     def __init__(self):
         self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
-        self.leaving = [MACHINE]
+        self.leaving = [INSTANCE]
         self.told, self.released, self.metrics = [], [], []
 
     def describe_scaling_instances(self, ask):
-        assert ask["InstanceIds"] == [MACHINE]
-        row = {"ScalingGroupId": "asg-1", "InstanceId": MACHINE, "LifecycleState": self.state}
+        assert ask["InstanceIds"] == [INSTANCE]
+        row = {"ScalingGroupId": "asg-1", "InstanceId": INSTANCE, "LifecycleState": self.state}
         return {"ScalingInstances": [row] if self.state else [], "TotalCount": 1}
 
     def describe_instances(self, ask):
         tags = [{"TagKey": key, "TagValue": value} for key, value in self.tags.items()]
-        row = {"InstanceId": MACHINE, "Tags": {"Tag": tags}, "SpotStrategy": self.strategy}
+        row = {"InstanceId": INSTANCE, "Tags": {"Tag": tags}, "SpotStrategy": self.strategy}
         return {"Instances": {"Instance": [row]}}
 
     def set_instances_protection(self, ask):
-        assert (ask["ScalingGroupId"], ask["InstanceIds"]) == ("asg-1", [MACHINE])
+        assert (ask["ScalingGroupId"], ask["InstanceIds"]) == ("asg-1", [INSTANCE])
         assert ask["ProtectedFromScaleIn"] == "true"
         self.state = "Protected"
         return {}
@@ -79,7 +79,7 @@ class OneMachine:
 
 @pytest.fixture
 def cloud():
-    with serving(OneMachine()) as server:
+    with serving(OneInstance()) as server:
         yield server
 
 
@@ -95,7 +95,7 @@ class Listening:
 
     def __init__(self, cloud):
         self.now = NOON
-        self.notices = Notices(Metadata("alicloud"), clients(cloud), MACHINE, lambda: self.now)
+        self.notices = Notices(Metadata("alicloud"), clients(cloud), INSTANCE, lambda: self.now)
 
 
 def test_an_instance_in_service_without_a_mark_hears_nothing(cloud, metadata):
@@ -114,7 +114,7 @@ def test_a_spot_notice_says_until_when_and_asks_nobody_else(cloud, metadata):
     assert not cloud.asked
 
 
-def test_a_spot_notice_that_cannot_be_read_is_told(cloud, metadata):
+def test_a_spot_notice_that_cannot_be_read_is_reported(cloud, metadata):
     metadata.says("instance/spot/termination-time", "soon")
 
     with pytest.raises(CloudError, match="termination-time: 'soon' cannot be read"):
@@ -122,7 +122,7 @@ def test_a_spot_notice_that_cannot_be_read_is_told(cloud, metadata):
 
 
 @pytest.mark.parametrize("state", ["Removing", "Removing:Wait"])
-def test_an_instance_that_its_group_takes_away_goes(cloud, metadata, state):
+def test_an_instance_that_its_group_terminates_is_drained(cloud, metadata, state):
     cloud.actions.state = state
 
     assert Listening(cloud).notices.find() == Notice("the scaling group terminates this instance")
@@ -165,7 +165,7 @@ def test_an_instance_of_the_spot_market_is_left_to_it(cloud, metadata):
     assert cloud.actions.state == "InService"
 
 
-def test_a_group_that_refuses_protection_is_told_of_and_hides_no_mark(cloud, metadata, caplog):
+def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, metadata, caplog):
     def refuse(_):
         raise RefusedError("Forbidden.RAM", 403)
 
@@ -188,23 +188,23 @@ def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata):
     assert listening.notices.find() is not None
 
 
-def test_the_hook_lets_the_instance_go_by_its_own_token(cloud):
-    Hook(clients(cloud).ess, MACHINE).complete()
+def test_the_hook_is_completed_by_its_own_token(cloud):
+    Hook(clients(cloud).ess, INSTANCE).complete()
 
     assert cloud.actions.released == [("ash-1", "token", "CONTINUE")]
 
 
 def test_the_hook_s_timeout_begins_anew_with_a_heartbeat(cloud):
-    Hook(clients(cloud).ess, MACHINE).heartbeat()
+    Hook(clients(cloud).ess, INSTANCE).heartbeat()
 
     assert cloud.actions.told == [("ash-1", "token")]
 
 
 def test_a_token_that_other_instances_hang_on_is_left_alone(cloud):
-    cloud.actions.leaving = [MACHINE, "i-2"]
+    cloud.actions.leaving = [INSTANCE, "i-2"]
 
     with pytest.raises(CloudError, match="1 other instances leave by the same token"):
-        Hook(clients(cloud).ess, MACHINE).complete()
+        Hook(clients(cloud).ess, INSTANCE).complete()
 
     assert cloud.actions.released == []
 
@@ -213,13 +213,13 @@ def test_an_instance_of_no_group_has_no_hook(cloud):
     cloud.actions.state = ""
 
     with pytest.raises(CloudError, match="i-1 is in no scaling group"):
-        Hook(clients(cloud).ess, MACHINE).complete()
+        Hook(clients(cloud).ess, INSTANCE).complete()
 
 
 def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(cloud):
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "alicloud-dev"), "", batched=False)
 
-    publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), MACHINE, "dev"), NOON)
+    publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), INSTANCE, "dev"), NOON)
 
     sent = {
         (one["MetricName"], one["Dimensions"]): json.loads(one["Values"])["value"]
@@ -238,7 +238,7 @@ def test_what_alarms_of_auto_scaling_watch_goes_into_the_stacks_application_grou
     """They know no metric of group 0; everything else stays there, where the sweep reads it."""
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "s", "4711"), "", batched=False)
 
-    publisher.add(heartbeat(judgement(gpu_memory_used_percent=50.0), MACHINE, "dev"), NOON)
+    publisher.add(heartbeat(judgement(gpu_memory_used_percent=50.0), INSTANCE, "dev"), NOON)
 
     groups = {one["MetricName"]: one["GroupId"] for one in cloud.actions.metrics}
     assert groups.pop("GpuMemoryUsedPercent") == "4711"
@@ -247,19 +247,19 @@ def test_what_alarms_of_auto_scaling_watch_goes_into_the_stacks_application_grou
 
 def test_the_application_group_is_what_the_instance_file_names(tmp_path):
     path = tmp_path / "instance.toml"
-    path.write_text(MACHINE_FILE.replace('cloud = "aws"', 'cloud = "alicloud"\nmonitor_group = "4711"'))
+    path.write_text(INSTANCE_TOML.replace('cloud = "aws"', 'cloud = "alicloud"\nmonitor_group = "4711"'))
 
     assert load(path).monitor_group == "4711"
 
 
-def test_a_heartbeat_that_is_refused_is_told_and_dropped(cloud, caplog):
+def test_a_heartbeat_that_is_refused_is_reported_and_dropped(cloud, caplog):
     def refuse(_):
         raise RefusedError("Forbidden.RAM", 403)
 
     cloud.actions.put_custom_metric = refuse
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "s"), "", batched=False)
 
-    publisher.add(heartbeat(judgement(), MACHINE, "dev"), NOON)
+    publisher.add(heartbeat(judgement(), INSTANCE, "dev"), NOON)
 
     assert "event=heartbeat-lost" in caplog.text
 
@@ -269,7 +269,7 @@ def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
     for name, value in {**ENVIRON, "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url}.items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "instance.toml"
-    path.write_text(MACHINE_FILE.replace('"aws"', '"alicloud"'))
+    path.write_text(INSTANCE_TOML.replace('"aws"', '"alicloud"'))
     return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
 
 
@@ -278,7 +278,7 @@ def test_an_instance_reaches_its_bucket_inside_the_network(agent_cloud):
 
 
 def test_an_instance_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
-    agent_cloud.harden(Metadata("alicloud"), MACHINE)
+    agent_cloud.harden(Metadata("alicloud"), INSTANCE)
 
     assert not cloud.asked
 
@@ -290,7 +290,7 @@ def test_an_instance_that_was_started_without_tokens_asks_for_them_from_now_on(
     hardened = []
     cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
 
-    agent_cloud.harden(Metadata("alicloud"), MACHINE)
+    agent_cloud.harden(Metadata("alicloud"), INSTANCE)
 
     assert hardened == ["required"]
     assert "event=metadata-not-hardened" not in caplog.text
@@ -299,7 +299,7 @@ def test_an_instance_that_was_started_without_tokens_asks_for_them_from_now_on(
 def test_an_instance_that_cannot_be_hardened_says_so_and_goes_on(metadata, agent_cloud, caplog):
     metadata.open = True
 
-    agent_cloud.harden(Metadata("alicloud"), MACHINE)
+    agent_cloud.harden(Metadata("alicloud"), INSTANCE)
 
     assert "event=metadata-not-hardened" in caplog.text
 
@@ -338,7 +338,7 @@ def test_an_instance_without_a_role_says_so(metadata):
         Credentials({}, Metadata("alicloud")).current()
 
 
-def test_keys_that_cannot_be_read_are_told(metadata):
+def test_keys_that_cannot_be_read_are_reported(metadata):
     metadata.says("ram/security-credentials/", "role")
     metadata.says("ram/security-credentials/role", "{}")
 
@@ -349,7 +349,7 @@ def test_keys_that_cannot_be_read_are_told(metadata):
 def environment(cloud, metadata, folder):
     """What a program of the instance is started with."""
     text = (
-        MACHINE_FILE.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev").replace("s3:", "oss:")
+        INSTANCE_TOML.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev").replace("s3:", "oss:")
     )
     (folder / "instance.toml").write_text(text)
     (folder / "run").mkdir(mode=0o755)

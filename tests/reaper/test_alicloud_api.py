@@ -37,7 +37,7 @@ def test_each_row_names_its_page_and_the_day_it_was_read(action):
     assert row["answer"]
 
 
-def test_an_answer_that_the_cloud_does_not_give_is_told_by_its_field():
+def test_an_answer_that_the_cloud_does_not_give_is_reported_by_its_field():
     answer = {"ScalingGroups": [{"ScalingGroupId": "asg-1", "Desired": 1}]}
 
     assert misfit("DescribeScalingGroups", ["ScalingGroupIds.1"], answer).endswith("answers no ['Desired']")

@@ -44,9 +44,9 @@ def world(monkeypatch):
 
 @pytest.fixture
 def idle(world):
-    machine = world.start(TAGS, busy=False)
+    instance = world.start(TAGS, busy=False)
     world.pass_minutes(90)
-    return machine
+    return instance
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_status_shows_each_instance_and_what_would_become_of_it(world, idle, pol
     assert "MARK" in result.output
 
 
-def test_the_account_is_asked_for_once_where_nobody_told_it(world, idle, policy_file):
+def test_the_account_is_asked_for_once_where_nobody_said_it(world, idle, policy_file):
     run("status", "--policy", policy_file, "--now", format_time(world.now))
 
     assert world.asked["GetCallerIdentity"] == 1

@@ -73,14 +73,14 @@ def an_idle_world() -> tuple[World, str]:
     idle = timedelta(hours=pool.idle.after_hours + 1)
     world.now = datetime.now(UTC) - idle
     tags = {TAG_MANAGED: "true", TAG_STACK: STACK.name, TAG_POOL: pool.name}
-    machines = [world.start(tags, busy=False) for _ in range(pool.size.min + 1)]
+    instances = [world.start(tags, busy=False) for _ in range(pool.size.min + 1)]
     world.pass_minutes(int(idle.total_seconds() / 60))
     world.now = datetime.now(UTC)
-    return world, machines[0].id
+    return world, instances[0].id
 
 
 def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
-    world, machine = an_idle_world()
+    world, instance = an_idle_world()
     url, client = bucket
     with serving(Actions(world)) as server:
         environment = {
@@ -101,8 +101,8 @@ def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["failed"] == []
-    assert report["marked"] == [machine]
-    assert TAG_REAP_AFTER in world.machines[machine].tags
+    assert report["marked"] == [instance]
+    assert TAG_REAP_AFTER in world.instances[instance].tags
     assert world.published["SweepRuns"] == 1
     assert client.list_objects_v2(Bucket=STACK.bucket_name("records"))["KeyCount"] > 0
 

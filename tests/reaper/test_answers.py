@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from image.reaper.agent.answers import Act, Seen, Talk, View, next_act, seen
+from image.reaper.agent.answers import Act, Seen, Talk, View, asks, next_act, seen
 from image.reaper.agent.judge import Limits
 from image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
-from image.reaper.handshake import Winner, Word
+from image.reaper.handshake import Reply, Winner
 
 MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOW = MARK + timedelta(minutes=10)
@@ -20,9 +20,10 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-IDLE = {"word": Word.IDLE, "said_at": ago(30), "saved_at": ago(60)}
+IDLE = {"reply": Reply.IDLE, "said_at": ago(30), "saved_at": ago(60)}
 SHUT = {"decision": END, "closed_at": ago(30), "saved_at": ago(40)}
-CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
+WAITING = {"decision": END, "closed_at": ago(400), "saved_at": ago(300), "reply": Reply.CLOSED}
+CLOSED = {**SHUT, "saved_at": ago(20), "reply": Reply.CLOSED, "said_at": ago(9)}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,12 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
         ({**CLOSED, "said_at": ago(10)}, CLEAN, Act.SAY_CLOSED),
         ({**CLOSED, "busy_looks": 1}, BUSY, Act.REFUSE),
         ({**CLOSED, "busy_looks": 1}, UNKNOWN, Act.REFUSE),
+        # files are saved again, once no sweep goes by what was said
+        ({**WAITING, "said_at": ago(120)}, CLEAN, Act.NOTHING),
+        ({**WAITING, "said_at": ago(121)}, CLEAN, Act.SAVE),
+        ({**WAITING, "said_at": ago(121)}, None, Act.LOOK),
+        ({**WAITING, "said_at": ago(121), "busy_looks": 1}, BUSY, Act.REFUSE),
+        ({**WAITING, "said_at": ago(121), "saved_at": ago(299)}, CLEAN, Act.SAY_CLOSED),
         ({**CLOSED, "closed_at": ago(3599)}, None, Act.LOOK),
         ({**CLOSED, "closed_at": ago(3600)}, None, Act.REFUSE),
         ({**CLOSED, "decided_at": ago(3599)}, None, Act.LOOK),
@@ -69,7 +76,7 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
         # no sweep goes by what was said then
         ({**CLOSED, "refusing": "used", "said_at": ago(121)}, None, Act.OPEN),
         ({**SHUT, "refusing": "used"}, None, Act.OPEN),
-        ({**SHUT, "refusing": "used", "word": Word.CLOSED}, None, Act.OPEN),
+        ({**SHUT, "refusing": "used", "reply": Reply.CLOSED}, None, Act.OPEN),
         # its word could not be written: the door is open by then, and it is tried until it is
         ({**IDLE, "refusing": "used"}, CLEAN, Act.REFUSE),
         ({**IDLE, "decision": WITHDRAWN, "refusing": "used"}, None, Act.REFUSE),
@@ -85,6 +92,35 @@ def test_each_state_of_a_mark_that_is_due_has_one_next_act(talk, look, act):
     made = Talk(**({"mark": MARK, "notified": True} | talk))
 
     assert next_act(View(NOW, MARK, "", made, look)) is act
+
+
+@pytest.mark.parametrize(
+    ("lower_at", "act"),
+    [(None, Act.NOTHING), (ago(-1), Act.NOTHING), (ago(0), Act.LOWER), (ago(1), Act.LOWER)],
+)
+def test_without_a_mark_the_cloud_may_stop_the_instance_when_no_sweep_goes_by_an_old_one(lower_at, act):
+    assert next_act(View(NOW, None, "", Talk(lower_at=lower_at))) is act
+
+
+@pytest.mark.parametrize(
+    ("talk", "asks_now"),
+    [
+        ({}, True),
+        ({"asked_at": ago(14)}, False),
+        ({"asked_at": ago(15)}, True),
+        ({"asked_at": ago(-1)}, True),  # the clock was set back since
+        ({"asked_at": ago(15), "decision": END}, False),
+        ({"asked_at": ago(15), "over": True}, False),
+    ],
+)
+def test_what_is_decided_is_read_at_once_and_then_every_fifteen_seconds(talk, asks_now):
+    assert asks(View(NOW, MARK, "", Talk(MARK, **talk))) is asks_now
+
+
+def test_before_a_mark_is_due_nothing_is_decided_that_could_be_read():
+    assert not asks(View(MARK - timedelta(seconds=1), MARK, "", Talk(MARK)))
+    assert not asks(View(NOW, None, "", Talk()))
+    assert asks(View(MARK, MARK, "", Talk(MARK)))
 
 
 def test_before_a_mark_is_due_users_are_notified_and_nothing_else():

@@ -47,8 +47,8 @@ def test_sensors_that_go_blind_one_after_another_cost_one_working_instance_of_tw
     """Their agents go on saying that nothing happens, and cannot know better."""
     world, made = fleet(20)
 
-    for machine in made:
-        machine.agent = "sightless"
+    for instance in made:
+        instance.agent = "sightless"
         sweeps(world, 1 / 6)
     tripped = sweeps(world, 12)
 
@@ -60,8 +60,8 @@ def test_sensors_that_go_blind_one_after_another_cost_one_working_instance_of_tw
 def test_sensors_that_go_blind_so_slowly_that_none_waits_beside_another_cost_one_instance_a_day():
     world, made = fleet(20)
 
-    for machine in made[:11]:
-        machine.agent = "sightless"
+    for instance in made[:11]:
+        instance.agent = "sightless"
         sweeps(world, 2)
 
     assert ended(world) <= 1
@@ -77,8 +77,8 @@ def test_one_user_who_comes_and_goes_does_not_teach_that_many_are_idle():
         sweeps(world, 1 / 6)
     before = ended(world)
 
-    for machine in made[1:8]:
-        machine.agent = "sightless"
+    for instance in made[1:8]:
+        instance.agent = "sightless"
     tripped = sweeps(world, 8)
 
     assert any(tripped)
@@ -88,8 +88,8 @@ def test_one_user_who_comes_and_goes_does_not_teach_that_many_are_idle():
 def test_sensors_that_go_blind_in_many_small_pools_cost_one_working_instance():
     world, made = fleet(20, SMALL)
 
-    for machine in made:
-        machine.agent = "sightless"
+    for instance in made:
+        instance.agent = "sightless"
         sweeps(world, 1 / 6, checked=SMALL_POLICY)
     tripped = sweeps(world, 12, checked=SMALL_POLICY)
 
@@ -99,8 +99,8 @@ def test_sensors_that_go_blind_in_many_small_pools_cost_one_working_instance():
 
 def test_small_pools_that_are_truly_idle_are_gone_after_a_day():
     world, made = fleet(20, SMALL)
-    for machine in made:
-        machine.leave()
+    for instance in made:
+        instance.leave()
 
     sweeps(world, 24, every_minutes=30, checked=SMALL_POLICY)
     held = ended(world)
@@ -112,8 +112,8 @@ def test_small_pools_that_are_truly_idle_are_gone_after_a_day():
 
 def test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so():
     world, made = fleet(18)
-    for machine in made[:16]:
-        machine.leave()
+    for instance in made[:16]:
+        instance.leave()
 
     sweeps(world, 24)
     held = ended(world)
@@ -128,11 +128,11 @@ def test_a_day_of_blind_sensors_that_see_again_does_not_make_the_next_one_usual(
 
     tripped = []
     for _ in range(3):
-        for machine in made[:11]:
-            machine.agent = "sightless"
+        for instance in made[:11]:
+            instance.agent = "sightless"
         tripped.append(any(sweeps(world, 12, every_minutes=30)))
-        for machine in made[:11]:
-            machine.agent = "alive"
+        for instance in made[:11]:
+            instance.agent = "alive"
         sweeps(world, 12, every_minutes=60)
 
     assert tripped == [True, True, True]
@@ -143,12 +143,12 @@ def test_a_pool_that_is_idle_every_night_is_known_once_an_operator_looked():
     world, made = fleet(10)
 
     def a_night(**options):
-        for machine in made[:8]:
-            machine.leave()
+        for instance in made[:8]:
+            instance.leave()
         tripped = sweeps(world, 2, every_minutes=30, **options)
         tripped += sweeps(world, 4, every_minutes=30)
-        for machine in made[:8]:
-            machine.busy = True
+        for instance in made[:8]:
+            instance.busy = True
         world.pass_minutes(30)
         sweep_world(world, POLICY)
         world.pass_minutes(600)
@@ -161,10 +161,10 @@ def test_a_pool_that_is_idle_every_night_is_known_once_an_operator_looked():
     assert ended_at_once > 0
 
 
-def test_an_operator_s_word_holds_until_those_that_it_is_about_are_ended():
+def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
     world, made = fleet(8)
-    for machine in made:
-        machine.leave()
+    for instance in made:
+        instance.leave()
     sweeps(world, 1.5)
 
     sweep_world(world, POLICY, override_breaker=True)
@@ -177,9 +177,9 @@ def test_an_operator_s_word_holds_until_those_that_it_is_about_are_ended():
 def test_many_that_were_given_back_lately_hold_nobody_else():
     """What a user says is no sign of blind sensors."""
     world, made = fleet(11)
-    for machine in made[:5]:
-        machine.leave()
-        machine.tags[TAG_GIVE_BACK] = f"{format_time(world.now)} ada"
+    for instance in made[:5]:
+        instance.leave()
+        instance.tags[TAG_GIVE_BACK] = f"{format_time(world.now)} ada"
     world.pass_minutes(10)
     sweeps(world, 1)
     given_back = ended(world)
@@ -193,8 +193,8 @@ def test_many_that_were_given_back_lately_hold_nobody_else():
 
 def test_it_alarms_in_the_very_sweep_in_which_it_trips():
     world, made = fleet(8)
-    for machine in made:
-        machine.leave()
+    for instance in made:
+        instance.leave()
     world.pass_minutes(70)
 
     result = sweep_world(world, POLICY)

@@ -114,9 +114,9 @@ def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
 
 
 def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
-    machine = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
+    instance = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
     yesterday = (datetime.now(UTC) - timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(machine, 86_400, Decimal("24.62"))})
+    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
     key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
     beat = {

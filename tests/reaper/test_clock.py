@@ -22,7 +22,7 @@ def real(monkeypatch):
     return passed
 
 
-def test_it_shows_what_it_was_set_to_and_runs_as_fast_as_it_was_told(real):
+def test_it_shows_what_it_was_set_to_and_runs_as_fast_as_it_was_set(real):
     clock = Clock(NOON, speed=60)
 
     real[0] += 2

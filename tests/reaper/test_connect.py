@@ -15,7 +15,7 @@ from image.reaper.errors import ConfigurationError
 from image.reaper.model import TAG_OWNER, TAG_POOL, Instance
 from image.reaper.people.connect import Forward, chosen, session
 from tests.reaper.moto_fleet import REGION, STACK, TAGS
-from tests.reaper.one_machine import client, one_machine
+from tests.reaper.one_instance import client, one_instance
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,7 +118,7 @@ def test_a_program_that_is_missing_is_named_with_its_place(cloud, there, missing
 def test_the_command_becomes_the_session_of_the_stacks_only_instance(tmp_path):
     for name in ("aws", "session-manager-plugin"):
         program(tmp_path, name)
-    with one_machine(tmp_path) as made:
+    with one_instance(tmp_path) as made:
         wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
         answer = client(made, "ec2").run_instances(
             ImageId="ami-12c6146b",

@@ -27,7 +27,7 @@ class World:
 
     def steps(self, hook=True):
         return Steps(
-            tell=lambda message: self.events.append(f"tell {message}"),
+            notify=lambda message: self.events.append(f"notify {message}"),
             trainers=lambda: ["torchrun (7, bob)"] if self.now < self._trainer_ends else [],
             save=self.save,
             hook=self if hook else None,
@@ -63,7 +63,7 @@ class World:
             raise CloudError("No active Lifecycle Action found")
 
     def done(self):
-        return [event.split()[0] if event.startswith("tell") else event for event in self.events]
+        return [event.split()[0] if event.startswith("notify") else event for event in self.events]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_nothing_that_runs_is_saved_and_let_go(stop_file):
     saved = Drain(LEAVING, world.steps(), stop_file).run()
 
     assert saved
-    assert world.done() == ["tell", "save", "complete"]
+    assert world.done() == ["notify", "save", "complete"]
 
 
 def test_the_trainer_finds_the_reason_in_one_line(stop_file):
@@ -92,7 +92,7 @@ def test_a_stop_file_that_cannot_be_written_keeps_nothing_from_being_saved(tmp_p
 
     assert Drain(LEAVING, world.steps(), tmp_path / "gone/stop").run()
 
-    assert world.done() == ["tell", "save", "complete"]
+    assert world.done() == ["notify", "save", "complete"]
     assert "event=no-stop-file" in caplog.text
 
 
@@ -101,7 +101,7 @@ def test_saving_waits_for_the_trainer_and_asks_for_time_every_minute(stop_file):
 
     Drain(LEAVING, world.steps(), stop_file).run()
 
-    assert world.done() == ["tell", "heartbeat", "heartbeat", "heartbeat", "save", "complete"]
+    assert world.done() == ["notify", "heartbeat", "heartbeat", "heartbeat", "save", "complete"]
     assert world.now - NOON == timedelta(seconds=200)
 
 
@@ -110,10 +110,10 @@ def test_a_long_copy_asks_for_time_as_well(stop_file):
 
     Drain(LEAVING, world.steps(), stop_file).run()
 
-    assert world.done() == ["tell", *["heartbeat"] * 20, "save", "complete"]
+    assert world.done() == ["notify", *["heartbeat"] * 20, "save", "complete"]
 
 
-def test_a_trainer_that_never_stops_is_told_and_left_after_half_an_hour(stop_file, caplog):
+def test_a_trainer_that_never_stops_is_reported_and_left_after_half_an_hour(stop_file, caplog):
     world = World(trainer_ends_s=10**6)
 
     assert Drain(LEAVING, world.steps(), stop_file).run()
@@ -127,16 +127,16 @@ def test_saving_is_tried_again(stop_file):
 
     assert Drain(LEAVING, world.steps(), stop_file).run()
 
-    assert world.done() == ["tell", "save failed", "save failed", "save", "complete"]
+    assert world.done() == ["notify", "save failed", "save failed", "save", "complete"]
 
 
-def test_what_cannot_be_saved_is_told_and_the_instance_is_not_let_go(stop_file):
+def test_what_cannot_be_saved_is_reported_and_the_instance_is_not_let_go(stop_file):
     world = World(saving_fails=10**6)
 
     assert not Drain(LEAVING, world.steps(), stop_file).run()
 
     assert "complete" not in world.events
-    assert world.events[-1] == "tell /scratch/keep could not be saved: AccessDenied"
+    assert world.events[-1] == "notify /scratch/keep could not be saved: AccessDenied"
 
 
 def test_a_spot_notice_leaves_time_to_save_even_if_the_trainer_runs_on(stop_file):
@@ -144,7 +144,7 @@ def test_a_spot_notice_leaves_time_to_save_even_if_the_trainer_runs_on(stop_file
 
     assert Drain(SPOT, world.steps(hook=False), stop_file).run()
 
-    assert world.done() == ["tell", "save"]
+    assert world.done() == ["notify", "save"]
     assert world.now <= SPOT.ends_at - timedelta(seconds=40)
 
 
@@ -153,7 +153,7 @@ def test_a_hook_that_fails_stops_nothing(stop_file, caplog):
 
     assert Drain(LEAVING, world.steps(), stop_file).run()
 
-    assert world.done() == ["tell", "heartbeat", "save", "complete"]
+    assert world.done() == ["notify", "heartbeat", "save", "complete"]
     assert "event=hook-failed action=complete" in caplog.text
 
 

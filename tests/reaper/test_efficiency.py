@@ -16,19 +16,19 @@ MIDNIGHT = NOON.replace(hour=0)
 
 
 def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
-    machine = MeteredInstance(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
-    return DayShare(machine, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
+    instance = MeteredInstance(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
+    return DayShare(instance, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
 
 
-def day(machines, saved=()):
+def day(instances, saved=()):
     costs = {}
-    for one in machines.values():
+    for one in instances.values():
         costs[one.instance.pool] = costs.get(one.instance.pool, Decimal(0)) + one.cost
-    return Day(MIDNIGHT, costs, machines, dict(saved))
+    return Day(MIDNIGHT, costs, instances, dict(saved))
 
 
-def summed(machines, busy, samples=(), saved=()):
-    return sum_up(day(machines, saved), "aws-dev", "USD", busy, dict(samples))
+def summed(instances, busy, samples=(), saved=()):
+    return sum_up(day(instances, saved), "aws-dev", "USD", busy, dict(samples))
 
 
 def test_gpu_hours_are_bought_by_the_gpu_and_busy_by_the_share_of_the_day():
@@ -56,9 +56,9 @@ def test_a_day_with_instances_without_a_price_says_at_least():
 
 
 def test_the_ten_that_left_most_money_idle_come_dearest_first():
-    machines = {f"i-{n:02}": share(per_hour=str(n)) for n in range(15)}
+    instances = {f"i-{n:02}": share(per_hour=str(n)) for n in range(15)}
 
-    idle = summed(machines, dict.fromkeys(machines, 0.75)).idle
+    idle = summed(instances, dict.fromkeys(instances, 0.75)).idle
 
     assert [one.instance_id for one in idle] == [f"i-{n:02}" for n in range(14, 4, -1)]
     assert idle[0].idle_cost == 14 * 24 / Decimal(4)
@@ -71,7 +71,7 @@ def test_samples_for_money_count_the_instances_that_say_so():
     assert found.to_json()["samples_per_money"] == "100.00"
 
 
-def test_samples_are_left_out_and_said_to_be_where_no_trainer_tells():
+def test_samples_are_left_out_and_said_to_be_where_no_trainer_says_so():
     found = summed({"i-1": share()}, {})
 
     assert found.to_json()["samples_per_money"] is None
@@ -85,7 +85,7 @@ def test_what_the_reaper_saved_stands_beside_what_was_bought():
     assert "saved 48.00 GPU hours, 12.00 USD" in mail(found, "s3://there")
 
 
-def test_a_day_without_instances_is_told_too():
+def test_a_day_without_instances_is_reported_too():
     text = page(summed({}, {}))
 
     assert "0.00 of 0.00 GPU hours busy" in text
@@ -105,18 +105,18 @@ SHARES = st.builds(
     st.integers(0, 8),
     st.sampled_from(["0", "1.006", "32.77"]),
 )
-MACHINES = st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), SHARES, max_size=12)
+INSTANCES = st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), SHARES, max_size=12)
 
 
-@given(MACHINES, st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), st.floats(-0.1, 1.1)))
-def test_busy_and_unknown_hours_are_part_of_those_bought_and_pools_add_up(machines, busy):
-    found = summed(machines, busy)
+@given(INSTANCES, st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), st.floats(-0.1, 1.1)))
+def test_busy_and_unknown_hours_are_part_of_those_bought_and_pools_add_up(instances, busy):
+    found = summed(instances, busy)
 
     for pool in found.pools:
         assert pool.busy >= 0
         assert pool.unknown >= 0
         assert pool.busy + pool.unknown <= pool.gpu_hours
-    assert found.total("cost") == sum((one.cost for one in machines.values()), Decimal(0))
+    assert found.total("cost") == sum((one.cost for one in instances.values()), Decimal(0))
     assert len(found.idle) <= 10
     drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
     if drawn:
@@ -133,10 +133,10 @@ def test_an_owner_s_name_that_begins_like_a_number_cannot_break_the_page():
 @pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
 def test_numbers_that_nobody_can_mean_count_like_none(value):
     """Everybody on an instance may publish in its name; one such number would end every report."""
-    machines = {"i-1": share(), "i-2": share()}
+    instances = {"i-1": share(), "i-2": share()}
 
-    found = summed(machines, {"i-1": value, "i-2": 0.5}, {"i-1": value, "i-2": 2400.0})
+    found = summed(instances, {"i-1": value, "i-2": 0.5}, {"i-1": value, "i-2": 2400.0})
 
-    assert found == summed(machines, {"i-2": 0.5}, {"i-2": 2400.0})
+    assert found == summed(instances, {"i-2": 0.5}, {"i-2": 2400.0})
     assert found.to_json()["samples_per_money"] == "100.00"
     assert page(found)

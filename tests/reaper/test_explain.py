@@ -17,7 +17,7 @@ from image.reaper.people import explain_live, timeline
 from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
-from tests.reaper.one_machine import one_machine
+from tests.reaper.one_instance import one_instance
 from tests.reaper.samples import NOON, gpu, presence, sample, use
 
 
@@ -82,8 +82,8 @@ def fleet():
 @pytest.fixture
 def explain(fleet, tmp_path):
     path = str(write_policy(tmp_path / "policy.json"))
-    return lambda machine: CliRunner().invoke(
-        main, ["explain", machine, "--policy", path, "--now", NOW.isoformat()]
+    return lambda instance: CliRunner().invoke(
+        main, ["explain", instance, "--policy", path, "--now", NOW.isoformat()]
     )
 
 
@@ -154,7 +154,7 @@ def test_live_shows_each_sensor_with_what_makes_it_busy():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees everybody's processes")
 def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
-    with one_machine(tmp_path) as environment, subprocess.Popen(["/usr/bin/sleep", "600"]) as process:
+    with one_instance(tmp_path) as environment, subprocess.Popen(["/usr/bin/sleep", "600"]) as process:
         (tmp_path / "mpirun").symlink_to("/usr/bin/sleep")
         with subprocess.Popen([tmp_path / "mpirun", "600"]) as launcher:
             for name, value in environment.items():

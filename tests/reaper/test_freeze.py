@@ -100,7 +100,7 @@ def test_a_new_month_gives_every_group_its_limit_back():
     assert [(one.max_size, one.closed) for one in back] == [(8, False), (4, False)]
 
 
-def test_what_somebody_else_had_closed_stays_closed():
+def test_what_another_had_closed_stays_closed():
     freeze, groups = frozen(CLOSED_AT, [group(closed=True)])
 
     assert frozen(0, groups, freeze, DECEMBER)[1][0].closed

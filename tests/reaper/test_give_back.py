@@ -20,7 +20,7 @@ from image.reaper.sweep.verdict import decide, if_nothing_ran
 from image.reaper.times import format_time
 from tests.reaper.moto_fleet import NOW, client
 from tests.reaper.situations import NOW as MOMENT
-from tests.reaper.situations import alone, idle_history, machine
+from tests.reaper.situations import alone, idle_history, make_instance
 from tests.reaper.sweeping import policy
 from tests.reaper.test_sweep_on_moto import fleet, sweep  # noqa: F401 - fixtures
 
@@ -60,7 +60,7 @@ def test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none(live):
     assert ended(instances) == [one.id for one in instances[:2]]
 
 
-def test_who_kept_an_instance_is_notified_anew_when_somebody_gives_it_back(live, monkeypatch):
+def test_who_kept_an_instance_is_notified_anew_when_another_gives_it_back(live, monkeypatch):
     notices, announce = [], Notifier.announce
 
     def listened(self, stack, decisions):
@@ -83,7 +83,7 @@ def test_who_kept_an_instance_is_notified_anew_when_somebody_gives_it_back(live,
     assert ["given back by eve" in decision.reason for decision in notices[before:]] == [True]
 
 
-def test_while_many_are_idle_what_its_owner_gave_back_goes_and_the_others_wait(live):
+def test_while_many_are_idle_what_its_owner_gave_back_is_terminated_and_the_others_wait(live):
     instances = live.start(6)
     live.pass_minutes(2)
     give_back(live, instances[0])
@@ -137,7 +137,7 @@ def test_in_the_first_week_what_was_given_back_stays_while_it_is_used(live):
         ("eve", "eve:login", False),
     ],
 )
-def test_who_gave_it_back_ends_no_work_of_others(live, by, seen, goes):
+def test_a_give_back_terminates_no_work_of_others(live, by, seen, goes):
     """For those who waits there without a sign the times of the pool hold."""
     (instance,) = live.start()
     instance.log_in()
@@ -169,7 +169,9 @@ def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep
 def test_the_reason_says_who_gave_it_back():
     tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} ada", TAG_OWNER: "ada"}
     (found,) = decide(
-        alone(machine(marked_minutes_ago=None, tags=tags), idle_history(10).activity(timedelta(minutes=5)))
+        alone(
+            make_instance(marked_minutes_ago=None, tags=tags), idle_history(10).activity(timedelta(minutes=5))
+        )
     ).decisions
 
     assert found.verdict is Verdict.MARK
@@ -190,7 +192,7 @@ def test_the_reason_says_who_gave_it_back():
 )
 def test_what_will_hold_it_up_is_known_before_it_is_idle(terms, verdict, says):
     tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} ada", TAG_OWNER: "ada"}
-    instance = machine(marked_minutes_ago=None, tags=tags)
+    instance = make_instance(marked_minutes_ago=None, tags=tags)
     situation = alone(instance, idle_history(0).activity(), policy=policy(**terms))
 
     found = if_nothing_ran(situation, instance)
@@ -199,7 +201,9 @@ def test_what_will_hold_it_up_is_known_before_it_is_idle(terms, verdict, says):
 
 
 def test_of_before_the_tag_said_the_time_alone():
-    instance = machine(marked_minutes_ago=None, tags={TAG_GIVE_BACK: format_time(MOMENT), TAG_OWNER: "ada"})
+    instance = make_instance(
+        marked_minutes_ago=None, tags={TAG_GIVE_BACK: format_time(MOMENT), TAG_OWNER: "ada"}
+    )
 
     found = give_back_of(instance)
 
@@ -217,12 +221,14 @@ def test_of_before_the_tag_said_the_time_alone():
         ("ada", "adam", "", False),
         ("", "eve", "", False),
         ("", "", "", True),  # of before: whose it was is not known, but that it was its user is
+        ("ada", "", "ada:login", True),
+        ("ada", "", "bob:login", False),
     ],
 )
 def test_whose_word_alone_is_enough(owner, by, seen, is_sole):
     tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} {by}".strip(), TAG_OWNER: owner, TAG_USERS: seen}
 
-    found = give_back_of(machine(marked_minutes_ago=None, tags=tags))
+    found = give_back_of(make_instance(marked_minutes_ago=None, tags=tags))
 
     assert found.is_sole == is_sole
 
@@ -232,7 +238,7 @@ def test_an_instance_that_was_taken_is_idle_since_the_later_of_its_use_and_that(
     idle_minutes, taken_minutes_ago
 ):
     taken = {TAG_TAKEN_AT: format_time(MOMENT - timedelta(minutes=taken_minutes_ago))}
-    instance = machine(marked_minutes_ago=None, tags=taken)
+    instance = make_instance(marked_minutes_ago=None, tags=taken)
 
     (found,) = decide(alone(instance, idle_history(idle_minutes).activity())).decisions
 

@@ -170,7 +170,7 @@ def test_a_gpu_that_fell_off_the_bus_is_missed(sensor_of):
         sensor_of(FakeNvml(count=7), expected=8).read()
 
 
-def test_a_mig_gpu_tells_the_processes_of_all_its_instances_and_no_utilisation(sensor_of):
+def test_a_mig_gpu_reports_the_processes_of_all_its_instances_and_no_utilisation(sensor_of):
     sensor = sensor_of(FakeNvml(mig_instances=[[5], [], [6, 7]]))
 
     (gpu,) = sensor.read()

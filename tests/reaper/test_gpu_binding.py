@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reaper.one_machine import one_machine
+from tests.reaper.one_instance import one_instance
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
@@ -56,7 +56,7 @@ def test_a_gpu_that_computes_is_read_in_full(driver):
     }
 
 
-def test_a_gpu_in_mig_mode_tells_the_processes_of_its_instances(driver):
+def test_a_gpu_in_mig_mode_reports_the_processes_of_its_instances(driver):
     _, cut = read(driver)
 
     assert cut["utilisation_percent"] is None
@@ -69,7 +69,7 @@ def test_a_lost_gpu_is_named(driver):
     assert told == "NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 (GPU-whole)"
 
 
-def test_a_library_without_a_function_is_told_as_such(driver, tmp_path):
+def test_a_library_without_a_function_is_reported_as_such(driver, tmp_path):
     source = Path(__file__).with_name("fake_nvml.c").read_text()
     (tmp_path / "old.c").write_text(source.replace("nvmlDeviceGetMemoryInfo", "somethingElse"))
     library = str(tmp_path / "libnvidia-ml.so.1")
@@ -82,7 +82,7 @@ def test_a_library_without_a_function_is_told_as_such(driver, tmp_path):
 
 def test_an_agent_process_finds_the_instance_active_by_its_gpu(driver, tmp_path):
     fast = ("--instance-id", "i-gpu", "--clock-speed", "600", "--duration", "300")
-    with one_machine(tmp_path) as environment:
+    with one_instance(tmp_path) as environment:
         command = [sys.executable, "-m", "image.reaper", "agent", *fast]
         ended = subprocess.run(command, env=environment | driver, capture_output=True, text=True, check=False)
 

@@ -68,6 +68,20 @@ def test_runs_beside_which_the_instance_was_busy_teach_nothing():
     assert not after([WATCH] * 3, busy=True)
 
 
+@pytest.mark.parametrize("worked", [(True, False), (False, True)])
+def test_a_run_that_worked_at_one_of_its_looks_worked(worked):
+    habits, at = Habits(), NOON
+    for number in range(4):
+        for busy in worked:
+            habits.learned([replace(WATCH, began_s=10.0 + number)], at, busy=busy)
+            at += timedelta(seconds=1)
+        habits.learned([], at, busy=False)
+
+    (found,) = habits.learned([replace(WATCH, began_s=99.0)], at, busy=False)
+
+    assert not found.repeats
+
+
 def test_what_ran_more_than_a_day_ago_is_forgotten():
     assert not after([WATCH] * 3, between=timedelta(hours=9))
 

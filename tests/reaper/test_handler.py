@@ -31,13 +31,13 @@ def fleet(monkeypatch, tmp_path):
 
 
 def test_a_scheduled_sweep_logs_each_instance_and_returns_the_counts(fleet, capsys):
-    (machine,) = fleet.start()
+    (instance,) = fleet.start()
 
     summary = handler.handle({}, Context())
 
     assert summary["failed"] == []
     assert summary["acted"] == []
-    assert f'"instance_id": "{machine}"' in capsys.readouterr().out
+    assert f'"instance_id": "{instance}"' in capsys.readouterr().out
 
 
 def test_a_sweep_publishes_that_it_ran(fleet):

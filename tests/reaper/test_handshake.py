@@ -37,13 +37,13 @@ from image.reaper.handshake import (
     LONGEST,
     Exchange,
     MarkQuestion,
+    Reply,
     Said,
     Winner,
-    Word,
     heard,
     mark_name,
+    replies,
     said_of,
-    words,
 )
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
 from image.reaper.store import Listed, Store
@@ -98,7 +98,7 @@ talks = st.builds(
     mark=st.just(MARK),
     notified=st.just(True),
     saved_at=st.none() | moments,
-    word=st.none() | st.sampled_from(Word),
+    reply=st.none() | st.sampled_from(Reply),
     said_at=st.none() | moments,
     busy_looks=st.integers(0, 3),
     decision=st.none() | st.sampled_from(Winner),
@@ -192,11 +192,17 @@ def test_no_job_is_killed_whose_agent_dies_as_it_begins(live):
     assert ended(instances) == []
 
 
-def test_a_hold_typed_after_the_last_look_holds(live):
-    """The sweep has read tags and words; it is about to decide."""
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_hold_typed_after_the_last_look_holds(live, dies):
+    """The sweep has read tags and words; it is about to decide. An agent would decide as the hold did."""
     (instance,) = marked_and_due(live)
     said = []
-    live.on_call("PutObject", lambda: said.append(keep(instance)), number=2)  # of the lease are two before
+
+    def type_it():
+        said.append(keep(instance))
+        instance.alive = not dies
+
+    live.on_call("PutObject", type_it, number=2)  # the lease is before
 
     live.sweep()
 
@@ -327,13 +333,13 @@ def test_an_agent_whose_looks_take_long_is_never_silent_behind_the_shut_door(loo
     said = [MARK]
     for now in (MARK + timedelta(seconds=at) for at in range(0, 600, look_s + 1)):
         if next_act(View(now, MARK, "", talk, Seen())) is Act.SAY_CLOSED:
-            talk = replace(talk, word=Word.CLOSED, said_at=now)
+            talk = replace(talk, reply=Reply.CLOSED, said_at=now)
             said.append(now)
 
     assert max(later - earlier for earlier, later in pairwise(said)) < CLOSED_LASTS
 
 
-def test_a_refused_mark_is_taken_away_and_a_later_one_may_end_the_instance(live):
+def test_a_refused_mark_is_removed_and_a_later_one_may_terminate_the_instance(live):
     (instance,) = marked_and_due(live)
     live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
     live.sweep()
@@ -539,7 +545,7 @@ def test_a_job_that_began_seconds_before_the_mark_was_due_has_a_quarter_of_an_ho
 
 
 def stopped_and_due(live):
-    """An instance that its user stopped a day ago, and whose owner was told of its termination."""
+    """An instance that its user stopped a day ago, and whose owner was notified of its termination."""
     live.policy(terminate_stopped_after_days=1)
     (instance,) = live.start()
     instance.stop()
@@ -566,7 +572,7 @@ def test_a_stopped_instance_that_is_started_before_the_last_look_at_it_stays(liv
     assert TAG_REAP_AFTER not in live.tags(instance.id)
 
 
-def test_a_member_of_a_group_that_its_user_stopped_ends_though_detaching_takes_a_tag_off(live):
+def test_a_member_of_a_group_that_its_user_stopped_is_terminated_though_detaching_takes_a_tag_off(live):
     live.policy(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
     instance, other = live.start(2, group="grp")
     other.begin_job()
@@ -615,7 +621,7 @@ def refused(live):
     return instance
 
 
-def test_what_denies_the_end_is_taken_away_once_no_sweep_goes_by_the_mark(live):
+def test_what_denies_the_termination_is_removed_once_no_sweep_goes_by_the_mark(live):
     instance = refused(live)
 
     live.pass_minutes(1)
@@ -645,7 +651,7 @@ def test_an_instance_that_refused_and_was_stopped_at_once_is_alerted_once_and_a_
     assert TAG_WITHDRAWN not in live.tags(instance.id)
 
 
-def test_an_agent_that_restarts_takes_away_what_denies_the_end(live):
+def test_an_agent_that_restarts_removes_what_denies_the_termination(live):
     instance = refused(live)
     instance.start_agent(live.now)
 
@@ -677,7 +683,7 @@ def test_a_decision_names_its_caller_and_is_no_word_and_other_names_are_nothing(
     below = "handshake/AROA:i-1/20261121T120000Z"
     listed = [Listed(f"{below}/{name}.json", timedelta(0)) for name in ("decision", "notes")]
 
-    assert words(listed) == {("i-1", "20261121T120000Z"): Said("AROA:i-1", {})}
+    assert replies(listed) == {("i-1", "20261121T120000Z"): Said("AROA:i-1", {})}
 
 
 class Refusing:
@@ -801,11 +807,11 @@ def test_an_instance_that_writes_five_thousand_names_costs_three_pages_and_no_wo
     before, after = heard_in(calm, questions), heard_in(loud, questions)
 
     assert loud.pages <= calm.pages + 3
-    others = {key: said for key, said in after.words.items() if key[0] in questions and key[0] != "i-150"}
-    assert others == {key: said for key, said in before.words.items() if key[0] != "i-150"}
-    assert {said.word for said in others.values()} == {Word.CLOSED}
+    others = {key: said for key, said in after.replies.items() if key[0] in questions and key[0] != "i-150"}
+    assert others == {key: said for key, said in before.replies.items() if key[0] != "i-150"}
+    assert {said.reply for said in others.values()} == {Reply.CLOSED}
     assert list(after.flooding) == [flooder]
-    assert after.words["i-150", "20261121T120000Z"].word in (None, Word.REFUSED), "never that it is idle"
+    assert after.replies["i-150", "20261121T120000Z"].reply in (None, Reply.REFUSED), "never that it is idle"
 
 
 @pytest.mark.parametrize("cloud", ROLES)
@@ -813,9 +819,9 @@ def test_an_instance_that_hides_its_refusal_behind_other_names_is_not_taken_at_i
     caller = ROLES[cloud] + "i-1"
     junk = [f"{caller}/20261121T120000Z/j{number}.json" for number in range(20)]
 
-    found = heard_in(Bucket(said_by(caller, "idle") + junk), {"i-1": ""}).words["i-1", "20261121T120000Z"]
+    found = heard_in(Bucket(said_by(caller, "idle") + junk), {"i-1": ""}).replies["i-1", "20261121T120000Z"]
 
-    assert (found.flooded, found.word) == (True, None)
+    assert (found.flooded, found.reply) == (True, None)
 
 
 def test_names_of_callers_that_nobody_is_are_jumped_over_where_the_callers_are_known():
@@ -827,8 +833,10 @@ def test_names_of_callers_that_nobody_is_are_jumped_over_where_the_callers_are_k
     found = heard_in(bucket, {"i-1": "dev.i-1", "a-1": "dev.a-1"})
 
     assert bucket.pages == 2
-    assert {one.word for one in found.words.values() if one.caller in ("dev.i-1", "dev.a-1")} == {Word.IDLE}
-    assert len(found.words) >= 2
+    assert {one.reply for one in found.replies.values() if one.caller in ("dev.i-1", "dev.a-1")} == {
+        Reply.IDLE
+    }
+    assert len(found.replies) >= 2
 
 
 def test_where_all_flood_at_once_the_listing_ends_and_who_was_not_heard_has_said_nothing():
@@ -839,10 +847,10 @@ def test_where_all_flood_at_once_the_listing_ends_and_who_was_not_heard_has_said
 
     assert bucket.pages <= 102
     assert "*" in found.flooding
-    assert said_of(found.words, "i-9999", MARK).word is None
+    assert said_of(found.replies, "i-9999", MARK).reply is None
 
 
-def test_a_bucket_that_begins_anew_instead_of_where_it_was_told_is_no_answer():
+def test_a_bucket_that_begins_anew_instead_of_where_it_was_asked_to_is_no_answer():
     class Deaf(Bucket):
         """Knows no StartAfter."""
 
@@ -859,22 +867,22 @@ def swept_beside_a_flood(cloud, names, where="20991231T000000Z"):
     """Three idle instances that answered, of which the second wrote so many names more; and one sweep."""
     stage = Stage(cloud)
     stage.terms(top={"max_actions": 100, "max_percent": 100}, require_acknowledgement=True)
-    machines = stage.marked(3)
-    caller = {"aws": "AROAMADEUP:", "alicloud": "dev."}[cloud] + machines[1].id
-    mark = mark_name(parse_time(machines[1].tags[TAG_REAP_AFTER]))
+    instances = stage.marked(3)
+    caller = {"aws": "AROAMADEUP:", "alicloud": "dev."}[cloud] + instances[1].id
+    mark = mark_name(parse_time(instances[1].tags[TAG_REAP_AFTER]))
     for number in range(names):
         stage.world.objects[f"reaper/handshake/{caller}/{where or mark}/{number:05}.json"] = (b"{}", '"1"')
     stage.world.calls.clear()
-    return stage, machines, caller, stage.sweep()
+    return stage, instances, caller, stage.sweep()
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
-def test_beside_an_instance_that_floods_the_others_are_ended_at_the_same_reads(cloud):
+def test_beside_an_instance_that_floods_the_others_are_terminated_at_the_same_reads(cloud):
     calm, _, _, _ = swept_beside_a_flood(cloud, 0)
 
-    stage, machines, caller, result = swept_beside_a_flood(cloud, 5000)
+    stage, instances, caller, result = swept_beside_a_flood(cloud, 5000)
 
-    assert stage.ended == [one.id for one in machines], "its words can be read: what floods lies beside them"
+    assert stage.ended == [one.id for one in instances], "its words can be read: what floods lies beside them"
     assert result.done.failures == []
     calm_reads, reads = (
         Counter(one for one in each.world.calls if one.startswith(("Describe", "List", "Get")))
@@ -890,7 +898,7 @@ def test_beside_an_instance_that_floods_the_others_are_ended_at_the_same_reads(c
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
-def test_an_instance_that_floods_its_own_mark_stays_and_operators_are_told_at_once_and_once_a_day(cloud):
+def test_an_instance_that_floods_its_own_mark_stays_and_operators_are_notified_at_once_and_once_a_day(cloud):
     stage, (first, flooder, last), caller, result = swept_beside_a_flood(cloud, 5000, where="")
 
     assert stage.ended == [first.id, last.id]

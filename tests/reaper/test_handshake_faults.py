@@ -126,7 +126,7 @@ def test_an_instance_that_cannot_answer_stays(live, code):
 
 @pytest.mark.parametrize("operation", ["ListObjectsV2", "PutObject", "GetObject"])
 @pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
-def test_a_sweep_that_cannot_hear_or_decide_ends_nothing_and_says_so(live, operation, code):
+def test_a_sweep_that_cannot_hear_or_decide_terminates_nothing_and_says_so(live, operation, code):
     (instance,) = marked_and_due(live)
     live.sweep_refused = (operation, code)
 
@@ -185,7 +185,7 @@ def test_an_agent_that_restarts_after_a_refusal_shuts_no_door_again(live):
     assert live.marked() == []
 
 
-def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_goes(live):
+def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_is_removed(live):
     (instance,) = marked_and_due(live)
     live.on_closed(instance, crash_of(live))
     try:

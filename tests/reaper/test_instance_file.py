@@ -4,15 +4,15 @@ import pytest
 
 from image.instance.errors import InstanceFileError
 from image.instance.instance_file import Expected, load
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 
 
 @pytest.fixture
 def refused(tmp_path):
     def message(old, new):
-        assert old in MACHINE_FILE
+        assert old in INSTANCE_TOML
         path = tmp_path / "instance.toml"
-        path.write_text(MACHINE_FILE.replace(old, new))
+        path.write_text(INSTANCE_TOML.replace(old, new))
         with pytest.raises(InstanceFileError) as caught:
             load(path)
         return str(caught.value)
@@ -22,26 +22,26 @@ def refused(tmp_path):
 
 def test_a_file_of_the_stack_is_read(tmp_path):
     path = tmp_path / "instance.toml"
-    path.write_text(MACHINE_FILE + '[expected."g5.48xlarge"]\ngpus = 8\n')
+    path.write_text(INSTANCE_TOML + '[expected."g5.48xlarge"]\ngpus = 8\n')
 
-    machine = load(path)
+    instance = load(path)
 
-    assert (machine.stack, machine.pool, machine.region) == ("aws-dev", "dev", "us-east-1")
-    assert (machine.idle_after_hours, machine.grace_minutes) == (24.0, 60)
-    assert machine.expected_of("g5.48xlarge") == Expected(gpus=8)
+    assert (instance.stack, instance.pool, instance.region) == ("aws-dev", "dev", "us-east-1")
+    assert (instance.idle_after_hours, instance.grace_minutes) == (24.0, 60)
+    assert instance.expected_of("g5.48xlarge") == Expected(gpus=8)
 
 
 @pytest.mark.parametrize("instance_type", [None, "p9.huge"])
 def test_of_an_unknown_type_the_least_of_each_is_expected(tmp_path, instance_type):
     path = tmp_path / "instance.toml"
-    path.write_text(MACHINE_FILE + '[expected."g5.48xlarge"]\ngpus = 8\nefa_interfaces = 1\n')
+    path.write_text(INSTANCE_TOML + '[expected."g5.48xlarge"]\ngpus = 8\nefa_interfaces = 1\n')
 
     assert load(path).expected_of(instance_type) == Expected(gpus=1)
 
 
 def test_of_a_pool_without_types_nothing_is_expected(tmp_path):
     path = tmp_path / "instance.toml"
-    path.write_text(MACHINE_FILE.partition("[expected")[0])
+    path.write_text(INSTANCE_TOML.partition("[expected")[0])
 
     assert load(path).expected_of("g5.xlarge") == Expected()
 
@@ -77,7 +77,7 @@ def test_a_wrong_key_is_named_with_its_value_and_what_is_allowed(refused, old, n
     assert said in refused(old, new)
 
 
-def test_every_problem_is_told_at_once(refused):
+def test_every_problem_is_reported_at_once(refused):
     assert len(refused('cloud = "aws"\nregion = "us-east-1"', 'cloud = "x"').splitlines()) == 2
 
 

@@ -23,7 +23,7 @@ from tests.reaper.situations import (
     alone,
     histories,
     idle_history,
-    machine,
+    make_instance,
 )
 from tests.reaper.sweeping import policy
 
@@ -39,45 +39,45 @@ def verdict(situation) -> Verdict:
     return decision.verdict
 
 
-def test_a_forgotten_instance_goes():
+def test_a_forgotten_instance_is_terminated():
     """Without this the properties below would hold for a sweep that never ends anything."""
-    assert verdict(alone(machine(), FORGOTTEN.activity())) is Verdict.TERMINATE
+    assert verdict(alone(make_instance(), FORGOTTEN.activity())) is Verdict.TERMINATE
 
 
 # 1: any busy signal in the window
 
 
 @given(history=histories(), busy=st.integers(1, int(IDLE_AFTER.total_seconds() / 60) - 1))
-def test_an_instance_that_worked_within_the_window_is_never_ended(history, busy):
+def test_an_instance_that_worked_within_the_window_is_never_terminated(history, busy):
     activity = history.active_at(busy).activity()
 
-    assert ends(decide(alone(machine(), activity))) == set()
+    assert ends(decide(alone(make_instance(), activity))) == set()
 
 
 # 2: nobody knows
 
 
 @given(history=histories(), covered=st.integers(0, 85), seed=st.integers(0, 99))
-def test_below_the_coverage_nothing_is_ended(history, covered, seed):
+def test_below_the_coverage_nothing_is_terminated(history, covered, seed):
     # the newest minutes are not counted yet
     recent = [ago for ago in history.beats if 3 < ago <= 60]
     lost = set(random.Random(seed).sample(recent, len(recent) * (100 - covered) // 100))
 
-    assert ends(decide(alone(machine(), history.without(lost).activity()))) == set()
+    assert ends(decide(alone(make_instance(), history.without(lost).activity()))) == set()
 
 
 @given(history=histories(), silent=st.integers(5, MINUTES))
 def test_an_instance_whose_agent_fell_silent_is_unknown(history, silent):
     activity = history.without(range(silent)).activity()
 
-    assert verdict(alone(machine(), activity)) in (Verdict.KEEP_UNKNOWN, Verdict.UNMARK)
+    assert verdict(alone(make_instance(), activity)) in (Verdict.KEEP_UNKNOWN, Verdict.UNMARK)
 
 
 @given(ahead=st.integers(3, 19))
 def test_a_heartbeat_from_the_future_makes_an_instance_unknown(ahead):
     activity = History({**FORGOTTEN.beats, -ahead: 9999.0}).activity()
 
-    assert verdict(alone(machine(), activity)) is Verdict.KEEP_UNKNOWN
+    assert verdict(alone(make_instance(), activity)) is Verdict.KEEP_UNKNOWN
 
 
 @given(
@@ -88,7 +88,7 @@ def test_a_heartbeat_from_the_future_makes_an_instance_unknown(ahead):
 def test_a_sensor_that_fails_makes_an_instance_unknown(value):
     activity = History({**FORGOTTEN.beats, 1: value}).activity()
 
-    assert ends(decide(alone(machine(), activity))) == set()
+    assert ends(decide(alone(make_instance(), activity))) == set()
 
 
 # 3: monotonic in evidence
@@ -96,16 +96,16 @@ def test_a_sensor_that_fails_makes_an_instance_unknown(value):
 
 @given(history=histories(), lost=st.sets(st.integers(0, MINUTES)))
 def test_losing_heartbeats_never_adds_an_end(history, lost):
-    before = ends(decide(alone(machine(), history.activity())))
-    after = ends(decide(alone(machine(), history.without(lost).activity())))
+    before = ends(decide(alone(make_instance(), history.activity())))
+    after = ends(decide(alone(make_instance(), history.without(lost).activity())))
 
     assert after <= before
 
 
 @given(history=histories(), busy=st.integers(1, MINUTES))
 def test_more_activity_never_adds_an_end(history, busy):
-    before = ends(decide(alone(machine(), history.activity())))
-    after = ends(decide(alone(machine(), history.active_at(busy).activity())))
+    before = ends(decide(alone(make_instance(), history.activity())))
+    after = ends(decide(alone(make_instance(), history.active_at(busy).activity())))
 
     assert after <= before
 
@@ -114,16 +114,16 @@ def test_more_activity_never_adds_an_end(history, busy):
 
 
 @given(history=histories(), minutes=st.integers(-60, 10_000), younger=st.integers(0, 10_000))
-def test_a_younger_instance_is_never_ended_where_an_older_one_is_not(history, minutes, younger):
-    older = machine(launched_at=NOW - timedelta(minutes=minutes + younger))
-    young = machine(launched_at=NOW - timedelta(minutes=minutes))
+def test_a_younger_instance_is_never_terminated_where_an_older_one_is_not(history, minutes, younger):
+    older = make_instance(launched_at=NOW - timedelta(minutes=minutes + younger))
+    young = make_instance(launched_at=NOW - timedelta(minutes=minutes))
 
     assert ends(decide(alone(young, history.activity()))) <= ends(decide(alone(older, history.activity())))
 
 
 @given(uptime=st.integers(-60, 29))
 def test_an_instance_that_just_started_is_left_alone(uptime):
-    young = machine(launched_at=NOW - timedelta(minutes=uptime), marked_minutes_ago=None)
+    young = make_instance(launched_at=NOW - timedelta(minutes=uptime), marked_minutes_ago=None)
 
     assert verdict(alone(young, FORGOTTEN.activity())) is Verdict.KEEP_YOUNG
 
@@ -134,14 +134,14 @@ def test_an_instance_that_just_started_is_left_alone(uptime):
 @given(history=histories(), hours=st.floats(0.01, 24 * 365), offset=st.integers(-12, 12))
 def test_a_hold_that_is_not_over_keeps_an_instance_in_any_time_zone(history, hours, offset):
     until = (NOW + timedelta(hours=hours)).astimezone(ZoneInfo(f"Etc/GMT{offset:+d}"))
-    held = machine(tags={"gpu-fleet:keep-until": until.isoformat()})
+    held = make_instance(tags={"gpu-fleet:keep-until": until.isoformat()})
 
     assert ends(decide(alone(held, history.activity()))) == set()
 
 
 @given(history=histories(), text=st.text(max_size=30).filter(lambda text: not text.startswith("20")))
 def test_a_malformed_hold_protects_and_warns(history, text):
-    held = machine(tags={"gpu-fleet:keep-until": text}, marked_minutes_ago=None)
+    held = make_instance(tags={"gpu-fleet:keep-until": text}, marked_minutes_ago=None)
 
     (decision,) = decide(alone(held, history.activity())).decisions
 
@@ -151,7 +151,7 @@ def test_a_malformed_hold_protects_and_warns(history, text):
 
 
 def test_a_hold_that_is_over_keeps_nothing():
-    held = machine(tags={"gpu-fleet:keep-until": (NOW - timedelta(minutes=1)).isoformat()})
+    held = make_instance(tags={"gpu-fleet:keep-until": (NOW - timedelta(minutes=1)).isoformat()})
 
     assert verdict(alone(held, FORGOTTEN.activity())) is Verdict.TERMINATE
 
@@ -160,13 +160,13 @@ def test_a_hold_that_is_over_keeps_nothing():
 
 
 @given(history=histories())
-def test_what_was_not_marked_earlier_is_not_ended(history):
-    assert ends(decide(alone(machine(marked_minutes_ago=None), history.activity()))) == set()
+def test_what_was_not_marked_earlier_is_not_terminated(history):
+    assert ends(decide(alone(make_instance(marked_minutes_ago=None), history.activity()))) == set()
 
 
 @given(history=histories(), marked=st.integers(0, 29))
-def test_within_the_grace_time_nothing_is_ended(history, marked):
-    waiting = machine(marked_minutes_ago=marked, idle_since=NOW - timedelta(minutes=161))
+def test_within_the_grace_time_nothing_is_terminated(history, marked):
+    waiting = make_instance(marked_minutes_ago=marked, idle_since=NOW - timedelta(minutes=161))
 
     assert ends(decide(alone(waiting, history.activity()))) == set()
 
@@ -180,27 +180,29 @@ def test_within_the_grace_time_nothing_is_ended(history, marked):
     percent=st.integers(0, 100),
     idle=st.lists(st.integers(161, 190), min_size=12, max_size=12),
 )
-def test_a_sweep_ends_no_more_than_allowed_and_the_longest_idle_first(count, most, percent, idle):
-    machines = [machine(f"i-{n:02}", idle_since=NOW - timedelta(minutes=idle[n])) for n in range(count)]
-    activity = {one.id: idle_history(idle[n]).activity() for n, one in enumerate(machines)}
+def test_a_sweep_terminates_no_more_than_allowed_and_the_longest_idle_first(count, most, percent, idle):
+    instances = [
+        make_instance(f"i-{n:02}", idle_since=NOW - timedelta(minutes=idle[n])) for n in range(count)
+    ]
+    activity = {one.id: idle_history(idle[n]).activity() for n, one in enumerate(instances)}
     bounded = replace(POLICY, max_actions=most, max_percent=percent)
-    situation = replace(alone(machines[0], FORGOTTEN.activity()), policy=bounded, activity=activity)
+    situation = replace(alone(instances[0], FORGOTTEN.activity()), policy=bounded, activity=activity)
 
-    gone = ends(decide(replace(situation, fleet=Inventory(tuple(machines)), override_breaker=True)))
+    gone = ends(decide(replace(situation, fleet=Inventory(tuple(instances)), override_breaker=True)))
 
     limit = min(most, math.ceil(percent * count / 100))
-    longest = sorted(range(count), key=lambda n: (-idle[n], machines[n].id))
-    assert gone == {machines[n].id for n in longest[:limit]}
+    longest = sorted(range(count), key=lambda n: (-idle[n], instances[n].id))
+    assert gone == {instances[n].id for n in longest[:limit]}
 
 
 def fleet_of(idle, due, busy):
     """A situation with so many newly idle instances, due ones, and busy ones."""
-    fresh = [machine(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
-    old = [machine(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(due)]
-    working = [machine(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]
+    fresh = [make_instance(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
+    old = [make_instance(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(due)]
+    working = [make_instance(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]
     activity = {one.id: FORGOTTEN.activity() for one in fresh + old}
     activity |= {one.id: idle_history(0).activity() for one in working}
-    situation = replace(alone(machine(), FORGOTTEN.activity()), activity=activity)
+    situation = replace(alone(make_instance(), FORGOTTEN.activity()), activity=activity)
     return replace(situation, fleet=Inventory(tuple(fresh + old + working)))
 
 
@@ -211,7 +213,7 @@ def fleet_of(idle, due, busy):
     ended=st.integers(0, 5),
     usual=st.integers(0, 20),
 )
-def test_more_of_a_pool_idle_within_a_day_than_is_usual_trips_the_breaker_and_ends_none(
+def test_more_of_a_pool_idle_within_a_day_than_is_usual_trips_the_breaker_and_terminates_none(
     idle, due, busy, ended, usual
 ):
     known = Usual({f"i-ended{n}": "dev" for n in range(ended)}, {"dev": {"2026-03-01": usual}})
@@ -236,7 +238,7 @@ def test_what_the_breaker_holds_goes_by_its_own_word_a_day_later():
 
 
 def test_a_user_who_looked_may_override_the_breaker():
-    fresh = tuple(machine(f"i-{n}", marked_minutes_ago=None) for n in range(8))
+    fresh = tuple(make_instance(f"i-{n}", marked_minutes_ago=None) for n in range(8))
     activity = {one.id: FORGOTTEN.activity() for one in fresh}
     situation = replace(alone(fresh[0], FORGOTTEN.activity()), fleet=Inventory(fresh), activity=activity)
 
@@ -261,11 +263,11 @@ def test_a_summary_does_not_depend_on_order_or_repeats(points, seed):
 
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
 @given(minute=st.integers(0, 24 * 60 - 1))
-def test_the_hour_of_a_clock_change_ends_nothing_early(day, minute):
+def test_the_hour_of_a_clock_change_terminates_nothing_early(day, minute):
     """Europe/Berlin skips an hour in March and repeats one in October."""
     now = datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=minute, seconds=20)
     shift = now - NOW
-    waiting = machine(marked_minutes_ago=29, idle_since=NOW - timedelta(minutes=161))
+    waiting = make_instance(marked_minutes_ago=29, idle_since=NOW - timedelta(minutes=161))
     tags = waiting.tags | {"gpu-fleet:reap-after": (now + timedelta(minutes=1)).isoformat()}
     local = policy(idle_after_hours=2, top={"time_zone": "Europe/Berlin"})
     activity = FORGOTTEN.activity()
@@ -289,12 +291,12 @@ def test_the_hour_of_a_clock_change_ends_nothing_early(day, minute):
     ),
 )
 def test_an_instance_without_the_licence_is_never_touched(history, tags):
-    assert verdict(alone(machine(tags=tags), history.activity())) is Verdict.KEEP_PROTECTED
+    assert verdict(alone(make_instance(tags=tags), history.activity())) is Verdict.KEEP_PROTECTED
 
 
 @given(count=st.integers(1, 8), least=st.integers(0, 8), desired=st.integers(0, 8))
 def test_a_group_never_falls_below_its_minimum(count, least, desired):
-    members = tuple(machine(f"i-{n}") for n in range(count))
+    members = tuple(make_instance(f"i-{n}") for n in range(count))
     group = Group("pool", least, desired, {one.id: "InService" for one in members})
     situation = replace(
         alone(members[0], FORGOTTEN.activity()),

@@ -73,7 +73,7 @@ def test_a_rank_whose_peers_nobody_knows_is_unknown():
     assert "is one of 16 ranks" in outcome.unknown[0]
 
 
-def test_what_a_notebook_s_server_does_not_tell_is_unknown():
+def test_what_a_notebook_s_server_does_not_say_is_unknown():
     outcome = judged(sample(presence=presence(unknown=["jupyter server of bob (7): its API answers 403"])))
 
     assert outcome.state is Minute.UNKNOWN
@@ -92,7 +92,7 @@ def test_memory_in_use_alone_is_no_activity():
     assert outcome.gpu_memory_used_percent == 87.5
 
 
-def test_the_fullest_gpu_is_told():
+def test_the_fullest_gpu_is_reported():
     outcome = judged(sample(gpus=[gpu("0", used_gib=8.0), gpu("1", used_gib=40.0)]))
 
     assert outcome.gpu_memory_used_percent == 50.0

@@ -98,7 +98,7 @@ def test_brackets_within_brackets_are_no_server(notebook):
     assert kernel_sessions([notebook.kernel], {notebook.own.pid: notebook.own}) == ([], [])
 
 
-def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_told(notebook):
+def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_reported(notebook):
     with server((200, {}, b"[" * 100_000)) as jupyter:
         _, nested = notebook(jupyter.server_port)
     _, no_port = notebook(10**30)

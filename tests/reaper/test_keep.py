@@ -22,7 +22,7 @@ from image.reaper.model import (
 from image.reaper.people.keep import wish
 from image.reaper.times import format_time, parse_time
 from tests.reaper.fake_aws import fake_aws
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, MotoFleet
 from tests.reaper.samples import NOON
 
@@ -45,11 +45,11 @@ def run(*arguments):
 
 
 def test_an_instance_is_kept_for_the_time_asked_for(fleet):
-    (machine,) = fleet.start()
+    (instance,) = fleet.start()
 
-    result = run("keep", "8h", "--reason", "paper deadline", "--instance-id", machine)
+    result = run("keep", "8h", "--reason", "paper deadline", "--instance-id", instance)
 
-    tags = fleet.tags(machine)
+    tags = fleet.tags(instance)
     assert result.exit_code == 0, result.output
     left = parse_time(tags[TAG_KEEP_UNTIL]) - datetime.now(UTC)
     assert timedelta(hours=7, minutes=58) < left <= timedelta(hours=8)
@@ -58,59 +58,59 @@ def test_an_instance_is_kept_for_the_time_asked_for(fleet):
 
 
 def test_more_than_two_weeks_are_shortened_and_that_is_said(fleet):
-    (machine,) = fleet.start()
+    (instance,) = fleet.start()
 
-    result = run("keep", "30d", "--reason", "long run", "--instance-id", machine)
+    result = run("keep", "30d", "--reason", "long run", "--instance-id", instance)
 
     assert "30d is longer than 14 days" in result.output
-    assert parse_time(fleet.tags(machine)[TAG_KEEP_UNTIL]) < datetime.now(UTC) + KEEP_AT_MOST
+    assert parse_time(fleet.tags(instance)[TAG_KEEP_UNTIL]) < datetime.now(UTC) + KEEP_AT_MOST
 
 
-def test_a_hold_that_cannot_be_read_is_told_and_replaced(fleet):
-    (machine,) = fleet.start(**{TAG_KEEP_UNTIL: "next week"})
+def test_a_hold_that_cannot_be_read_is_reported_and_replaced(fleet):
+    (instance,) = fleet.start(**{TAG_KEEP_UNTIL: "next week"})
 
-    result = run("keep", "1h", "--reason", "x", "--instance-id", machine)
+    result = run("keep", "1h", "--reason", "x", "--instance-id", instance)
 
     assert "warning: gpu-fleet:keep-until = 'next week'; allowed: an ISO 8601 time" in result.output
-    assert parse_time(fleet.tags(machine)[TAG_KEEP_UNTIL])
+    assert parse_time(fleet.tags(instance)[TAG_KEEP_UNTIL])
 
 
 def test_release_takes_the_hold_back(fleet):
-    (machine,) = fleet.start()
-    run("keep", "1h", "--reason", "x", "--instance-id", machine)
+    (instance,) = fleet.start()
+    run("keep", "1h", "--reason", "x", "--instance-id", instance)
 
-    result = run("release", "--instance-id", machine)
+    result = run("release", "--instance-id", instance)
 
-    assert result.output == f"{machine} is kept no longer\n"
-    assert hold_in(fleet.tags(machine), datetime.now(UTC)) is None
-    assert run("release", "--instance-id", machine).output == f"{machine} was not kept\n"
+    assert result.output == f"{instance} is kept no longer\n"
+    assert hold_in(fleet.tags(instance), datetime.now(UTC)) is None
+    assert run("release", "--instance-id", instance).output == f"{instance} was not kept\n"
 
 
 def test_what_was_given_back_and_kept_after_all_stays_kept_from_the_give_back_when_released(fleet):
-    (machine,) = fleet.start(**{TAG_GIVE_BACK: f"{format_time(datetime.now(UTC))} ada", TAG_OWNER: "ada"})
-    run("keep", "1h", "--reason", "x", "--instance-id", machine)
+    (instance,) = fleet.start(**{TAG_GIVE_BACK: f"{format_time(datetime.now(UTC))} ada", TAG_OWNER: "ada"})
+    run("keep", "1h", "--reason", "x", "--instance-id", instance)
 
-    run("release", "--instance-id", machine)
+    run("release", "--instance-id", instance)
 
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    seen = Instance(machine, "g5.xlarge", "running", yesterday, fleet.tags(machine))
+    seen = Instance(instance, "g5.xlarge", "running", yesterday, fleet.tags(instance))
     assert give_back_of(seen) is None
 
 
 def test_releasing_what_was_not_kept_says_so(fleet):
-    (machine,) = fleet.start()
+    (instance,) = fleet.start()
 
-    assert run("release", "--instance-id", machine).output == f"{machine} was not kept\n"
+    assert run("release", "--instance-id", instance).output == f"{instance} was not kept\n"
 
 
 @pytest.mark.parametrize("command", [("keep", "1h", "--reason", "x"), ("release",)])
 def test_an_instance_that_is_not_the_reaper_s_is_refused(fleet, command):
-    (machine,) = fleet.start(**{TAG_MANAGED: "false"})
+    (instance,) = fleet.start(**{TAG_MANAGED: "false"})
 
-    result = run(*command, "--instance-id", machine)
+    result = run(*command, "--instance-id", instance)
 
     assert result.exit_code == 1
-    assert f"{machine} does not carry gpu-fleet:managed=true" in result.output
+    assert f"{instance} does not carry gpu-fleet:managed=true" in result.output
 
 
 def test_elsewhere_the_instance_has_to_be_named(fleet):
@@ -140,12 +140,12 @@ def test_a_region_that_can_be_none_is_named(fleet, region):
 
 
 def test_on_an_instance_its_region_is_known(fleet, monkeypatch, tmp_path):
-    (tmp_path / "instance.toml").write_text(MACHINE_FILE)
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.delenv("AWS_REGION")
-    (machine,) = fleet.start()
+    (instance,) = fleet.start()
 
-    assert run("release", "--instance-id", machine).exit_code == 0
+    assert run("release", "--instance-id", instance).exit_code == 0
 
 
 @pytest.mark.parametrize("text", ["8", "h", "0h", "-1h", "8 hours", ""])

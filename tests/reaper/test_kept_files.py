@@ -234,7 +234,7 @@ def test_a_missing_bucket_is_named(s3, folder):
         save(folder, s3, CopyPlace("gone", "x/"))
 
 
-def test_progress_is_told_while_bytes_move(s3, folder):
+def test_progress_is_reported_while_bytes_move(s3, folder):
     calls = []
 
     save(folder, s3, PLACE, lambda: calls.append(1))

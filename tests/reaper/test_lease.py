@@ -11,7 +11,7 @@ from image.reaper.model import Decision, Verdict
 from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY, Lease, SweepMemory, remembered
 from image.reaper.times import format_time
-from tests.reaper.situations import machine
+from tests.reaper.situations import make_instance
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
 
@@ -115,7 +115,7 @@ def test_a_lease_of_before_is_read_and_what_blind_sensors_may_have_taught_is_for
 @pytest.mark.parametrize(("idle_since_minutes", "count"), [(-60, 2), (0, 2), (30, 1), (None, 1)])
 def test_withdrawn_marks_count_together_as_long_as_one_idle_time_lasts(world, idle_since_minutes, count):
     memory, later = SweepMemory(), world.now + timedelta(hours=1)
-    idle = Decision(machine(), Verdict.UNMARK, "", idle_since=world.now - timedelta(hours=2))
+    idle = Decision(make_instance(), Verdict.UNMARK, "", idle_since=world.now - timedelta(hours=2))
     memory.note_withdrawn(idle, world.now)
     since = None if idle_since_minutes is None else world.now + timedelta(minutes=idle_since_minutes)
 

@@ -75,7 +75,7 @@ def test_nothing_is_removed_without_its_time_and_a_snapshot_since(noted, snapsho
     assert removed == (noted is not None and noted >= 14 and snapshot is not None and snapshot <= noted)
 
 
-def test_what_a_leftover_costs_a_month_is_told_where_it_is_known():
+def test_what_a_leftover_costs_a_month_is_reported_where_it_is_known():
     (known,) = judge([volume()], {}, LISTING, NOW)
     (elsewhere,) = judge([volume()], {}, policy(top={"region": "eu-central-1"}), NOW)
 
@@ -129,9 +129,9 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
         (Kind.INSTANCE, stopped.id),
     }
     assert [one.in_use for one in found] == [False, False, False]
-    machine = next(one for one in found if one.kind is Kind.INSTANCE)
-    assert machine.size_gib > 0
-    assert machine.volume_type in GIB_MONTH, "its disks are all of one kind"
+    instance = next(one for one in found if one.kind is Kind.INSTANCE)
+    assert instance.size_gib > 0
+    assert instance.volume_type in GIB_MONTH, "its disks are all of one kind"
 
 
 def test_disks_of_several_kinds_have_no_price_together(ec2):
@@ -146,17 +146,17 @@ def test_disks_of_several_kinds_have_no_price_together(ec2):
     assert found.volume_type == ""
 
 
-def test_an_address_in_use_is_told_where_it_was_noted_and_else_left_out(ec2):
+def test_an_address_in_use_is_reported_where_it_was_noted_and_else_left_out(ec2):
     started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=2, MaxCount=2)
     noted = TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}
     made = []
-    for machine, own in zip(started["Instances"], (noted, TAGS), strict=True):
+    for instance, own in zip(started["Instances"], (noted, TAGS), strict=True):
         tags = [{"Key": key, "Value": value} for key, value in own.items()]
         address = ec2.allocate_address(
             Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
         )
         made.append(address["AllocationId"])
-        ec2.associate_address(AllocationId=made[-1], InstanceId=machine["InstanceId"])
+        ec2.associate_address(AllocationId=made[-1], InstanceId=instance["InstanceId"])
 
     (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find()
 
@@ -174,8 +174,8 @@ def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
         AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
     )
     started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
-    machine = started["Instances"][0]["InstanceId"]
-    ec2.attach_volume(Device="/dev/sdf", InstanceId=machine, VolumeId=made["VolumeId"])
+    instance = started["Instances"][0]["InstanceId"]
+    ec2.attach_volume(Device="/dev/sdf", InstanceId=instance, VolumeId=made["VolumeId"])
 
     (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find()
 

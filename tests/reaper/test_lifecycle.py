@@ -62,7 +62,7 @@ def test_an_instance_of_no_group_is_named(cloud, hook):
         hook.complete()
 
 
-def test_a_refusal_of_the_cloud_is_told(cloud, hook):
+def test_a_refusal_of_the_cloud_is_reported(cloud, hook):
     member(cloud, [MEMBER])
     told = "No active Lifecycle Action found"
     cloud.add_client_error("complete_lifecycle_action", "ValidationError", told)

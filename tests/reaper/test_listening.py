@@ -17,8 +17,8 @@ from image.reaper.agent.listening import CLOSED, Answers, Door, NoticeListener, 
 from image.reaper.agent.notices import Notice
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
-from image.reaper.handshake import Word
-from tests.reaper.machine_file import MACHINE_FILE
+from image.reaper.handshake import Reply
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON
 
 NOWHERE = Path("/nowhere/closed")
@@ -39,7 +39,7 @@ class Heard:
     """What the instance did about it."""
 
     def __init__(self, metadata, door=Door(NOWHERE, NOWHERE)):  # noqa: B008 - it holds nothing
-        self.events = []
+        self.events, self.lowered = [], []
         told_by = notices.FromMetadata(metadata, lambda: NOON)
         withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
         nothing = Answers(self.drain, None, self.events.append, None, None, None, self, door, withdrawn)
@@ -47,6 +47,11 @@ class Heard:
 
     def lower_but(self, mark):
         """As the fence."""
+        self.lowered.append(mark)
+
+    def raise_for(self, mark):
+        """As the fence."""
+        self.events.append("fence")
 
     def drain(self, notice):
         self.events.append(notice.reason)
@@ -64,7 +69,7 @@ def test_an_instance_in_service_stays():
     assert notices.find(Told(**{notices.LIFECYCLE_STATE: "InService"})) is None
 
 
-def test_an_instance_that_its_group_takes_away_goes():
+def test_an_instance_that_its_group_terminates_is_drained():
     assert notices.find(Told(**{notices.LIFECYCLE_STATE: "Terminated\n"})) == Notice(
         "the scaling group terminates this instance"
     )
@@ -79,7 +84,7 @@ def test_a_spot_notice_says_until_when():
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"action": "stop", "time": "soon"}'])
-def test_a_spot_notice_that_cannot_be_read_is_told(text):
+def test_a_spot_notice_that_cannot_be_read_is_reported(text):
     with pytest.raises(CloudError, match=r"spot/instance-action.*cannot be read"):
         notices.find(Told(**{notices.SPOT_ACTION: text}))
 
@@ -91,7 +96,19 @@ def test_a_notice_drains_and_ends_the_listening():
     assert heard.events == ["the scaling group terminates this instance", "drained"]
 
 
-def test_a_mistake_is_told_and_the_next_word_is_heard(caplog, monkeypatch):
+def test_the_fence_of_an_earlier_mark_is_lowered_for_a_new_one_and_stands_a_while_after_it():
+    """A sweep that read the mark in time may still be on its way to end the instance."""
+    metadata = Told(**{MARK: (NOON + timedelta(hours=1)).isoformat()})
+    heard = Heard(metadata)
+
+    heard.notice_listener.look()
+    assert heard.lowered == [NOON + timedelta(hours=1)]
+    del metadata.answers[MARK]
+    heard.notice_listener.look()
+    assert heard.lowered == [NOON + timedelta(hours=1)], "its mark is gone since a moment"
+
+
+def test_a_mistake_is_reported_and_the_next_word_is_heard(caplog, monkeypatch):
     heard = Heard(Told(**{notices.LIFECYCLE_STATE: "Terminated"}))
     drains = iter([ValueError("a mistake"), None])
 
@@ -160,7 +177,7 @@ def test_a_mark_that_was_never_shown_is_not_withdrawn():
     assert heard.events == []
 
 
-def test_use_is_told_once_for_each_stretch_of_it_and_looks_are_not(caplog, monkeypatch):
+def test_use_is_reported_once_for_each_stretch_of_it_and_looks_are_not(caplog, monkeypatch):
     caplog.set_level("INFO")
     notice_listener = Heard(Told(**{MARK: NOON.isoformat()})).notice_listener
     looks = iter([Seen(("cpu",)), Seen(("cpu",)), Seen((), ("gpu: lost",)), Seen(), Seen(("cpu",))])
@@ -206,7 +223,7 @@ def test_behind_a_shut_door_it_looks_five_times_as_often(talk, seconds, monkeypa
     assert waits.seconds == [seconds] * 2
 
 
-def test_a_silence_is_told_once_and_a_new_one_again(caplog, monkeypatch):
+def test_a_silence_is_reported_once_and_a_new_one_again(caplog, monkeypatch):
     notice_listener, waits = Heard(Told()).notice_listener, Waits(5)
     looks = iter([CloudError("no answer"), CloudError("no answer"), None, OSError("no file"), None])
     notice_listener._closed = waits
@@ -230,14 +247,14 @@ def test_listening_that_never_began_is_closed_without_waiting():
     Heard(Told()).notice_listener.close()
 
 
-def test_a_refusal_that_cannot_be_written_is_told_once_and_tried_until_it_is(caplog, monkeypatch):
+def test_a_refusal_that_cannot_be_written_is_reported_once_and_tried_until_it_is(caplog, monkeypatch):
     notice_listener, said = (
         Heard(Told()).notice_listener,
         iter([CloudError("no answer"), CloudError("no answer"), None]),
     )
     notice_listener.talk = Talk(NOON, fenced=True)
 
-    def say(word, **more):
+    def say(reply, **more):
         if error := next(said):
             raise error
 
@@ -285,7 +302,7 @@ def test_only_the_group_s_hook_is_asked_for_time(hook, ends_at, waits, tmp_path)
         def caller(self, instance_id):
             return instance_id
 
-    (tmp_path / "instance.toml").write_text(MACHINE_FILE)
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
     target = Target(replace(instance_file.load(tmp_path / "instance.toml"), lifecycle_hook=hook), "i-1")
     made = answers(Cloud(), target, Path("keep"), Senses(list, OwnUse(), None))
 
@@ -365,6 +382,24 @@ def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same
     assert not (tmp_path / "nologin").exists()
 
 
+def test_a_mark_is_refused_by_the_fence_before_it_is_by_a_reply(monkeypatch):
+    """The reply takes the mark away, and a sweep that has not heard it may be about to end the instance."""
+    heard = Heard(Told())
+    heard.notice_listener.talk = Talk(NOON)
+
+    class Exchange:
+        """Where replies go."""
+
+        def say(self, reply, **more):
+            heard.events.append(reply)
+
+    monkeypatch.setattr(heard.notice_listener, "_exchange", Exchange)
+
+    heard.notice_listener._refuse("used")
+
+    assert heard.events == ["fence", Reply.REFUSED]
+
+
 def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(door, monkeypatch):
     notice_listener, said = Heard(Told(), door).notice_listener, []
     notice_listener.talk = Talk(NOON, fenced=True, closed_at=NOON)
@@ -375,14 +410,14 @@ def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(do
     class Exchange:
         """Where words go."""
 
-        def say(self, word, **more):
-            said.append((word, more))
+        def say(self, reply, **more):
+            said.append((reply, more))
 
     monkeypatch.setattr(door, "shut", fail)
     monkeypatch.setattr(notice_listener, "_exchange", Exchange)
 
-    notice_listener._say(Word.CLOSED)
+    notice_listener._say(Reply.CLOSED)
 
     reason = "log-ins and jobs cannot be refused: [Errno 28] No space left on device"
-    assert said == [(Word.REFUSED, {"reason": reason})]
+    assert said == [(Reply.REFUSED, {"reason": reason})]
     assert notice_listener.talk.over

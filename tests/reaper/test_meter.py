@@ -20,42 +20,42 @@ from image.reaper.money.meter import (
     with_spot_prices,
 )
 from image.reaper.money.meter_state import from_json
-from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, machine, metered
+from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instance, metered
 
 DEV_HOUR = Decimal("2.10")
 
 
 def test_an_hour_of_an_instance_costs_its_price_and_its_disks():
-    reading = metered(at_noon(machine()), fleet(machine()), NOON + HOUR)
+    reading = metered(at_noon(make_instance()), fleet(make_instance()), NOON + HOUR)
 
     assert reading.month == {"dev": DEV_HOUR, "train": 0, SHARED: Decimal("0.50")}
 
 
 def test_sweeps_that_were_missed_lose_no_money():
-    gap = metered(at_noon(machine()), fleet(machine()), NOON + 30 * HOUR)
-    often = at_noon(machine())
+    gap = metered(at_noon(make_instance()), fleet(make_instance()), NOON + 30 * HOUR)
+    often = at_noon(make_instance())
     for hour in range(1, 31):
-        often = metered(often, fleet(machine()), NOON + hour * HOUR)
+        often = metered(often, fleet(make_instance()), NOON + hour * HOUR)
 
     assert gap.month == often.month
     assert gap.month["dev"] == 30 * DEV_HOUR
 
 
 def test_an_instance_counts_from_its_launch_in_between():
-    late = machine(launched_at=NOON + HOUR / 2)
+    late = make_instance(launched_at=NOON + HOUR / 2)
 
     assert metered(at_noon(), fleet(late), NOON + HOUR).month["dev"] == DEV_HOUR / 2
 
 
 def test_an_instance_that_came_and_went_in_between_counts_from_launch_to_end():
-    brief = machine(launched_at=NOON + HOUR / 4, state="terminated", stopped_at=NOON + HOUR / 2)
+    brief = make_instance(launched_at=NOON + HOUR / 4, state="terminated", stopped_at=NOON + HOUR / 2)
 
     assert metered(at_noon(), fleet(gone=(brief,)), NOON + HOUR).month["dev"] == DEV_HOUR / 4
 
 
-def test_an_instance_that_ended_counts_until_the_cloud_says_it_did_and_once_only():
-    ended = machine(state="terminated", stopped_at=NOON + HOUR / 2)
-    once = metered(at_noon(machine()), fleet(gone=(ended,)), NOON + HOUR)
+def test_an_instance_that_was_terminated_counts_until_the_cloud_says_it_was_and_once_only():
+    ended = make_instance(state="terminated", stopped_at=NOON + HOUR / 2)
+    once = metered(at_noon(make_instance()), fleet(gone=(ended,)), NOON + HOUR)
 
     again = metered(once, fleet(gone=(ended,)), NOON + 2 * HOUR)
 
@@ -63,11 +63,11 @@ def test_an_instance_that_ended_counts_until_the_cloud_says_it_did_and_once_only
 
 
 def test_an_instance_that_vanished_counts_until_it_was_missed():
-    assert metered(at_noon(machine()), fleet(), NOON + HOUR).month["dev"] == DEV_HOUR
+    assert metered(at_noon(make_instance()), fleet(), NOON + HOUR).month["dev"] == DEV_HOUR
 
 
-def test_an_instance_that_a_sweep_ended_counts_until_then_where_the_cloud_tells_nothing_more():
-    noted = note_ends(at_noon(machine()), ["i-1"], NOON + HOUR / 2)
+def test_an_instance_that_a_sweep_terminated_counts_until_then_where_the_cloud_says_nothing_more():
+    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON + HOUR / 2)
 
     reading = metered(noted, fleet(), NOON + HOUR)
 
@@ -76,7 +76,7 @@ def test_an_instance_that_a_sweep_ended_counts_until_then_where_the_cloud_tells_
 
 
 def test_what_an_instance_saves_ends_with_its_month():
-    noted = note_ends(at_noon(machine()), ["i-1"], NOON)
+    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON)
     into_december, days = advance(noted, fleet(), budget(), "USD", datetime(2026, 12, 2, tzinfo=UTC))
 
     assert sum(day.saved["i-1"].seconds for day in days if day.saved) == 9.5 * 86_400
@@ -84,29 +84,29 @@ def test_what_an_instance_saves_ends_with_its_month():
 
 
 def test_an_instance_that_was_stopped_saves_all_but_its_disks():
-    noted = note_ends(at_noon(machine()), ["i-1"], NOON)
+    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON)
 
-    reading = metered(noted, fleet(machine(state="stopped", stopped_at=NOON)), NOON + HOUR)
+    reading = metered(noted, fleet(make_instance(state="stopped", stopped_at=NOON)), NOON + HOUR)
 
     assert reading.day.saved["i-1"].cost == Decimal(2)
 
 
 def test_an_instance_that_runs_again_saves_no_more():
-    noted = note_ends(at_noon(machine()), ["i-1"], NOON)
+    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON)
 
-    assert metered(noted, fleet(machine(launched_at=NOON + HOUR)), NOON + 2 * HOUR).saved == {}
+    assert metered(noted, fleet(make_instance(launched_at=NOON + HOUR)), NOON + 2 * HOUR).saved == {}
 
 
 def test_a_stopped_instance_costs_its_disks():
-    stopped = machine(state="stopped", stopped_at=NOON + HOUR)
+    stopped = make_instance(state="stopped", stopped_at=NOON + HOUR)
 
-    reading = metered(at_noon(machine()), fleet(stopped), NOON + 3 * HOUR)
+    reading = metered(at_noon(make_instance()), fleet(stopped), NOON + 3 * HOUR)
 
     assert reading.month["dev"] == DEV_HOUR + 2 * Decimal("0.10")
 
 
 def test_an_instance_that_was_stopped_all_along_and_then_terminated_did_not_run():
-    stopped = machine(state="stopped", stopped_at=NOON - HOUR, launched_at=NOON - 2 * HOUR)
+    stopped = make_instance(state="stopped", stopped_at=NOON - HOUR, launched_at=NOON - 2 * HOUR)
     before = metered(metered(None, fleet(stopped), NOON), fleet(stopped), NOON + HOUR)
 
     gone = replace(stopped, state="terminated", stopped_at=NOON + 2 * HOUR)
@@ -118,19 +118,19 @@ def test_an_instance_that_was_stopped_all_along_and_then_terminated_did_not_run(
 
 
 def test_a_spot_instance_counts_at_the_price_of_spot():
-    assert per_hour([machine(spot=True)], budget())["dev"] == Decimal("1.10")
+    assert per_hour([make_instance(spot=True)], budget())["dev"] == Decimal("1.10")
 
 
-def test_an_instance_without_a_price_counts_its_disks_and_is_told():
-    nameless = machine(type="p4d.24xlarge", spot=True)
+def test_an_instance_without_a_price_counts_its_disks_and_is_reported():
+    nameless = make_instance(type="p4d.24xlarge", spot=True)
 
     assert per_hour([nameless], budget())["dev"] == Decimal("0.10")
-    assert unpriced([nameless, machine(pool="other"), machine()], budget()) == 2
+    assert unpriced([nameless, make_instance(pool="other"), make_instance()], budget()) == 2
 
 
 def test_a_type_without_a_list_price_counts_what_is_assumed_and_is_not_unpriced():
     assumed = budget(assumed={"p4d.24xlarge": Decimal(20)})
-    nameless = machine(type="p4d.24xlarge", spot=True)
+    nameless = make_instance(type="p4d.24xlarge", spot=True)
 
     assert per_hour([nameless], assumed)["dev"] == Decimal("20.10")
     assert unpriced([nameless], assumed) == 0
@@ -139,7 +139,7 @@ def test_a_type_without_a_list_price_counts_what_is_assumed_and_is_not_unpriced(
 def test_a_listed_price_goes_before_an_assumed_one():
     assumed = budget(assumed={"g5.xlarge": Decimal(20)})
 
-    assert per_hour([machine()], assumed)["dev"] == DEV_HOUR
+    assert per_hour([make_instance()], assumed)["dev"] == DEV_HOUR
 
 
 def test_a_market_price_of_spot_goes_before_an_assumed_one():
@@ -147,11 +147,11 @@ def test_a_market_price_of_spot_goes_before_an_assumed_one():
 
     market = with_spot_prices(assumed, {"p4d.24xlarge": Decimal(9)})
 
-    assert per_hour([machine(type="p4d.24xlarge", spot=True)], market)["dev"] == Decimal("9.10")
+    assert per_hour([make_instance(type="p4d.24xlarge", spot=True)], market)["dev"] == Decimal("9.10")
 
 
 def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
-    nameless = machine(type="p4d.24xlarge", spot=True)
+    nameless = make_instance(type="p4d.24xlarge", spot=True)
 
     during = metered(at_noon(nameless), fleet(nameless), NOON + HOUR)
     after = metered(during, fleet(), NOON + 2 * HOUR)
@@ -165,7 +165,7 @@ def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
 
 
 def test_what_an_earlier_version_kept_is_read_as_priced():
-    old = at_noon(machine()).to_json()
+    old = at_noon(make_instance()).to_json()
     del old["at_least"]
 
     read = from_json(old, "meter.json")
@@ -174,7 +174,7 @@ def test_what_an_earlier_version_kept_is_read_as_priced():
 
 
 def test_at_first_what_runs_counts_from_its_launch_in_this_month():
-    since_october = machine(launched_at=datetime(2026, 10, 1, tzinfo=UTC))
+    since_october = make_instance(launched_at=datetime(2026, 10, 1, tzinfo=UTC))
 
     reading = metered(None, fleet(since_october), datetime(2026, 11, 2, tzinfo=UTC))
 
@@ -183,36 +183,38 @@ def test_at_first_what_runs_counts_from_its_launch_in_this_month():
 
 
 def test_a_new_month_begins_with_nothing():
-    reading = metered(at_noon(machine()), fleet(machine()), datetime(2026, 12, 1, 1, tzinfo=UTC))
+    reading = metered(at_noon(make_instance()), fleet(make_instance()), datetime(2026, 12, 1, 1, tzinfo=UTC))
 
     assert reading.month["dev"] == DEV_HOUR
 
 
-def test_each_day_that_ends_is_told_once_with_its_own_hours():
-    begun = at_noon(machine())
+def test_each_day_that_ends_is_reported_once_with_its_own_hours():
+    begun = at_noon(make_instance())
 
-    reading, days = advance(begun, fleet(machine()), budget(), "USD", datetime(2026, 11, 23, 6, tzinfo=UTC))
+    reading, days = advance(
+        begun, fleet(make_instance()), budget(), "USD", datetime(2026, 11, 23, 6, tzinfo=UTC)
+    )
 
     assert [day.name for day in days] == ["2026-11-21", "2026-11-22"]
     assert [day.instances["i-1"].seconds / 3600 for day in days] == [12, 24]
     assert reading.day.instances["i-1"].seconds / 3600 == 6
-    assert advance(reading, fleet(machine()), budget(), "USD", reading.until)[1] == []
+    assert advance(reading, fleet(make_instance()), budget(), "USD", reading.until)[1] == []
 
 
 def test_two_currencies_are_never_added():
     with pytest.raises(CloudError, match="counts in USD, and the policy's prices are in CNY"):
-        advance(at_noon(machine()), fleet(machine()), budget(), "CNY", NOON + HOUR)
+        advance(at_noon(make_instance()), fleet(make_instance()), budget(), "CNY", NOON + HOUR)
 
 
 def test_a_clock_that_goes_back_changes_nothing():
-    reading = metered(at_noon(machine()), fleet(machine()), NOON + HOUR)
+    reading = metered(at_noon(make_instance()), fleet(make_instance()), NOON + HOUR)
 
     assert metered(reading, fleet(), NOON) == reading
 
 
 def test_the_forecast_goes_on_at_the_pace_of_the_last_day():
     start = datetime(2026, 11, 21, tzinfo=UTC)
-    old = machine(launched_at=start)
+    old = make_instance(launched_at=start)
     reading = metered(metered(None, fleet(old), start), fleet(old), start + 36 * HOUR)
 
     pace = DEV_HOUR + Decimal("0.50")
@@ -220,7 +222,7 @@ def test_the_forecast_goes_on_at_the_pace_of_the_last_day():
 
 
 def test_the_forecast_of_the_first_hour_goes_by_what_runs():
-    reading = at_noon(machine())
+    reading = at_noon(make_instance())
 
     assert forecast(reading, Decimal(1)) == 9 * 24 + 12
 
@@ -228,7 +230,7 @@ def test_the_forecast_of_the_first_hour_goes_by_what_runs():
 @pytest.mark.parametrize("damage", [{"until": "yesterday"}, {"month": None}, {"running": {"i-1": {}}}])
 def test_a_damaged_reading_is_named_and_not_begun_anew(damage):
     with pytest.raises(CloudError, match=r"meter\.json: .*put back a version"):
-        from_json({**at_noon(machine()).to_json(), **damage}, "meter.json")
+        from_json({**at_noon(make_instance()).to_json(), **damage}, "meter.json")
 
 
 MINUTES = st.integers(1, 4000)
@@ -245,7 +247,7 @@ def lives(draw):
             kind, pool, spot = draw(STATES), draw(st.sampled_from(["dev", "train"])), draw(st.booleans())
             launched = NOON + timedelta(minutes=draw(st.integers(0, minute)))
             stopped = NOON + timedelta(minutes=minute) if draw(st.booleans()) else None
-            alive[name] = (kind, machine(name, pool, launched, spot=spot), stopped)
+            alive[name] = (kind, make_instance(name, pool, launched, spot=spot), stopped)
         story.append((NOON + timedelta(minutes=minute), _seen(alive)))
     return story
 
@@ -289,7 +291,7 @@ def test_a_restart_between_any_two_sweeps_changes_nothing(story):
 
 @given(st.lists(st.integers(0, 2000), max_size=8), st.integers(0, 2000))
 def test_how_often_a_sweep_comes_makes_no_difference_to_instances_that_stay(minutes, end):
-    stays = machine(), machine("i-2", "train", NOON)
+    stays = make_instance(), make_instance("i-2", "train", NOON)
     last = NOON + timedelta(minutes=end)
     often = at_noon(*stays)
     for minute in sorted(minutes):

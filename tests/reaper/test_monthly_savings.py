@@ -58,7 +58,7 @@ def total(*ends, now=LATER):
     return summarise(ends, NOVEMBER, now).total
 
 
-def test_an_end_saves_its_price_until_the_month_ends():
+def test_a_termination_saves_its_price_until_the_month_ends():
     assert total(end("2026-11-30T14:00:00+00:00")) == Decimal("20.00")
 
 
@@ -84,7 +84,7 @@ def test_a_stopped_instance_that_was_started_again_saved_until_then():
     assert total(stopped, again) == Decimal("2.00") * 24 * (2 + 11)
 
 
-def test_an_unknown_price_saves_nothing_and_is_told():
+def test_an_unknown_price_saves_nothing_and_is_reported():
     summary = summarise([end(price_per_hour=None)], NOVEMBER, LATER)
 
     assert (summary.total, summary.unpriced) == (0, 1)
@@ -97,7 +97,7 @@ def test_a_month_with_an_unknown_price_says_at_least():
     assert "At least" not in page(summarise([known], NOVEMBER, LATER), "aws-dev")
 
 
-def test_pools_and_owners_are_told_apart_largest_first():
+def test_pools_and_owners_are_distinguished_largest_first():
     ends = [
         end("2026-11-30T23:00:00+00:00", instance_id="i-1", pool="dev", owner="ada"),
         end("2026-11-30T20:00:00+00:00", instance_id="i-2", pool="train", owner="bob"),
@@ -140,9 +140,9 @@ def test_a_month_holds_its_moments_and_follows_the_one_before(moment):
 
 ENDS = st.lists(
     st.builds(
-        lambda hours, machine, started, price: end(
+        lambda hours, instance, started, price: end(
             (NOVEMBER.start + timedelta(hours=hours)).isoformat(),
-            instance_id=f"i-{machine}",
+            instance_id=f"i-{instance}",
             launched_at=(NOVEMBER.start + timedelta(hours=min(started, hours))).isoformat(),
             price_per_hour=price,
         ),
@@ -160,8 +160,8 @@ def test_no_instance_saves_more_than_it_would_have_cost_in_the_month(ends):
     summary = summarise(ends, NOVEMBER, LATER)
 
     assert all(saving.amount is None or saving.amount >= 0 for saving in summary.savings)
-    machines = len({saving.end.instance_id for saving in summary.savings})
-    assert summary.total <= machines * Decimal("32.77") * 720 + len(ends)
+    instances = len({saving.end.instance_id for saving in summary.savings})
+    assert summary.total <= instances * Decimal("32.77") * 720 + len(ends)
     assert sum(summary.by_pool.values()) == sum(summary.by_owner.values()) == summary.total
 
 
@@ -220,7 +220,7 @@ def test_a_name_with_dollars_is_no_formula(owner):
     assert text.count(owner) == 2  # in the plot and in the table
 
 
-def test_a_month_without_ends_says_so():
+def test_a_month_without_terminations_says_so():
     text = page(summarise([], NOVEMBER, LATER), "aws-dev")
 
     assert "Nothing saved" in Page(text).texts
@@ -275,7 +275,7 @@ def test_the_month_s_records_make_a_page(ledger, report):
     result, output = report()
 
     assert result.exit_code == 0, result.output
-    assert f"22.00 USD saved by 2 ends in 2020-11: {output}" in result.output
+    assert f"22.00 USD saved by 2 terminations and stops in 2020-11: {output}" in result.output
     assert "i-2" in output.read_text()
 
 
@@ -285,7 +285,7 @@ def test_an_end_that_failed_saves_nothing(ledger, report):
 
     result, _ = report()
 
-    assert "0 - saved by 0 ends" in result.output
+    assert "0 - saved by 0 terminations" in result.output
 
 
 def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report):
@@ -295,7 +295,7 @@ def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report
 
     result, _ = report()
 
-    assert "8.00 USD saved by 1 ends" in result.output
+    assert "8.00 USD saved by 1 terminations" in result.output
 
 
 def test_an_intent_that_nobody_confirmed_saves_nothing(ledger, report):
@@ -303,7 +303,7 @@ def test_an_intent_that_nobody_confirmed_saves_nothing(ledger, report):
 
     result, _ = report()
 
-    assert "0 - saved by 0 ends" in result.output
+    assert "0 - saved by 0 terminations" in result.output
 
 
 def test_freezes_of_the_month_stand_on_its_page(s3, ledger, report, request):
@@ -365,7 +365,7 @@ def test_every_plot_of_the_page_is_as_large_as_the_others():
     assert figure == "margin: 0"
 
 
-def test_an_instance_without_a_package_for_plots_is_told_what_to_do(ledger, report, monkeypatch):
+def test_an_instance_without_a_package_for_plots_is_shown_what_to_do(ledger, report, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "image.reaper.people.monthly_page")
     monkeypatch.delattr("image.reaper.people.monthly_page")

@@ -41,6 +41,30 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_job_begins_seconds_before_the_sweep",
         BOTH,
     ),
+    "verdict of the first look": (
+        lambda: swaps(
+            "_still", "before.get(decision.instance.id) is decision.verdict", "decision.instance.id in before"
+        ),
+        "it_turns_unfit_between_plan_and_second_look",
+        BOTH,
+    ),
+    "heartbeat of when the mark was due": (
+        lambda: gives("_untold", "None"),
+        "the_cloud_shows_late_that_it_was_used_before_its_mark_was_due",
+        BOTH,
+    ),
+    "files behind a shut door": (
+        lambda: swaps("_behind_the_door", "view.now >= talk.saved_at + view.save_again_after", "False"),
+        "its_files_change_while_it_waits_behind_the_shut_door",
+        BOTH,
+    ),
+    "what was seen too late to withdraw": (
+        lambda: swaps(
+            "NoticeListener._withdraw", "decided is Winner.END and view.hold", "decided is Winner.END"
+        ),
+        "a_job_is_over_while_its_agent_saves_behind_the_shut_door",
+        BOTH,
+    ),
     "habits": (lambda: gives("Habits._is_known", "False"), "a_loop_was_left_in_a_pane", BOTH),
     "length of a habit": (
         lambda: swaps("Habits._is_known", "run.age_s <= TIMES_MORE * age_s + MORE_S", "True"),
@@ -56,18 +80,18 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     "shut door": (lambda: gives("is_asked", "False"), "a_job_comes_as_the_end_is_called", BOTH),
     "age of an answer": (
         lambda: swaps(
-            "Said.word",
-            "self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS",
-            "Word.CLOSED in self.ages",
+            "Said.reply",
+            "self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS",
+            "Reply.CLOSED in self.ages",
         ),
         "a_closed_instance_is_not_ended_and_its_agent_dies",
         BOTH,
     ),
     "half a minute": (
         lambda: swaps(
-            "Said.word",
-            "self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS",
-            "self.ages.get(Word.CLOSED, timedelta.max) <= IDLE_LASTS",
+            "Said.reply",
+            "self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS",
+            "self.ages.get(Reply.CLOSED, timedelta.max) <= IDLE_LASTS",
         ),
         "the_agent_dies_behind_the_shut_door",
         BOTH,
@@ -109,12 +133,17 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_job_begins_behind_the_door_before_the_last_word",
         ("alicloud",),
     ),
+    "last word before each further call": (
+        lambda: swaps("_Batch._act_on", "next(calls)", "False"),
+        "a_job_begins_behind_the_door_while_another_cannot_be_ended",
+        ("alicloud",),
+    ),
     "fence": (
         lambda: gives("NoticeListener._fence", "None"),
         "a_job_begins_behind_the_door_after_the_last_word",
         ("aws",),
     ),
-    "silence": (lambda: gives("Said.word", "Word.CLOSED"), "a_silent_agent_is_waited_for", BOTH),
+    "silence": (lambda: gives("Said.reply", "Reply.CLOSED"), "a_silent_agent_is_waited_for", BOTH),
     "word for its own mark": (
         lambda: gives("mark_name", "'any'"),
         "it_refused_once_and_is_idle_again",
@@ -130,7 +159,9 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "save behind the shut door": (
-        lambda: swaps("agent:_closing", "talk.saved_at is None or talk.saved_at < talk.closed_at", "False"),
+        lambda: swaps(
+            "agent:_behind_the_door", "talk.saved_at is None or talk.saved_at < closed_at", "False"
+        ),
         "an_instance_that_answers_is_terminated",
         BOTH,
     ),
@@ -149,7 +180,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "it_is_used_while_the_cloud_is_slow",
         BOTH,
     ),
-    "bound mark": (lambda: gives("Mark.tells_of", "True"), "it_is_used_while_no_sweep_runs", BOTH),
+    "bound mark": (lambda: gives("Mark.still_holds", "True"), "it_is_used_while_no_sweep_runs", BOTH),
     "grace": (
         lambda: swaps("_next_step", "case.now < mark.reap_after", "False"),
         "its_grace_is_not_over",
@@ -157,7 +188,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     ),
     "notice": (
         lambda: becomes("Notifier.announce", "self, stack, decisions", "Announced(list(decisions))"),
-        "the_owner_cannot_be_told",
+        "the_owner_cannot_be_notified",
         BOTH,
     ),
     "hold": (lambda: gives("sweep:_hold", "None"), "its_owner_keeps_it", BOTH),
@@ -201,7 +232,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     "notice after a stop": (
         lambda: swaps(
             "stopped",
-            "mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since",
+            "mark.reap_after <= since or not mark.still_holds(since) or mark.idle_since < since",
             "False",
         ),
         "a_stopped_instance_gets_a_notice_of_its_own",
@@ -243,8 +274,8 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     "use after a mark teaches nothing": (
         lambda: swaps(
             "_Sweep._learn",
-            "one.withdrawn and one.instance.id in self.done.unmarked",
-            "memory.note_idle(one.instance.pool, situation.now, [one.instance.id])",
+            "decision.withdrawn and decision.instance.id in self.done.unmarked",
+            "memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])",
         ),
         "sensors_are_blind_for_a_day_and_see_and_are_blind_again",
         BOTH,
@@ -286,7 +317,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "bound mark of an unfit instance": (
-        lambda: swaps("unfit", "not mark.tells_of(active)", "False"),
+        lambda: swaps("unfit", "not mark.still_holds(active)", "False"),
         "an_unfit_instance_is_used_after_its_mark_while_no_sweep_runs",
         BOTH,
     ),
@@ -328,12 +359,14 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         ("alicloud",),
     ),
     "duplicate pages on AWS": (
-        lambda: swaps("aws:Instances.fleet", "found.values()", "[*found.values()] * 2"),
+        lambda: swaps("aws:Instances.fleet", "listed.values()", "[*listed.values()] * 2"),
         "every_page_comes_twice",
         ("aws",),
     ),
     "duplicate pages on Alibaba Cloud": (
-        lambda: swaps("alicloud:Instances._instances", "tuple(found.values())", "tuple(found.values()) * 2"),
+        lambda: swaps(
+            "alicloud:Instances._instances", "tuple(listed.values())", "tuple(listed.values()) * 2"
+        ),
         "every_page_comes_twice",
         ("alicloud",),
     ),
@@ -392,7 +425,7 @@ def test_every_operator_is_negated_once():
     assert len(names) == len(set(names))
 
 
-def test_a_condition_that_is_evaluated_is_told_by_the_names_of_its_negations(tmp_path, monkeypatch):
+def test_a_condition_that_is_evaluated_is_known_by_the_names_of_its_negations(tmp_path, monkeypatch):
     monkeypatch.setitem(vars(builtins), PROBE, None)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a_made_up_module.py").write_text("def both(a, b):\n    return a > 1 and b > 2\n")

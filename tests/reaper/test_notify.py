@@ -13,11 +13,11 @@ from image.reaper.aws.notify import Topic
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.model import Decision, Plan, Verdict
-from image.reaper.notify.notifier import Notifier, Reach, Roster, due_alerts
+from image.reaper.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
 from image.reaper.notify.webhooks import LONGEST_TEXT, Webhook
 from image.reaper.sweep.carry_out import Tools, mark
 from image.reaper.sweep.results import Done
-from tests.reaper.situations import NOW, POLICY, machine
+from tests.reaper.situations import NOW, POLICY, make_instance
 
 SWEEPS_A_DAY = 144
 
@@ -83,7 +83,7 @@ class Team:
 def announce(team, sns, *instance_ids):
     topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
     decisions = [
-        Decision(machine(one, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+        Decision(make_instance(one, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
         for one in instance_ids
     ]
     return Notifier(topic, team.reach()).announce("aws-dev", decisions)
@@ -116,7 +116,7 @@ def test_each_user_gets_one_mail_of_their_own_instances_with_the_two_commands():
     assert (ids(announced.notified), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
 
 
-def test_who_launched_who_logged_in_and_who_owned_processes_is_told_apart():
+def test_who_launched_who_logged_in_and_who_owned_processes_is_distinguished():
     users = {"i-1": ["ada:login+process", "grace:launch"]}
     team = Team(Roster(PEOPLE, sender="fleet@example.com"), users)
 
@@ -126,7 +126,7 @@ def test_who_launched_who_logged_in_and_who_owned_processes_is_told_apart():
     assert all(seen in message for _, message in team.mails)
 
 
-def test_the_topic_is_told_which_users_a_message_is_for_once_for_each_owner():
+def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
     sns = Sns([confirmed("ada@example.com"), confirmed("lead@example.com"), confirmed("grace@example.com")])
     users = {"i-1": ["ada:login"], "i-2": ["grace:login"]}
 
@@ -179,7 +179,7 @@ def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
     assert announced.problems == ["owner vision not notified of i-2: nobody listens"]
 
 
-def test_a_login_name_without_an_address_is_told_to_the_operators_and_fails_nothing():
+def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_nothing():
     sns = Sns([confirmed("Ops@example.com")])
 
     announced = announce(Team(Roster({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
@@ -209,7 +209,7 @@ def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
         sent.mail(sender, address, subject, message)
 
     topic = Topic(Sns(), Calls(lambda: NOW, deadline=NOW), "arn:aws:sns:::alarms")
-    found = [Decision(machine(one), Verdict.MARK, "idle") for one in ("i-1", "i-2")]
+    found = [Decision(make_instance(one), Verdict.MARK, "idle") for one in ("i-1", "i-2")]
     announced = Notifier(topic, replace(sent, mail=mail)).announce("aws-dev", found)
 
     assert ids(announced.notified) == ["i-1"]
@@ -239,7 +239,9 @@ def test_a_secret_that_cannot_be_read_keeps_no_other_room_from_its_message():
 
     topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
     reach = replace(team.reach(), secret=secret)
-    announced = Notifier(topic, reach).announce("aws-dev", [Decision(machine("i-1"), Verdict.MARK, "idle")])
+    announced = Notifier(topic, reach).announce(
+        "aws-dev", [Decision(make_instance("i-1"), Verdict.MARK, "idle")]
+    )
 
     assert len(team.posts) == 1
     assert announced.unreached == {"slack webhook 'team-b'": "GetSecretValue: AccessDenied"}
@@ -284,7 +286,7 @@ def test_a_roster_that_cannot_be_read_begins_no_grace_period():
     reach = Reach(refused, lambda _: [], lambda *_: None, str)
     topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
 
-    announced = Notifier(topic, reach).announce("aws-dev", [Decision(machine(), Verdict.MARK, "idle")])
+    announced = Notifier(topic, reach).announce("aws-dev", [Decision(make_instance(), Verdict.MARK, "idle")])
 
     assert (announced.notified, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
 
@@ -303,19 +305,19 @@ def test_a_roster_that_no_stack_writes_is_refused(content):
 
 
 @pytest.mark.parametrize("owner", ["ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f"])
-def test_an_owner_whose_name_fits_no_subject_is_told_all_the_same(owner):
+def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same(owner):
     sns = Sns()
     topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    one = Decision(machine(tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
+    one = Decision(make_instance(tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
 
     announced = Notifier(topic).announce("aws-dev", [one])
 
     assert (announced.notified, announced.problems) == ([one], [])
 
 
-def test_an_instance_that_is_unknown_every_other_sweep_is_told_once_a_day():
-    alert = Decision(machine(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
-    fine = Decision(machine(), Verdict.KEEP_BUSY, "busy")
+def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day():
+    alert = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
+    fine = Decision(make_instance(), Verdict.KEEP_BUSY, "busy")
     memory, mails = {}, 0
 
     for number in range(SWEEPS_A_DAY):
@@ -326,8 +328,8 @@ def test_an_instance_that_is_unknown_every_other_sweep_is_told_once_a_day():
     assert mails == 1
 
 
-def test_what_was_told_is_forgotten_once_it_may_be_told_again():
-    alert = Decision(machine(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
+def test_what_was_reported_is_forgotten_once_it_may_be_reported_again():
+    alert = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
     _, memory = due_alerts([alert], {}, NOW)
 
     _, later = due_alerts([], memory, NOW + timedelta(days=1))
@@ -361,7 +363,7 @@ def mails_of_marking(team, told):
     topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
     tools = Tools(Marking(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
     found = Decision(
-        machine("i-1"),
+        make_instance("i-1"),
         Verdict.MARK,
         "idle",
         idle_since=NOW - timedelta(hours=1),
@@ -379,3 +381,11 @@ def test_who_came_to_an_instance_after_its_notice_has_one_too():
     team.users["i-1"] = ["grace:process", "ada:login"]
 
     assert [*mails, mails_of_marking(team, told), mails_of_marking(team, told)] == [1, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("caller", "who"), [("AROAMADEUP:i-1", "AROAMADEUP:i-1"), ("*", "all instances together")]
+)
+def test_who_floods_the_records_is_named(caller, who):
+    assert flooding_text(caller, 201).startswith(f"- {who}: wrote more names ")
+    assert "(201 or more)" in flooding_text(caller, 201)

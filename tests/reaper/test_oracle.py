@@ -10,7 +10,13 @@ from tests.reaper.sweeping import sweep_world
 from tests.reaper.world import EPOCH, World
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-RULES = Rules(idle_after=HOUR, grace=20 * MINUTE, min_uptime=30 * MINUTE, stopped_for=timedelta(days=7))
+RULES = Rules(
+    idle_after=HOUR,
+    grace=20 * MINUTE,
+    min_uptime=30 * MINUTE,
+    stopped_for=timedelta(days=7),
+    unsaved=7 * MINUTE,
+)
 END = EPOCH + 10 * HOUR
 
 
@@ -18,10 +24,11 @@ def forgotten() -> Timeline:
     """Used for its first hour, its owner told an hour and a half before the end."""
     line = Timeline(boots=[EPOCH], notices=[END - 1.5 * HOUR])
     line.jobs.append(Span(EPOCH, EPOCH + HOUR))
+    line.written, line.saved_at = [EPOCH + HOUR, END - MINUTE], END - 1.2 * HOUR
     return line
 
 
-def test_an_end_of_what_nobody_used_is_right():
+def test_a_termination_of_what_nobody_used_is_right():
     assert wrongs_of(forgotten(), END, RULES) == []
 
 
@@ -43,8 +50,9 @@ def test_an_instance_that_worked_five_hours_without_pause_is_at_work():
         (lambda line: line.locked.open(END - HOUR), "its termination was locked"),
         (lambda line: line.member.open(EPOCH), "it was still in its scaling group"),
         (lambda line: line.boots.append(END - 29 * MINUTE), "it was young"),
-        (lambda line: line.notices.clear(), "nobody was told in time"),
-        (lambda line: line.notices.append(line.notices.pop() + 80 * MINUTE), "nobody was told in time"),
+        (lambda line: line.notices.clear(), "nobody was notified in time"),
+        (lambda line: line.written.append(END - HOUR), "what its users keep was not saved"),
+        (lambda line: line.notices.append(line.notices.pop() + 80 * MINUTE), "nobody was notified in time"),
         (
             lambda line: line.typing.append(Span(END - HOUR, END - 59 * MINUTE)),
             "it was used after the notice, or too shortly before",
@@ -88,14 +96,14 @@ def test_a_stopped_instance_is_terminated_when_it_was_stopped_for_long_enough(da
 
 def test_every_end_in_a_world_is_judged_when_it_happens():
     world = World()
-    machine = world.start(TAGS)
+    instance = world.start(TAGS)
     world.pass_minutes(300)
     sweep_world(world, POLICY)
 
-    world.gone(machine, "terminated")
+    world.gone(instance, "terminated")
 
     assert [wrong.rpartition(": ")[2] for wrong in world.wrongs] == [
         "a job was at work on it",
-        "nobody was told in time",
+        "nobody was notified in time",
         "it was used after the notice, or too shortly before",
     ]

@@ -19,7 +19,7 @@ from stacks import naming
 from stacks.payload import sweep_archive
 from stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, STACK, MotoFleet, budget_json, policy_json
 
 ACCOUNT = "123456789012"  # moto's
@@ -113,7 +113,7 @@ def test_an_unfreeze_from_a_laptop_goes_on_record_in_the_stacks_own_ledger(publi
 
 def test_on_an_instance_the_stack_is_that_of_its_file(published, tmp_path, monkeypatch):
     file = tmp_path / "instance.toml"
-    file.write_text(MACHINE_FILE.replace("aws-dev", STACK))
+    file.write_text(INSTANCE_TOML.replace("aws-dev", STACK))
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
     monkeypatch.chdir(tmp_path)
 

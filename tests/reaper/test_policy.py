@@ -28,7 +28,7 @@ def problem_of(content) -> str | None:
     return None
 
 
-def test_a_sound_policy_is_read_as_it_is_written():
+def test_a_valid_policy_is_read_as_it_is_written():
     parsed = policies.parse(json.dumps(policy_json(time_zone="Europe/Berlin")))
 
     assert parsed.time_zone.key == "Europe/Berlin"
@@ -77,7 +77,7 @@ def test_a_wrong_key_of_a_pool_is_named_with_its_path(changes, message):
     assert message in refusal(pools={"dev": pool_policy(**changes)})
 
 
-def test_every_problem_of_a_file_is_told_at_once():
+def test_every_problem_of_a_file_is_reported_at_once():
     message = refusal(max_percent=101, time_zone="Mars", pools={"dev": pool_policy(coverage_percent=0)})
 
     assert len(message.splitlines()) == 3
@@ -120,13 +120,13 @@ def test_a_user_sees_one_message_and_no_traceback(tmp_path):
     assert "Traceback" not in shown.output
 
 
-def test_a_policy_that_is_not_there_is_told(tmp_path):
+def test_a_policy_that_is_not_there_is_reported(tmp_path):
     shown = CliRunner().invoke(main, ["sweep", "--policy", str(tmp_path / "none.json")])
 
     assert (shown.exit_code, "No such file" in shown.output) == (1, True)
 
 
-def test_a_malformed_time_is_told_with_what_is_allowed(tmp_path):
+def test_a_malformed_time_is_reported_with_what_is_allowed(tmp_path):
     shown = CliRunner().invoke(main, ["sweep", "--now", "2026-11-21T18:00"])
 
     assert shown.exit_code == 2

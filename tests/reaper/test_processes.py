@@ -18,6 +18,7 @@ WORK = [
     "accelerate-launch train.py",
     "deepspeed --num_gpus 8 train.py",
     "python -u -m deepspeed.launcher.launch --world_info=x train.py",
+    "/opt/gpu-fleet/venv/bin/python -m gpu_fleet work",
     "mpirun -n 16 ./solver",
     "prterun -n 2 sleep 15",
     "/usr/bin/orted -mca ess env",
@@ -34,6 +35,8 @@ WORK = [
     "buildctl build --frontend dockerfile.v0",
 ]
 NO_WORK = [
+    "/opt/gpu-fleet/venv/bin/python -m gpu_fleet report runs/work",
+    "vim -m gpu_fleet",
     "",
     "rsync --daemon --no-detach",
     "docker ps",

@@ -39,7 +39,7 @@ def test_what_is_not_known_to_be_idle_is_a_code(state, code):
     assert told(judgement(state))[metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"] == code
 
 
-def test_gpu_memory_is_told_of_the_instance_and_of_its_pool():
+def test_gpu_memory_is_reported_of_the_instance_and_of_its_pool():
     values = told(judgement(gpu_memory_used_percent=87.5))
 
     assert values[metrics.METRIC_GPU_MEMORY, "InstanceId"] == 87.5
@@ -70,7 +70,7 @@ def test_on_the_wall_s_time_a_heartbeat_goes_at_once_without_a_time():
     assert all("Timestamp" not in datum for datum in request["MetricData"])
 
 
-def test_a_heartbeat_that_fails_is_told_and_dropped(caplog):
+def test_a_heartbeat_that_fails_is_reported_and_dropped(caplog):
     calls = Calls(failing=[0])
     publisher = Publisher(calls, "GpuFleet/x", batched=False)
 

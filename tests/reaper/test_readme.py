@@ -12,7 +12,7 @@ import pytest
 
 from image.reaper.money.meter_state import Day
 from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
-from tests.reaper.one_machine import client, one_machine
+from tests.reaper.one_instance import client, one_instance
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "image/reaper/README.md"
@@ -22,7 +22,7 @@ COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.sta
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
-    with one_machine(folder) as made:
+    with one_instance(folder) as made:
         s3 = client(made, "s3")
         s3.create_bucket(Bucket="records")
         day = Day(datetime(2026, 11, 20, tzinfo=UTC), {"dev": Decimal("24.62")})

@@ -17,7 +17,7 @@ from image.reaper.agent.sensors.jupyter import kernel_sessions
 from image.reaper.agent.sensors.processes import ProcessTable, processes
 from tests.reaper.programs import DEBIAN_PACKAGES, Jupyter, at_a_terminal, environment, running, until
 
-pytestmark = pytest.mark.image
+pytestmark = [pytest.mark.image]
 
 AS_ROOT = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM")
 MPI_AS_ROOT = {f"{part}_{name}": "1" for part in ("OMPI", "PRTE") for name in AS_ROOT}
@@ -109,7 +109,7 @@ def test_looking_at_a_server_is_no_use_of_it(eyes, jupyter, kernel):
     assert after[1]["last_activity"] == before[1]["last_activity"]
 
 
-def test_a_server_that_lets_nobody_ask_is_unknown_and_its_token_is_not_told(eyes, jupyter, kernel):
+def test_a_server_that_lets_nobody_ask_is_unknown_and_its_token_is_not_shown(eyes, jupyter, kernel):
     told = json.loads(jupyter.file().read_text())
     jupyter.file().write_text(json.dumps(told | {"token": "another-secret"}))
     try:

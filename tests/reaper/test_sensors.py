@@ -17,9 +17,10 @@ from image.reaper.agent.sensors import processes
 from image.reaper.agent.sensors.counters import Counters, InstanceCounters, OwnUse, RateSensor, TreeCounters
 from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.agent.sensors.look import Sensors
-from image.reaper.agent.sensors.processes import ProcessTable
-from image.reaper.agent.sensors.reading import Presence, Rates
+from image.reaper.agent.sensors.processes import Process, ProcessTable, _Used
+from image.reaper.agent.sensors.reading import Presence, ProcessUse, Rates
 from image.reaper.errors import ConfigurationError, SensorError
+from image.reaper.model import Tie
 from tests.reaper.fake_nvml import FakeNvml
 from tests.reaper.programs import at_a_terminal, until
 from tests.reaper.samples import NOON
@@ -165,7 +166,7 @@ def test_the_loopback_is_no_network(monkeypatch):
     assert [after(100), after(200)] == [100, 300]
 
 
-def test_while_the_agent_copies_the_network_tells_nothing(monkeypatch):
+def test_while_the_agent_copies_the_network_proves_nothing(monkeypatch):
     own = OwnUse()
     after = network_of(monkeypatch, own)
     quiet = after(100)
@@ -307,7 +308,7 @@ def test_a_look_in_between_does_not_hide_what_was_done_before_it():
         assert not use_of(look.read(), process.pid).gets_on
 
 
-def test_a_rank_that_waits_for_a_peer_elsewhere_is_told_from_one_that_stands_alone(monkeypatch):
+def test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alone(monkeypatch):
     with running(*python(WAITING), env={"WORLD_SIZE": "16", "RANK": "3"}) as process:
         process.stdout.readline()
         alone = use_of(table([process.pid]).read(), process.pid)
@@ -317,6 +318,84 @@ def test_a_rank_that_waits_for_a_peer_elsewhere_is_told_from_one_that_stands_alo
 
     assert (alone.ranks, alone.peers) == (16, 0)
     assert (waiting.ranks, waiting.peers) == (16, 1)
+
+
+def test_a_gpu_process_that_is_no_rank_waits_for_nobody_whatever_it_is_connected_to(monkeypatch):
+    connection = SimpleNamespace(status="ESTABLISHED", laddr=("10.0.0.4", 5), raddr=("10.0.0.9", 443))
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_told: [connection])
+    with running(*python(WAITING), env={}) as process:
+        process.stdout.readline()
+        seen = table([process.pid]).read()
+
+    assert use_of(seen, process.pid).peers == 0
+
+
+def test_a_connection_within_the_instance_or_of_nobody_is_to_no_peer(monkeypatch):
+    here = ("10.0.0.4", 5)
+    told = [
+        SimpleNamespace(status=status, laddr=here, raddr=there)
+        for status, there in (
+            ("ESTABLISHED", ("10.0.0.4", 9)),
+            ("ESTABLISHED", ()),
+            ("ESTABLISHED", ("10.0.0.9", 9)),
+            ("SYN_SENT", ("10.0.0.8", 9)),
+            ("CLOSE_WAIT", ("10.0.0.7", 9)),
+        )
+    ]
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_told: told)
+
+    assert processes._peers(Process(os.getpid(), ("python",))) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "who"),
+    [
+        (("/usr/bin/ssm-session-worker", "ada-0123", "i-1"), ["ada-0123"]),
+        (("/usr/bin/ssm-session-worker",), ["77"]),
+        (("/usr/bin/ssm-agent-worker", "ada-0123"), []),
+    ],
+)
+def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch, command, who):
+    monkeypatch.setattr(processes, "processes", lambda _root: iter([Process(77, command)]))
+
+    sessions = [one for one in table().read().sessions if one.kind == "session-manager"]
+
+    assert [(one.who, one.unused_s) for one in sessions] == [(name, 0.0) for name in who]
+
+
+def test_training_processes_are_those_of_a_launcher_or_of_our_own_trainer(monkeypatch):
+    seen = [
+        Process(1, ("torchrun", "train.py")),
+        Process(2, ("bash",)),
+        Process(3, ("python", "-m", "gpu_fleet", "train.yaml")),
+    ]
+    monkeypatch.setattr(processes, "processes", lambda: iter(seen))
+
+    assert processes.trainers() == [seen[0].shown, seen[2].shown]
+    assert processes.trainers(lambda: frozenset({2, 3})) == [seen[2].shown]
+
+
+def test_who_is_connected_is_logged_in_and_whose_program_holds_a_gpu_runs_it(monkeypatch):
+    look = table()
+    uses = [
+        ProcessUse(kind, "x", 9.0, 0.0, 0.0, user=user) for kind, user in (("gpu", "eve"), ("ssh", "bob"))
+    ]
+    monkeypatch.setattr(look, "_uses", lambda *_told, **_more: uses)
+
+    assert {("eve", Tie.RUNS), ("bob", Tie.LOGGED_IN)} <= set(look.read().users)
+
+
+@pytest.mark.parametrize(
+    ("before", "rates"),
+    [
+        (_Used(10.0, 1.0, 2.0, 1000.0), (0.25, 50.0)),
+        (_Used(20.0, 1.0, 2.0, 1000.0), (0.0, 0.0)),
+        (_Used(10.0, 0.5, 2.0, 1000.0), (0.0, 0.0)),  # another process had its id
+        (_Used(10.0, 1.0, 9.0, 9000.0), (0.0, 0.0)),
+    ],
+)
+def test_what_a_process_used_since_a_look_is_none_of_another_s(before, rates):
+    assert _Used(20.0, 1.0, 4.5, 1500.0).rates_since(before) == rates
 
 
 def test_a_number_of_ranks_that_no_launcher_sets_is_none():
@@ -365,7 +444,7 @@ def test_what_a_terminal_shows_is_no_input():
         assert unused_s(place) > 3500
 
 
-def test_a_process_that_began_lately_is_told_if_it_is_a_user_s():
+def test_a_process_that_began_lately_is_reported_if_it_is_a_user_s():
     nobody, person = 65534, 1234
     with running("sleep", "600", user=person) as own, running("sleep", "601", user=0) as root:
         started = {one.pid: one for one in table().read().started}
@@ -386,7 +465,7 @@ def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_
     assert called & started == {"roots-own-job"}
 
 
-def test_a_user_s_process_that_began_earlier_is_told_as_such(monkeypatch):
+def test_a_user_s_process_that_began_earlier_is_reported_as_such(monkeypatch):
     with running("sleep", "600", user=1234) as own, running("sleep", "601", user=0) as root:
         monkeypatch.setattr(processes, "STARTED_LATELY_S", -1.0)  # nothing began so lately
         found = table().read()
@@ -439,10 +518,10 @@ class Mistaken:
 def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(caplog):
     sensors = Sensors(Resting(Rates(1.0)), RestingGpus(), Mistaken())
 
-    first, second = sensors.look(NOON), sensors.look(NOON)
+    first, second, third = [sensors.look(NOON) for _ in range(3)]
 
     assert first.rates == Rates(1.0)
-    assert first.failures == second.failures
+    assert first.failures == second.failures == third.failures
     assert first.failures == (
         "processes: ZeroDivisionError, which the agent did not expect; its log says where",
     )

@@ -122,7 +122,7 @@ def test_spot_never_counts_for_more_than_the_policy_says():
     assert swept(spot_world(a="3.00"), rules()).spending.rates["dev"] == Decimal("0.523")
 
 
-def test_spot_counts_at_the_policys_price_where_the_market_tells_none_and_a_refusal_shows():
+def test_spot_counts_at_the_policys_price_where_the_market_gives_none_and_a_refusal_shows():
     world = spot_world()
 
     def deny():
@@ -181,7 +181,7 @@ def test_spending_past_the_budget_freezes_within_one_sweep_and_busy_instances_st
     assert any("training pools start no new instances" in text for _, text in world.messages)
 
 
-def test_a_freeze_that_holds_is_told_and_recorded_once(world):
+def test_a_freeze_that_holds_is_reported_and_recorded_once(world):
     world.pass_minutes(10 * 60)
 
     for _ in range(3):
@@ -234,7 +234,7 @@ def a_day_later(world, checked):
 
 def test_the_day_that_ended_is_reported_once_by_mail_and_as_a_page(world):
     checked = rules()
-    for key in world.machines:
+    for key in world.instances:
         world.daily[key, METRIC_ACTIVE_FRACTION] = 0.25
     swept(world, checked)
     for _ in range(26):
@@ -247,7 +247,7 @@ def test_the_day_that_ended_is_reported_once_by_mail_and_as_a_page(world):
     assert "Samples per USD: left out, no trainer publishes TrainingSamples." in mails[0]
     page = world.objects["reaper/reports/2026/03/2026-03-02.html"][0].decode()
     assert "<svg" in page
-    assert next(iter(world.machines)) in page
+    assert next(iter(world.instances)) in page
     assert stored(world, "reports/2026/03/2026-03-02.json")["gpu_hours"]["bought"] == "31.97"
     assert stored(world, "meter.json")["unreported"] == []
 
@@ -270,9 +270,9 @@ def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep(world):
     assert len([text for _, text in world.messages if "GPU hours busy" in text]) == 1
 
 
-def test_samples_for_money_are_told_where_a_trainer_publishes_them(world):
+def test_samples_for_money_are_reported_where_a_trainer_publishes_them(world):
     checked = rules()
-    first = next(iter(world.machines))
+    first = next(iter(world.instances))
     world.daily[first, METRIC_TRAINING_SAMPLES] = 1_000_000
     result = a_day_later(world, checked)
 
@@ -280,16 +280,16 @@ def test_samples_for_money_are_told_where_a_trainer_publishes_them(world):
     assert any("samples per USD." in text for _, text in world.messages)
 
 
-def test_what_the_reaper_ended_counts_as_saved_from_then_on(world):
+def test_what_the_reaper_terminated_counts_as_saved_from_then_on(world):
     checked = policy(top={"budget": budget_json()}, idle_after_hours=1, grace_minutes=20)
-    machine = next(iter(world.machines.values()))
-    machine.busy = False
+    instance = next(iter(world.instances.values()))
+    instance.busy = False
     for _ in range(30 * 6):
         swept(world, checked)
         world.pass_minutes(10)
 
-    assert [one.id for _, one, _ in world.ends] == [machine.id]
-    saved = stored(world, "days/2026/03/2026-03-02.json")["saved"][machine.id]
+    assert [one.id for _, one, _ in world.ends] == [instance.id]
+    saved = stored(world, "days/2026/03/2026-03-02.json")["saved"][instance.id]
     end = world.ends[0][0]
     midnight = end.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
     assert saved["seconds"] == pytest.approx((midnight - end).total_seconds(), abs=120)

@@ -43,13 +43,13 @@ def swept(world):
 
 def truth(world, until):
     """What the instances really cost up to a moment."""
-    ends = [(one, min(until, one.stopped_at or until)) for one in world.machines.values()]
+    ends = [(one, min(until, one.stopped_at or until)) for one in world.instances.values()]
     seconds = sum(max(0.0, (end - one.launched_at).total_seconds()) for one, end in ends)
     return Decimal(seconds) * AN_HOUR / 3600
 
 
 def running_in_group(world):
-    return sum(world.machines[key].state == "running" for key in world.groups["pool"]["members"])
+    return sum(world.instances[key].state == "running" for key in world.groups["pool"]["members"])
 
 
 @given(
@@ -62,7 +62,7 @@ def test_the_meter_ends_where_the_truth_does_and_limits_hold_what_runs(seed, sto
     world.group("pool", min_size=0, max_size=10, **{TAG_POOL: "dev"})
     world.join("pool", TAGS)
     for event, faults, number in story:
-        alive = [one for one in world.machines.values() if one.state == "running"]
+        alive = [one for one in world.instances.values() if one.state == "running"]
         if event == "start" and world.groups["pool"]["desired"] < world.groups["pool"]["max"]:
             world.join("pool", TAGS)
         elif event == "leave" and alive:
@@ -84,4 +84,4 @@ def test_the_meter_ends_where_the_truth_does_and_limits_hold_what_runs(seed, sto
     reading = json.loads(world.objects["reaper/meter.json"][0])
     metered = Decimal(reading["month"]["dev"])
     exact = truth(world, world.now - timedelta(seconds=1))
-    assert abs(metered - exact) <= AN_HOUR * (len(world.machines) + 1) * 4 / 3600
+    assert abs(metered - exact) <= AN_HOUR * (len(world.instances) + 1) * 4 / 3600

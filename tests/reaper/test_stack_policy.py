@@ -107,6 +107,6 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
         (document(wacht=[]), "wacht"),
     ],
 )
-def test_a_policy_that_says_nothing_sound_is_an_error_that_names_it(content, told):
+def test_a_policy_that_says_nothing_valid_is_an_error_that_names_it(content, told):
     with pytest.raises(CloudError, match=told):
         sensors_in(content, "dev")

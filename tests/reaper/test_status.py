@@ -35,7 +35,7 @@ def decision(verdict=Verdict.KEEP_BUSY, idle_s=600.0, tags=None, **values):
     return replace(Decision(instance, verdict, "why", idle_s=idle_s), **values)
 
 
-def test_a_row_tells_instance_owner_idle_time_and_price(rules):
+def test_a_row_shows_instance_owner_idle_time_and_price(rules):
     made = row(decision(hourly_price=Decimal("1.006")), rules, NOON)
 
     assert (made.instance, made.owner, made.what) == ("i-1", "ada", "dev g5.xlarge")
@@ -48,27 +48,27 @@ def test_what_is_not_known_is_not_invented(rules):
     assert (made.owner, made.idle, made.ends, made.an_hour) == ("nobody", "", "never", "unknown")
 
 
-def test_an_unmarked_instance_goes_after_idle_time_and_grace(rules):
+def test_an_unmarked_instance_is_terminated_after_idle_time_and_grace(rules):
     assert ends_if_unused(decision(idle_s=3600.0), rules, NOON) == "in 90 min"  # 2 h + 30 min - 1 h
 
 
-def test_a_marked_instance_goes_when_its_mark_says(rules):
+def test_a_marked_instance_is_terminated_when_its_mark_says(rules):
     marked = decision(Verdict.WAIT, reap_after=NOON + timedelta(minutes=12))
 
     assert ends_if_unused(marked, rules, NOON) == "in 12 min"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STOP, Verdict.TERMINATE])
-def test_an_instance_whose_time_has_come_goes_with_the_next_sweep(rules, verdict):
+def test_an_instance_past_its_grace_period_is_terminated_by_the_next_sweep(rules, verdict):
     assert ends_if_unused(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.KEEP_UNKNOWN, Verdict.ALERT])
-def test_an_instance_that_is_not_known_to_be_idle_has_no_time_to_go(rules, verdict):
+def test_an_instance_that_is_not_known_to_be_idle_has_no_time_of_termination(rules, verdict):
     assert ends_if_unused(decision(verdict), rules, NOON) == "not before it is known to be idle"
 
 
-def test_a_held_instance_goes_not_before_its_hold_ends(rules):
+def test_a_held_instance_is_not_terminated_before_its_hold_ends(rules):
     held = decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"})
 
     assert ends_if_unused(held, rules, NOON) == "kept until 2026-11-22 12:00"

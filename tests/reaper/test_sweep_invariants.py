@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from image.reaper.errors import CloudError, LeaseError
 from image.reaper.store import Store
 from image.reaper.sweep.lease import Lease
-from tests.reaper.situations import machine
+from tests.reaper.situations import make_instance
 from tests.reaper.sweeping import connect_world, policy, sweep_world
 from tests.reaper.world import World
 
@@ -24,20 +24,20 @@ def forgotten_world(count: int, grouped: int = 0, min_size: int = 0, seed: int =
     """Instances whose owners left 80 minutes ago, some of them in a group."""
     world = World(seed)
     world.group("pool", min_size)
-    tags = machine(marked_minutes_ago=None).tags
+    tags = make_instance(marked_minutes_ago=None).tags
     for number in range(count):
         if number < grouped:
             world.join("pool", tags)
         else:
             world.start(tags)
     world.pass_minutes(5)
-    for one in world.machines.values():
+    for one in world.instances.values():
         one.busy = False
     world.pass_minutes(80)
     return world
 
 
-def test_an_instance_is_not_marked_when_its_owner_could_not_be_told():
+def test_an_instance_is_not_marked_when_its_owner_could_not_be_notified():
     world = forgotten_world(1)
     world.faults.deaf = 1.0
 
@@ -45,20 +45,20 @@ def test_an_instance_is_not_marked_when_its_owner_could_not_be_told():
 
     assert result.done.marked == []
     assert [failure.step for failure in result.done.failures] == ["notify"]
-    assert all("gpu-fleet:reap-after" not in one.tags for one in world.machines.values())
+    assert all("gpu-fleet:reap-after" not in one.tags for one in world.instances.values())
 
 
 def test_an_instance_that_is_used_again_between_plan_and_act_is_spared():
     world = forgotten_world(2)
     sweep_world(world, WORLD_POLICY)
     world.pass_minutes(21)
-    used = next(iter(world.machines.values()))
+    used = next(iter(world.instances.values()))
     world.on_call("DescribeInstances", lambda: (setattr(used, "busy", True), world.pass_minutes(1)))
 
     sweep_world(world, WORLD_POLICY)
 
-    assert [machine.id for _, machine, _ in world.ends] == [
-        one.id for one in world.machines.values() if one is not used
+    assert [instance.id for _, instance, _ in world.ends] == [
+        one.id for one in world.instances.values() if one is not used
     ]
 
 
@@ -111,9 +111,9 @@ def test_two_sweeps_at_once_keep_out_of_each_others_way():
 def test_a_plan_does_not_depend_on_order_pages_or_time_zone(count, page, offset, order):
     plain, other = forgotten_world(count), forgotten_world(count)
     other.page = page
-    shuffled = list(other.machines.items())
+    shuffled = list(other.instances.items())
     order.shuffle(shuffled)
-    other.machines = dict(shuffled)
+    other.instances = dict(shuffled)
     zone = ZoneInfo(f"Etc/GMT{offset:+d}")
 
     expected = sweep_world(plain, WORLD_POLICY, dry_run=True).plan
@@ -126,7 +126,7 @@ def test_a_plan_does_not_depend_on_order_pages_or_time_zone(count, page, offset,
     ]
 
 
-def test_a_member_is_detached_before_it_is_ended():
+def test_a_member_is_detached_before_it_is_terminated():
     world = forgotten_world(2, grouped=2, min_size=1)
     sweep_world(world, WORLD_POLICY)
     world.pass_minutes(21)

@@ -58,7 +58,7 @@ def verdicts(report):
     return {one["instance_id"]: one["verdict"] for one in report["verdicts"]}
 
 
-def test_an_idle_instance_is_marked_and_its_owner_told(fleet, sweep):
+def test_an_idle_instance_is_marked_and_its_owner_notified(fleet, sweep):
     idle, busy = fleet.start(2)
     fleet.heartbeats([idle], idle_hours=2.5)
     fleet.heartbeats([busy], idle_hours=0)
@@ -92,7 +92,7 @@ def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, swee
     assert (report["marked"], report["unreached"]) == ([idle], {})
 
 
-def test_an_instance_of_which_nobody_could_be_told_is_not_marked_and_the_sweep_says_so(fleet, sweep):
+def test_an_instance_whose_notice_reached_nobody_is_not_marked_and_the_sweep_says_so(fleet, sweep):
     (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
     fleet.heartbeats([idle], idle_hours=2.5)
     write_roster(users={"grace": "grace@example.com"}, sender="not-verified@example.com")
@@ -157,7 +157,7 @@ def published(metric):
     return sum(one["Sum"] for one in answer["Datapoints"])
 
 
-def test_a_marked_instance_goes_after_its_grace_with_a_record_of_it(fleet, sweep):
+def test_a_marked_instance_is_terminated_after_its_grace_with_a_record_of_it(fleet, sweep):
     (idle,) = fleet.start()
     fleet.heartbeats([idle], idle_hours=2.5)
     sweep(NOW)
@@ -173,16 +173,16 @@ def test_a_marked_instance_goes_after_its_grace_with_a_record_of_it(fleet, sweep
 
 
 def test_an_instance_that_works_again_loses_its_mark(fleet, sweep):
-    (machine,) = fleet.start()
-    fleet.heartbeats([machine], idle_hours=2.5)
+    (instance,) = fleet.start()
+    fleet.heartbeats([instance], idle_hours=2.5)
     sweep(NOW)
-    fleet.heartbeats([machine], idle_hours=-0.4, until=AFTER_GRACE, over_hours=0.5)
+    fleet.heartbeats([instance], idle_hours=-0.4, until=AFTER_GRACE, over_hours=0.5)
 
     _, report = sweep(AFTER_GRACE)
 
-    assert verdicts(report) == {machine: "UNMARK"}
-    assert TAG_REAP_AFTER not in fleet.tags(machine)
-    assert fleet.state(machine) == "running"
+    assert verdicts(report) == {instance: "UNMARK"}
+    assert TAG_REAP_AFTER not in fleet.tags(instance)
+    assert fleet.state(instance) == "running"
 
 
 def test_a_group_member_leaves_its_group_smaller_and_never_below_its_minimum(fleet, sweep):
@@ -220,7 +220,7 @@ def test_instances_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, sw
     assert report["verdicts"] == []
 
 
-def test_termination_protection_is_a_lock_that_status_shows_and_the_others_go(fleet, sweep, tmp_path):
+def test_termination_protection_is_a_lock_that_status_shows(fleet, sweep, tmp_path):
     locked, other = fleet.start(2)
     fleet.ec2.modify_instance_attribute(InstanceId=locked, DisableApiTermination={"Value": True})
     fleet.heartbeats([locked, other], idle_hours=2.5)
@@ -262,7 +262,7 @@ def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(flee
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
 
     assert result.exit_code == 1
-    assert "1 instances, 0 marked, 0 ended" in result.output
+    assert "1 instances, 0 marked, 0 terminated or stopped" in result.output
     assert f"error: --report {gone}: No such file or directory" in result.output
 
 

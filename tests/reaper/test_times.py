@@ -12,7 +12,7 @@ from image.reaper.model import Verdict
 from image.reaper.policy import QuietHours
 from image.reaper.sweep.verdict import decide
 from image.reaper.times import format_span, is_quiet, parse_duration, parse_time
-from tests.reaper.situations import alone, idle_history, machine
+from tests.reaper.situations import alone, idle_history, make_instance
 
 FOR_EVER = ("9999-12-31T23:59:59-08:00", "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+05:00")
 
@@ -35,7 +35,7 @@ def test_every_time_is_read_or_refused(moment, zone):
 @pytest.mark.parametrize("text", FOR_EVER[:2])
 def test_a_hold_for_ever_keeps_its_instance_and_stops_no_sweep(text):
     (found,) = decide(
-        alone(machine(tags={"gpu-fleet:keep-until": text}), idle_history(161).activity())
+        alone(make_instance(tags={"gpu-fleet:keep-until": text}), idle_history(161).activity())
     ).decisions
 
     # Its mark is taken off, as with every hold.
@@ -47,7 +47,7 @@ def test_a_hold_for_ever_keeps_its_instance_and_stops_no_sweep(text):
 @pytest.mark.parametrize("text", FOR_EVER)
 @pytest.mark.parametrize("tag", ["gpu-fleet:idle-since", "gpu-fleet:reap-after"])
 def test_a_mark_at_such_a_time_is_no_mark(tag, text):
-    (found,) = decide(alone(machine(tags={tag: text}), idle_history(161).activity())).decisions
+    (found,) = decide(alone(make_instance(tags={tag: text}), idle_history(161).activity())).decisions
 
     assert found.verdict is Verdict.MARK
 
@@ -106,7 +106,7 @@ def test_a_quiet_weekend_is_the_wall_calendar_s(utc, quiet):
         (timedelta(days=3, hours=5), "3.2 d"),
     ],
 )
-def test_a_span_is_told_in_the_unit_that_suits_it(span, text):
+def test_a_span_is_shown_in_the_unit_that_suits_it(span, text):
     assert format_span(span) == text
 
 

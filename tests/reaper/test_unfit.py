@@ -12,7 +12,7 @@ from image.reaper.sweep.verdict import MOST_REPLACED_IN_A_DAY, decide
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY as SWEEPING
 from tests.reaper.custodian_cases import TAGS
-from tests.reaper.situations import NOW, POLICY, History, alone, idle_history, machine
+from tests.reaper.situations import NOW, POLICY, History, alone, idle_history, make_instance
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World
 
@@ -28,7 +28,7 @@ def verdict(instance, activity=UNFIT, group=AT_MINIMUM, **more):
 
 
 def unmarked(**changes):
-    return machine(marked_minutes_ago=None, **changes)
+    return make_instance(marked_minutes_ago=None, **changes)
 
 
 def worked(minutes_ago: int):
@@ -47,7 +47,7 @@ def test_its_owner_is_notified_before_anything_else():
 
 def test_after_its_grace_it_is_terminated_even_where_its_group_is_at_its_minimum():
     """Its group starts another: neither group nor pool falls below anything."""
-    found = verdict(machine())
+    found = verdict(make_instance())
 
     assert (found.verdict, found.replaced) == (Verdict.TERMINATE, True)
 
@@ -55,17 +55,17 @@ def test_after_its_grace_it_is_terminated_even_where_its_group_is_at_its_minimum
 def test_a_pool_that_stops_idle_instances_does_not_keep_a_broken_one():
     stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=2, grace_minutes=30)
 
-    assert verdict(machine(), policy=stopping).verdict is Verdict.TERMINATE
+    assert verdict(make_instance(), policy=stopping).verdict is Verdict.TERMINATE
 
 
 @pytest.mark.parametrize("minutes_ago", [1, 5, 29])
 def test_one_on_which_something_worked_lately_stays(minutes_ago):
-    assert verdict(machine(), worked(minutes_ago)).verdict in (Verdict.UNMARK, Verdict.KEEP_BUSY)
+    assert verdict(make_instance(), worked(minutes_ago)).verdict in (Verdict.UNMARK, Verdict.KEEP_BUSY)
     assert verdict(unmarked(), worked(minutes_ago)).verdict is Verdict.KEEP_BUSY
 
 
 def test_one_that_worked_after_its_mark_is_marked_anew_first():
-    marked_early = machine(marked_minutes_ago=55)
+    marked_early = make_instance(marked_minutes_ago=55)
 
     assert verdict(marked_early, worked(40)).verdict is Verdict.UNMARK
 
@@ -83,14 +83,14 @@ def test_what_protects_an_idle_instance_protects_an_unfit_one(changes, kept):
 
 
 @pytest.mark.parametrize("group", [None, FROZEN])
-def test_where_nothing_would_take_its_place_a_user_is_told_instead(group):
+def test_where_nothing_would_take_its_place_a_user_is_notified_instead(group):
     found = verdict(unmarked(), group=group)
 
     assert (found.verdict, found.alert) == (Verdict.ALERT, True)
 
 
 def test_a_freeze_that_comes_after_the_mark_takes_the_mark_away():
-    assert verdict(machine(), group=FROZEN).verdict is Verdict.UNMARK
+    assert verdict(make_instance(), group=FROZEN).verdict is Verdict.UNMARK
 
 
 def test_on_alibaba_cloud_a_group_at_its_minimum_detaches_none():
@@ -100,26 +100,26 @@ def test_on_alibaba_cloud_a_group_at_its_minimum_detaches_none():
     assert "at its minimum" in found.reason
 
 
-def test_one_that_was_detached_and_not_ended_is_ended_later():
-    assert verdict(machine(), group=None).verdict is Verdict.TERMINATE
+def test_one_that_was_detached_and_not_terminated_is_terminated_later():
+    assert verdict(make_instance(), group=None).verdict is Verdict.TERMINATE
 
 
 def test_one_whose_files_are_not_saved_yet_waits():
     asking = policy(require_acknowledgement=True, idle_after_hours=2, grace_minutes=30)
 
-    assert verdict(machine(), policy=asking).verdict is Verdict.WAIT
+    assert verdict(make_instance(), policy=asking).verdict is Verdict.WAIT
 
 
 @pytest.mark.parametrize("value", [-1.0, -2.0, -4.0, 0.0, 60.0])
 def test_no_other_report_replaces_anything(value):
     activity = History({**dict.fromkeys(MINUTES, CODE_UNFIT), 1: value}).activity()
 
-    assert not verdict(machine(), activity).replaced
+    assert not verdict(make_instance(), activity).replaced
 
 
 def test_a_silent_gate_is_no_verdict():
     """A fit instance and one whose gate never spoke look the same, and are judged by their use alone."""
-    assert not verdict(machine(), idle_history(161).activity()).replaced
+    assert not verdict(make_instance(), idle_history(161).activity()).replaced
 
 
 # a pool
@@ -137,10 +137,10 @@ def test_most_of_a_fleet_failing_at_once_is_the_image_and_trips_the_breaker():
     assert {(one.verdict, one.alert) for one in plan.decisions} == {(Verdict.MARK, True)}
 
 
-def test_the_pools_share_of_the_day_is_bounded_and_then_a_user_is_told():
+def test_the_pools_share_of_the_day_is_bounded_and_then_a_user_is_notified():
     earlier = {f"i-gone-{index}": "dev" for index in range(MOST_REPLACED_IN_A_DAY)}
 
-    found = verdict(machine(), replaced=earlier)
+    found = verdict(make_instance(), replaced=earlier)
 
     assert (found.verdict, found.alert) == (Verdict.ALERT, True)
 
@@ -148,18 +148,18 @@ def test_the_pools_share_of_the_day_is_bounded_and_then_a_user_is_told():
 def test_what_other_pools_replaced_does_not_count():
     earlier = {f"i-gone-{index}": "train" for index in range(MOST_REPLACED_IN_A_DAY)}
 
-    assert verdict(machine(), replaced=earlier).verdict is Verdict.TERMINATE
+    assert verdict(make_instance(), replaced=earlier).verdict is Verdict.TERMINATE
 
 
 def test_one_whose_replacement_failed_is_tried_again_at_no_further_count():
     earlier = {"i-1": "dev", "i-gone-1": "dev", "i-gone-2": "dev"}
 
-    assert verdict(machine(), replaced=earlier).verdict is Verdict.TERMINATE
+    assert verdict(make_instance(), replaced=earlier).verdict is Verdict.TERMINATE
 
 
 def test_what_was_replaced_is_remembered_from_sweep_to_sweep_for_a_day():
     memory = SweepMemory()
-    memory.note_ending([verdict(machine())], NOW)
+    memory.note_ending([verdict(make_instance())], NOW)
 
     read = _memory({"memory": json.loads(json.dumps(memory.to_json()))})
 
@@ -202,7 +202,7 @@ def sweep_for(world, checked, hours):
 
 def test_an_unfit_member_is_replaced_and_its_group_wants_as_many_as_before(checked):
     world = unfit_world()
-    (unfit,) = world.machines.values()
+    (unfit,) = world.instances.values()
 
     sweep_for(world, checked, hours=3)
 
@@ -223,9 +223,9 @@ def test_the_ledger_claims_no_saving_for_a_replacement(checked):
     assert record["saved_per_month"] == "0"
 
 
-def test_an_unfit_member_at_work_is_never_ended(checked):
+def test_an_unfit_member_at_work_is_never_terminated(checked):
     world = unfit_world()
-    (unfit,) = world.machines.values()
+    (unfit,) = world.instances.values()
     unfit.busy = True
 
     sweep_for(world, checked, hours=4)
@@ -244,7 +244,7 @@ def test_a_broken_image_costs_a_few_instances_a_day_and_no_more(checked):
 
 def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(checked):
     world = unfit_world()
-    (unfit,) = world.machines.values()
+    (unfit,) = world.instances.values()
     unfit.stubborn = True
 
     sweep_for(world, checked, hours=3)
@@ -255,7 +255,7 @@ def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(ch
 
 def test_one_of_a_pool_that_stops_is_left_in_its_group_where_its_termination_is_locked():
     world = unfit_world()
-    (unfit,) = world.machines.values()
+    (unfit,) = world.instances.values()
     unfit.lock()
     stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=2, grace_minutes=30)
 

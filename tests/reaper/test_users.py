@@ -14,7 +14,7 @@ from image.reaper.aws.connect import users as users_of
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.model import Instance, Tie, User
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.situations import NOW
 
 WORDS = ["grace:login+process", "ada:launch"]
@@ -54,7 +54,7 @@ def test_each_new_name_is_said_once_and_the_newest_comes_first(heard):
     assert heard.said == [["ada:login"], ["grace:process", "ada:login"]]
 
 
-def test_who_launched_who_logged_in_and_who_owns_processes_is_told_apart(heard):
+def test_who_launched_who_logged_in_and_who_owns_processes_is_distinguished(heard):
     heard.saw("ada:login", "grace:launch", "grace:process")
     heard.saw("ada:process")
 
@@ -122,7 +122,7 @@ def test_on_aws_the_sweep_reads_the_tag_that_the_agent_set(monkeypatch, tmp_path
     ec2 = boto3.client("ec2", region_name="us-east-1")
     made = ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     file = tmp_path / "instance.toml"
-    file.write_text(MACHINE_FILE)
+    file.write_text(INSTANCE_TOML)
 
     AgentCloud(instance_file.load(file), None).name_users(made, SEEN)
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Said, Word, mark_name, said_of, words
+from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Said, mark_name, replies, said_of
 from image.reaper.model import TAG_GIVE_BACK, TAG_WITHDRAWN, Coverage, Group, Inventory, Verdict
 from image.reaper.store import Listed
 from image.reaper.sweep.evidence import summarise, window_of
 from image.reaper.sweep.verdict import decide, shortest_idle_time
 from image.reaper.times import is_quiet
-from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, machine
+from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, make_instance
 from tests.reaper.sweeping import policy
 
 FORGOTTEN = idle_history(161).activity()
@@ -35,15 +35,17 @@ STOPPED_AT = NOW - timedelta(days=8)
 
 
 def stopped(**changes):
-    return machine(**{"state": "stopped", "stopped_at": STOPPED_AT, "marked_minutes_ago": None} | changes)
+    return make_instance(
+        **{"state": "stopped", "stopped_at": STOPPED_AT, "marked_minutes_ago": None} | changes
+    )
 
 
 def test_an_instance_of_a_stopping_pool_is_stopped():
-    assert decision(alone(machine(), FORGOTTEN, policy=STOPPING)).verdict is Verdict.STOP
+    assert decision(alone(make_instance(), FORGOTTEN, policy=STOPPING)).verdict is Verdict.STOP
 
 
-def test_a_spot_instance_is_never_stopped_and_a_user_is_told():
-    found = decision(alone(machine(spot=True), FORGOTTEN, policy=STOPPING))
+def test_a_spot_instance_is_never_stopped_and_a_user_is_notified():
+    found = decision(alone(make_instance(spot=True), FORGOTTEN, policy=STOPPING))
 
     assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
 
@@ -61,7 +63,7 @@ def test_a_stopped_instance_is_marked_again_before_it_is_terminated():
     assert found.idle_since == STOPPED_AT
 
 
-def test_a_stopped_instance_goes_when_its_own_mark_is_due():
+def test_a_stopped_instance_is_terminated_when_its_own_mark_is_due():
     second_mark = {
         "gpu-fleet:idle-since": STOPPED_AT.isoformat(),
         "gpu-fleet:reap-after": (NOW - timedelta(minutes=5)).isoformat(),
@@ -87,7 +89,7 @@ def test_a_stopped_instance_stays_otherwise(changes, checked):
     assert decision(alone(stopped(**changes), FORGOTTEN, policy=checked)).verdict.startswith("KEEP")
 
 
-def test_users_are_told_of_a_stopped_instance_that_waits_for_ever_because_nobody_knows_since_when():
+def test_users_are_notified_of_a_stopped_instance_that_waits_for_ever_because_nobody_knows_since_when():
     """EC2 gives no time where the instance shut itself down; on Alibaba Cloud only the sweep notes one."""
     found = decision(alone(stopped(stopped_at=None), FORGOTTEN, policy=STOPPING))
 
@@ -103,7 +105,7 @@ def test_a_heartbeat_that_no_agent_can_mean_leaves_its_instance_unknown(value):
     """Everybody on an instance may publish in its name."""
     history = History({**idle_history(161).beats, 1: value})
 
-    assert decision(alone(machine(), history.activity())).verdict is Verdict.KEEP_UNKNOWN
+    assert decision(alone(make_instance(), history.activity())).verdict is Verdict.KEEP_UNKNOWN
 
 
 @NONSENSE
@@ -112,8 +114,8 @@ def test_an_older_one_counts_like_one_that_was_lost(value):
 
     nonsense = History({**history.beats, 100: value}).activity()
 
-    assert decision(alone(machine(), nonsense)) == decision(
-        alone(machine(), history.without(lost).activity())
+    assert decision(alone(make_instance(), nonsense)) == decision(
+        alone(make_instance(), history.without(lost).activity())
     )
 
 
@@ -150,10 +152,10 @@ def test_a_weekend_is_quiet_where_users_live():
 
 
 @pytest.mark.parametrize("marked", [None, 40])
-def test_nothing_is_marked_or_ended_in_quiet_hours(marked):
+def test_nothing_is_marked_or_terminated_in_quiet_hours(marked):
     all_day = with_pool(quiet_hours=[{"start": "00:00", "end": "00:00"}])
 
-    found = decision(alone(machine(marked_minutes_ago=marked), FORGOTTEN, policy=all_day))
+    found = decision(alone(make_instance(marked_minutes_ago=marked), FORGOTTEN, policy=all_day))
 
     assert found.verdict is Verdict.WAIT
     assert "quiet hours" in found.reason
@@ -163,11 +165,11 @@ def test_nothing_is_marked_or_ended_in_quiet_hours(marked):
 
 
 def fleet_of(idle_minutes, **changes):
-    machines = tuple(machine(f"i-{n}", marked_minutes_ago=None) for n in range(len(idle_minutes)))
+    instances = tuple(make_instance(f"i-{n}", marked_minutes_ago=None) for n in range(len(idle_minutes)))
     activity = {
-        one.id: idle_history(idle).activity() for one, idle in zip(machines, idle_minutes, strict=True)
+        one.id: idle_history(idle).activity() for one, idle in zip(instances, idle_minutes, strict=True)
     }
-    situation = replace(alone(machines[0], FORGOTTEN), fleet=Inventory(machines), activity=activity)
+    situation = replace(alone(instances[0], FORGOTTEN), fleet=Inventory(instances), activity=activity)
     return {one.instance.id: one.verdict for one in decide(replace(situation, **changes)).decisions}
 
 
@@ -175,6 +177,17 @@ def test_low_load_takes_the_longest_idle_instance_and_only_one():
     found = fleet_of([0, 40, 60], scale_in=frozenset({"dev"}))
 
     assert found == {"i-0": Verdict.KEEP_BUSY, "i-1": Verdict.KEEP_BUSY, "i-2": Verdict.MARK}
+
+
+def test_low_load_goes_on_with_the_one_that_it_asked_for_first():
+    """However long another is idle by now: that one's user was not notified."""
+    since = NOW - timedelta(minutes=40)
+    asked = make_instance("i-1", marked_minutes_ago=5, idle_since=since)
+    fleet = Inventory((make_instance("i-0", marked_minutes_ago=None), asked))
+    activity = {"i-0": idle_history(60).activity(), "i-1": idle_history(40).activity()}
+    situation = replace(alone(asked, FORGOTTEN), fleet=fleet, activity=activity, scale_in=frozenset({"dev"}))
+
+    assert [one.verdict for one in decide(situation).decisions] == [Verdict.KEEP_BUSY, Verdict.WAIT]
 
 
 def test_low_load_takes_no_instance_at_work():
@@ -192,7 +205,7 @@ def test_without_low_load_a_short_idle_time_is_no_reason():
 
 
 def test_an_instance_that_was_asked_for_is_unmarked_when_load_returns():
-    asked = machine(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=60))
+    asked = make_instance(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=60))
 
     assert decision(alone(asked, idle_history(60).activity())).verdict is Verdict.UNMARK
 
@@ -203,7 +216,7 @@ LIFETIME = with_pool(max_lifetime_hours=168)
 
 def test_an_old_instance_at_work_is_left_and_its_owner_asked():
     found = decision(
-        alone(machine(marked_minutes_ago=None, **OLD), idle_history(5).activity(), policy=LIFETIME)
+        alone(make_instance(marked_minutes_ago=None, **OLD), idle_history(5).activity(), policy=LIFETIME)
     )
 
     assert (found.verdict, found.alert) == (Verdict.KEEP_BUSY, True)
@@ -211,7 +224,7 @@ def test_an_old_instance_at_work_is_left_and_its_owner_asked():
 
 
 def test_an_old_instance_goes_by_the_shorter_idle_time():
-    unmarked = machine(marked_minutes_ago=None, **OLD)
+    unmarked = make_instance(marked_minutes_ago=None, **OLD)
 
     assert decision(alone(unmarked, idle_history(40).activity(), policy=LIFETIME)).verdict is Verdict.MARK
 
@@ -224,33 +237,33 @@ MINUTE = timedelta(minutes=1)
 
 def verdict_on(ages, mark_of=None, **changes):
     """The verdict on a marked instance that said something, so long ago, for its mark or for another."""
-    marked = machine(**changes)
+    marked = make_instance(**changes)
     mark = mark_of or mark_name(datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"]))
     said = {(marked.id, mark): Said(f"AROA:{marked.id}", ages)}
-    return decision(alone(marked, FORGOTTEN, policy=CAREFUL, words=said))
+    return decision(alone(marked, FORGOTTEN, policy=CAREFUL, replies=said))
 
 
 @pytest.mark.parametrize(
     ("ages", "expected"),
     [
         ({}, Verdict.WAIT),
-        ({Word.IDLE: MINUTE}, Verdict.TERMINATE),
-        ({Word.IDLE: IDLE_LASTS}, Verdict.TERMINATE),
-        ({Word.IDLE: IDLE_LASTS + MINUTE}, Verdict.WAIT),
-        ({Word.IDLE: 30 * MINUTE, Word.CLOSED: CLOSED_LASTS}, Verdict.TERMINATE),
-        ({Word.IDLE: 30 * MINUTE, Word.CLOSED: CLOSED_LASTS + MINUTE}, Verdict.WAIT),
-        ({Word.IDLE: MINUTE, Word.CLOSED: MINUTE, Word.REFUSED: 30 * MINUTE}, Verdict.UNMARK),
+        ({Reply.IDLE: MINUTE}, Verdict.TERMINATE),
+        ({Reply.IDLE: IDLE_LASTS}, Verdict.TERMINATE),
+        ({Reply.IDLE: IDLE_LASTS + MINUTE}, Verdict.WAIT),
+        ({Reply.IDLE: 30 * MINUTE, Reply.CLOSED: CLOSED_LASTS}, Verdict.TERMINATE),
+        ({Reply.IDLE: 30 * MINUTE, Reply.CLOSED: CLOSED_LASTS + MINUTE}, Verdict.WAIT),
+        ({Reply.IDLE: MINUTE, Reply.CLOSED: MINUTE, Reply.REFUSED: 30 * MINUTE}, Verdict.UNMARK),
     ],
 )
-def test_an_instance_is_ended_on_its_own_fresh_word_alone(ages, expected):
+def test_an_instance_is_terminated_on_its_own_fresh_word_alone(ages, expected):
     assert verdict_on(ages).verdict is expected
 
 
 def test_a_word_for_another_mark_is_no_word():
-    assert verdict_on({Word.CLOSED: CLOSED_LASTS}, mark_of="20260101T000000Z").verdict is Verdict.WAIT
+    assert verdict_on({Reply.CLOSED: CLOSED_LASTS}, mark_of="20260101T000000Z").verdict is Verdict.WAIT
 
 
-def test_without_an_answer_nothing_is_ended_and_a_user_is_notified_after_an_hour():
+def test_without_an_answer_nothing_is_terminated_and_a_user_is_notified_after_an_hour():
     idle_since = NOW - timedelta(minutes=161)
     early, late = verdict_on({}), verdict_on({}, marked_minutes_ago=95, idle_since=idle_since)
 
@@ -259,34 +272,34 @@ def test_without_an_answer_nothing_is_ended_and_a_user_is_notified_after_an_hour
 
 
 def test_an_instance_that_fenced_itself_for_this_mark_is_unmarked():
-    marked = machine()
+    marked = make_instance()
     fenced = {TAG_WITHDRAWN: marked.tags["gpu-fleet:reap-after"]}
 
-    assert verdict_on({Word.CLOSED: CLOSED_LASTS}, tags=fenced).verdict is Verdict.UNMARK
+    assert verdict_on({Reply.CLOSED: CLOSED_LASTS}, tags=fenced).verdict is Verdict.UNMARK
     other = {TAG_WITHDRAWN: "another"}
-    assert verdict_on({Word.CLOSED: CLOSED_LASTS}, tags=other).verdict is Verdict.TERMINATE
+    assert verdict_on({Reply.CLOSED: CLOSED_LASTS}, tags=other).verdict is Verdict.TERMINATE
 
 
 def test_of_two_callers_that_claim_to_be_one_instance_neither_is_believed():
     listed = [Listed(f"handshake/{role}:i-1/20260101T000000Z/idle.json", MINUTE) for role in ("A", "B")]
 
-    assert said_of(words(listed), "i-1", datetime(2026, 1, 1, tzinfo=UTC)).word is None
+    assert said_of(replies(listed), "i-1", datetime(2026, 1, 1, tzinfo=UTC)).reply is None
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_names_that_nobody_wrote_by_this_protocol_say_nothing(names):
     listed = [Listed(f"handshake/{name}", MINUTE) for name in names]
 
-    assert all(said.word is None or said.word in set(Word) for said in words(listed).values())
+    assert all(said.reply is None or said.reply in set(Reply) for said in replies(listed).values())
 
 
 # what is told
 
 
-def test_a_hung_gpu_is_told_and_never_ended():
+def test_a_hung_gpu_is_reported_and_never_terminated():
     hung = replace(FORGOTTEN, newest_value=-2.0)
 
-    found = decision(alone(machine(marked_minutes_ago=None), hung))
+    found = decision(alone(make_instance(marked_minutes_ago=None), hung))
 
     assert (found.verdict, found.alert) == (Verdict.ALERT, True)
     assert "SUSPECT-HUNG" in found.reason
@@ -295,11 +308,11 @@ def test_a_hung_gpu_is_told_and_never_ended():
 def test_an_agent_that_repeats_itself_is_not_believed():
     frozen = replace(FORGOTTEN, contradictory=True)
 
-    assert decision(alone(machine(), frozen)).verdict is Verdict.KEEP_UNKNOWN
+    assert decision(alone(make_instance(), frozen)).verdict is Verdict.KEEP_UNKNOWN
 
 
-def test_an_instance_of_an_unknown_pool_is_left_and_told():
-    stray = machine(tags={"gpu-fleet:pool": "gone"})
+def test_an_instance_of_an_unknown_pool_is_left_and_reported():
+    stray = make_instance(tags={"gpu-fleet:pool": "gone"})
 
     found = decision(alone(stray, FORGOTTEN))
 
@@ -310,29 +323,31 @@ def test_an_instance_of_an_unknown_pool_is_left_and_told():
 def test_a_member_in_another_state_than_service_is_left_to_its_group(state):
     group = Group("pool", 0, 1, {"i-1": state})
 
-    assert decision(alone(machine(), FORGOTTEN, groups=(group,))).verdict is Verdict.KEEP_PROTECTED
+    assert decision(alone(make_instance(), FORGOTTEN, groups=(group,))).verdict is Verdict.KEEP_PROTECTED
 
 
 def test_a_pool_keeps_its_minimum():
     least = with_pool(min_size=1)
 
     assert (
-        decision(alone(machine(marked_minutes_ago=None), FORGOTTEN, policy=least)).verdict
+        decision(alone(make_instance(marked_minutes_ago=None), FORGOTTEN, policy=least)).verdict
         is Verdict.KEEP_FLOOR
     )
-    assert decision(alone(machine(), FORGOTTEN, policy=least)).verdict is Verdict.UNMARK
+    assert decision(alone(make_instance(), FORGOTTEN, policy=least)).verdict is Verdict.UNMARK
 
 
 @pytest.mark.parametrize(
     "covered", [(Coverage(99, 100), Coverage(50, 100)), (Coverage(50, 100), Coverage(99, 100))]
 )
 def test_each_window_must_be_covered(covered):
-    assert decision(alone(machine(), replace(FORGOTTEN, coverage=covered))).verdict is Verdict.KEEP_UNKNOWN
+    assert (
+        decision(alone(make_instance(), replace(FORGOTTEN, coverage=covered))).verdict is Verdict.KEEP_UNKNOWN
+    )
 
 
 def test_an_instance_that_starts_is_left_alone_whatever_was_heard_of_it():
-    assert decision(alone(machine(state="pending"), FORGOTTEN)).verdict is Verdict.UNMARK
-    starting = machine(state="pending", marked_minutes_ago=None)
+    assert decision(alone(make_instance(state="pending"), FORGOTTEN)).verdict is Verdict.UNMARK
+    starting = make_instance(state="pending", marked_minutes_ago=None)
 
     assert decision(alone(starting, FORGOTTEN)).verdict is Verdict.KEEP_YOUNG
 
@@ -347,16 +362,16 @@ def test_of_two_values_of_one_minute_the_one_with_more_use_counts(values):
 
 
 def test_a_stopped_instance_is_none_of_a_pools_minimum():
-    situation = alone(machine(), FORGOTTEN, policy=with_pool(min_size=1))
-    both = Inventory((machine(), stopped(name="i-2")))
+    situation = alone(make_instance(), FORGOTTEN, policy=with_pool(min_size=1))
+    both = Inventory((make_instance(), stopped(name="i-2")))
 
     running, _ = decide(replace(situation, fleet=both)).decisions
 
     assert running.verdict is Verdict.UNMARK
 
 
-def test_a_hold_beyond_fourteen_days_holds_and_is_told():
-    far = machine(tags={"gpu-fleet:keep-until": "2099-01-01T00:00:00Z"}, marked_minutes_ago=None)
+def test_a_hold_beyond_fourteen_days_holds_and_is_reported():
+    far = make_instance(tags={"gpu-fleet:keep-until": "2099-01-01T00:00:00Z"}, marked_minutes_ago=None)
 
     found = decision(alone(far, FORGOTTEN))
 
@@ -364,8 +379,8 @@ def test_a_hold_beyond_fourteen_days_holds_and_is_told():
     assert "at most 14 days ahead" in found.reason
 
 
-def test_the_time_left_is_told():
-    waiting = machine(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=161))
+def test_the_time_left_is_reported():
+    waiting = make_instance(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=161))
 
     assert (
         decision(alone(waiting, FORGOTTEN)).reason
@@ -386,7 +401,7 @@ def given_back(idle_minutes, *, up_minutes=1440, **changes):
     """The verdict on an instance that was given back, with no mark unless it is said."""
     tags = GIVEN_BACK | changes.pop("tags", {})
     launched_at = NOW - timedelta(minutes=up_minutes)
-    found = machine(marked_minutes_ago=None, launched_at=launched_at, tags=tags, **changes)
+    found = make_instance(marked_minutes_ago=None, launched_at=launched_at, tags=tags, **changes)
     window = window_of(found, POLICY)
     activity = idle_history(idle_minutes, min(up_minutes, 240)).activity(window)
     return decision(alone(found, activity))
@@ -427,12 +442,14 @@ def test_a_give_back_that_cannot_be_read_shortens_nothing():
 
 
 def test_a_young_instance_that_nobody_gave_back_is_left_alone():
-    young = machine(marked_minutes_ago=None, launched_at=NOW - timedelta(minutes=20))
+    young = make_instance(marked_minutes_ago=None, launched_at=NOW - timedelta(minutes=20))
 
     assert decision(alone(young, idle_history(10, 20).activity())).verdict is Verdict.KEEP_YOUNG
 
 
 def test_only_what_was_given_back_is_looked_at_for_so_short_a_time():
-    assert window_of(machine(), POLICY) == IDLE_AFTER
-    assert window_of(machine(tags=GIVEN_BACK), POLICY) == timedelta(minutes=5)
-    assert shortest_idle_time(machine(tags=GIVEN_BACK), POLICY.pools["dev"], NOW, ()) == timedelta(minutes=5)
+    assert window_of(make_instance(), POLICY) == IDLE_AFTER
+    assert window_of(make_instance(tags=GIVEN_BACK), POLICY) == timedelta(minutes=5)
+    assert shortest_idle_time(make_instance(tags=GIVEN_BACK), POLICY.pools["dev"], NOW, ()) == timedelta(
+        minutes=5
+    )

@@ -41,7 +41,7 @@ def watched():
     return json.loads(client("s3").get_object(Bucket=BUCKET, Key="reaper/watch.json")["Body"].read())
 
 
-def test_what_would_have_been_terminated_is_told_with_owner_and_worth_and_lives(
+def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_lives(
     fleet,  # noqa: F811
     idle,
     past_grace,
@@ -52,6 +52,7 @@ def test_what_would_have_been_terminated_is_told_with_owner_and_worth_and_lives(
     assert fleet.state(idle) == "running"
     assert not {TAG_IDLE_SINCE, TAG_REAP_AFTER} & fleet.tags(idle).keys()
     assert (second["acted"], second["marked"]) == ([], [])
+    assert [one["verdict"] for one in second["verdicts"]] == ["TERMINATE"], "as it would be"
     (told,) = second["would_end"]
     assert (told["instance_id"], told["owner"], told["action"]) == (idle, "ada", "terminate")
     (mail,) = fleet.heard()
@@ -68,14 +69,14 @@ def test_the_days_count_from_the_first_sweep_however_often_it_runs(fleet, sweep,
     assert watched()["began"] == format_time(NOW)
 
 
-def test_it_is_told_once(fleet, sweep, past_grace):  # noqa: F811
+def test_it_is_reported_once(fleet, sweep, past_grace):  # noqa: F811
     for minutes in range(3):
         sweep(AFTER_GRACE + timedelta(minutes=minutes), watch_days=7)
 
     assert len(fleet.heard()) == 1
 
 
-def test_what_nobody_heard_is_told_by_the_next_sweep_and_the_others_are_not_forgotten(
+def test_what_nobody_heard_is_sent_by_the_next_sweep_and_the_others_are_not_forgotten(
     fleet,  # noqa: F811
     sweep,  # noqa: F811
     idle,
@@ -99,7 +100,7 @@ def test_what_nobody_heard_is_told_by_the_next_sweep_and_the_others_are_not_forg
     assert len(fleet.heard()) == 2
 
 
-def test_one_that_is_used_again_is_told_as_a_mistake_that_was_not_made(fleet, sweep, idle, past_grace):  # noqa: F811
+def test_one_that_is_used_again_is_reported_as_a_mistake_that_was_not_made(fleet, sweep, idle, past_grace):  # noqa: F811
     later = AFTER_GRACE + timedelta(hours=1)
     fleet.heartbeats([idle], idle_hours=-1.4, until=later, over_hours=1)
 
@@ -132,7 +133,7 @@ def test_a_stack_without_the_key_acts_at_once(fleet, sweep, idle):  # noqa: F811
     assert report["marked"] == [idle]
 
 
-def test_marks_from_before_the_watch_are_taken_away(fleet, sweep, idle):  # noqa: F811
+def test_marks_from_before_the_watch_are_removed(fleet, sweep, idle):  # noqa: F811
     sweep(NOW)
     sweep(NOW, watch_days=7)
 

@@ -77,7 +77,7 @@ def test_no_text_calls_everybody_of_a_slack_channel(room):
         ((200, {}, b'{"errcode": "SECRET"}'), "an unknown error"),
     ],
 )
-def test_a_room_that_does_not_take_the_message_is_told_without_a_word_of_its_own(room, answer, said):
+def test_a_room_that_does_not_take_the_message_is_reported_without_a_word_of_its_own(room, answer, said):
     room.answer = answer
 
     assert post(room, "dingtalk") == said
@@ -127,7 +127,7 @@ def _dribble(server, ended):
 @pytest.mark.parametrize(
     "address", ["http://127.0.0.1/T0/SECRET", "SECRET", "https://[SECRET", "https://127.0.0.1:9/SECRET"]
 )
-def test_no_error_tells_the_address_of_a_webhook(kind, address, monkeypatch, caplog, capfd):
+def test_no_error_shows_the_address_of_a_webhook(kind, address, monkeypatch, caplog, capfd):
     monkeypatch.setattr(socket, "create_connection", _refuse)
 
     (why,) = webhooks.post({Webhook(kind, "team"): address}, "subject", "message").values()

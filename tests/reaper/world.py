@@ -4,6 +4,7 @@ It knows the truth that no sweep knows: what really happened on each instance. `
 against it.
 """
 
+import bisect
 import email.utils
 import itertools
 import random
@@ -19,14 +20,18 @@ from image.reaper.aws.instances import TAG_GROUP
 from image.reaper.metrics import CODE_HUNG
 from image.reaper.model import (
     KEEP_AT_MOST,
+    TAG_GIVE_BACK,
     TAG_KEEP_UNTIL,
     TAG_MANAGED,
+    TAG_OWNER,
     TAG_POOL,
     TAG_PROTECTED,
     TAG_REAP_AFTER,
     TAG_STACK,
+    TAG_TAKEN_AT,
     TAG_WITHDRAWN,
 )
+from image.reaper.times import format_time
 from tests.reaper.oracle import NEVER, SHORTEST_USE, Rules, Span, Timeline, wrongs_of
 
 STACK = "test"  # every other one is somebody else's
@@ -39,7 +44,7 @@ def refusal(code: str, operation: str = "Operation") -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": f"the world says {code}"}}, operation)
 
 
-class Machine:
+class SimulatedInstance:
     """One instance: what the cloud says of it, what its agent knows, and what really happens on it.
 
     Args:
@@ -126,19 +131,41 @@ class Machine:
         for spans in (self.line.jobs, self.line.typing):
             if spans.holds_at(self._clock()):
                 spans.close(self._clock())
+                self.write()
                 self._unseen_use = self._unseen_use or not spans[-1].is_over_within(SHORTEST_USE)
+
+    def write(self) -> None:
+        """A file that is to be kept changes."""
+        self.line.written.append(self._clock())
 
     def was_used(self) -> bool:
         """Whether it was used since this was last asked: what an agent that looks every five seconds sees."""
         used, self._unseen_use = self._unseen_use or self.busy, False
         return used
 
+    def shown(self, after: timedelta) -> int:
+        """How many of its heartbeats the cloud shows by now, if it takes so long for each."""
+        return bisect.bisect_right(self.beats_at, self._clock() - after + self.clock_ahead)
+
     def keep(self, until: datetime | str) -> None:
         """Its owner asks to keep it, perhaps in words that nobody can read."""
         self.release()
+        self.line.given_back.close(self._clock())
+        self.tags.pop(TAG_GIVE_BACK, None)
         until_at = min(until, self._clock() + KEEP_AT_MOST) if isinstance(until, datetime) else NEVER
         self.line.holds.append(Span(self._clock(), until_at))
         self.tags[TAG_KEEP_UNTIL] = until.isoformat() if isinstance(until, datetime) else until
+
+    def take(self) -> None:
+        """A user gets it, as the mover writes it down."""
+        self.line.taken.append(self._clock())
+        self.tags[TAG_TAKEN_AT] = format_time(self._clock())
+
+    def give_back(self) -> None:
+        """Its owner gives it back, and keeps it no longer."""
+        self.release()
+        self.line.given_back.open(self._clock())
+        self.tags[TAG_GIVE_BACK] = f"{format_time(self._clock())} {self.tags[TAG_OWNER]}"
 
     def release(self) -> None:
         """Its owner takes that back."""
@@ -162,10 +189,12 @@ class Door:
         is_shut: whether it is.
         refused: how often a user came.
         saved: how often what users keep was saved behind it.
+        while_saving: what happens meanwhile.
     """
 
     def __init__(self) -> None:
         self.is_shut, self.refused, self.saved = False, 0, 0
+        self.while_saving: Callable[[], object] = lambda: None
 
     def shut_at(self, now: datetime) -> datetime | None:
         """As the agent's own, where the file's time cannot be had."""
@@ -210,6 +239,7 @@ class World:
         rules: pool -> what its users were promised; ``sweep_world`` reads it out of the policy.
         wrongs: every promise that an end broke, in words.
         page: instances to a page.
+        shown_after: how long the cloud takes until it shows a heartbeat.
         modified: key of an object -> when it was written, as the bucket tells it.
         daily: (instance, metric) -> what the cloud says of a whole day of it.
         spot_prices: instance type -> zone -> price of an hour.
@@ -221,7 +251,7 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         self.now = EPOCH
         self.skew = timedelta(0)
-        self.machines: dict[str, Machine] = {}
+        self.instances: dict[str, SimulatedInstance] = {}
         self.groups: dict[str, dict[str, Any]] = {}
         self.lifecycle: dict[str, str] = {}
         self.objects: dict[str, tuple[bytes, str]] = {}
@@ -229,7 +259,7 @@ class World:
         self.modified: dict[str, datetime] = {}
         self.messages: list[tuple[datetime, str]] = []
         self.alarms: set[str] = set()
-        self.ends: list[tuple[datetime, Machine, str]] = []
+        self.ends: list[tuple[datetime, SimulatedInstance, str]] = []
         self.rules: dict[str, Rules] = {}
         self.wrongs: list[str] = []
         self.published: dict[str, float] = defaultdict(float)
@@ -237,9 +267,10 @@ class World:
         self.spot_prices: dict[str, dict[str, str]] = {}
         self.unfit_at_start = False
         self.faults = Faults()
-        self.answering: Callable[[Machine], Any] | None = None
+        self.answering: Callable[[SimulatedInstance], Any] | None = None
         self.agents: dict[str, Any] = {}
         self.page = 1000
+        self.shown_after = timedelta(0)
         self.calls: list[str] = []
         self._surprises: dict[str, tuple[int, Callable[[], object]]] = {}
         self._agents_act = False
@@ -252,17 +283,17 @@ class World:
         """The sweep's clock."""
         return self.now + self.skew
 
-    def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> Machine:
+    def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> SimulatedInstance:
         """Start an instance whose owner works on it at once."""
         key = f"i-{next(self._numbers):017x}"
         more = {"unfit": self.unfit_at_start} | more
-        machine = Machine(lambda: self.now, key, dict(tags), **more)
-        self.machines[key] = machine
+        instance = SimulatedInstance(lambda: self.now, key, dict(tags), **more)
+        self.instances[key] = instance
         if tags.get(TAG_MANAGED) != "true" or tags.get(TAG_STACK) != STACK or TAG_PROTECTED in tags:
-            machine.line.foreign.open(self.now)
+            instance.line.foreign.open(self.now)
         if group is not None:
             self.attach(group, [key])
-        return machine
+        return instance
 
     def group(self, name: str, min_size: int, max_size: int = 10, **tags: str) -> None:
         """Make an empty scaling group."""
@@ -273,7 +304,7 @@ class World:
         """The groups that carry the stack's tag."""
         return [name for name, group in self.groups.items() if not group.get("untagged")]
 
-    def join(self, group: str, tags: dict[str, str], **more: Any) -> Machine:
+    def join(self, group: str, tags: dict[str, str], **more: Any) -> SimulatedInstance:
         """Scale a group out by one instance."""
         self.groups[group]["desired"] += 1
         return self.start(tags, group, **more)
@@ -282,21 +313,21 @@ class World:
         """Make instances members of a group."""
         for key in ids:
             self.groups[group]["members"].append(key)
-            self.machines[key].tags[TAG_GROUP] = group
-            self.machines[key].line.member.open(self.now)
+            self.instances[key].tags[TAG_GROUP] = group
+            self.instances[key].line.member.open(self.now)
 
     def detach(self, group: str, ids: list[str], *, decrement: bool) -> None:
         """Take members out of their group, which then wants fewer, or starts others at once."""
         made = self.groups[group]
         made["members"] = [key for key in made["members"] if key not in ids]
         for key in ids:
-            self.machines[key].tags.pop(TAG_GROUP, None)
-            self.machines[key].line.member.close(self.now)
+            self.instances[key].tags.pop(TAG_GROUP, None)
+            self.instances[key].line.member.close(self.now)
         if decrement:
             made["desired"] -= len(ids)
         elif "Launch" not in made["suspended"] and "SCALE_OUT" not in made["suspended"]:
             for key in ids:
-                self.start(self.machines[key].tags, group, busy=not self.unfit_at_start)
+                self.start(self.instances[key].tags, group, busy=not self.unfit_at_start)
 
     def pass_minutes(self, minutes: int) -> None:
         """Let time pass; agents look every minute."""
@@ -313,74 +344,74 @@ class World:
             asked = self._asked()
             look = self._next_look(asked)
             self.now = min(minute, end, look)
-            for machine in asked if self.now == look else ():
-                self._answer(machine)
-            for machine in self.machines.values() if self.now == minute else ():
-                if machine.state == "running":
-                    self._minute_of(machine)
+            for instance in asked if self.now == look else ():
+                self._answer(instance)
+            for instance in self.instances.values() if self.now == minute else ():
+                if instance.state == "running":
+                    self._minute_of(instance)
 
-    def _asked(self) -> list[Machine]:
+    def _asked(self) -> list[SimulatedInstance]:
         """Instances whose agents are, or were, asked by a mark that is due, or have refused one."""
         if self.answering is None:
             return []
-        due = [one for one in self.machines.values() if self._is_due(one) or TAG_WITHDRAWN in one.tags]
-        known = [self.machines[key] for key in self.agents]
+        due = [one for one in self.instances.values() if self._is_due(one) or TAG_WITHDRAWN in one.tags]
+        known = [self.instances[key] for key in self.agents]
         asked = {one.id: one for one in (*due, *known) if one.state == "running"}
         return [one for one in asked.values() if one.agent in {"alive", "blind", "deluded"}]
 
-    def _is_due(self, machine: Machine) -> bool:
-        mark = machine.tags.get(TAG_REAP_AFTER)
+    def _is_due(self, instance: SimulatedInstance) -> bool:
+        mark = instance.tags.get(TAG_REAP_AFTER)
         return mark is not None and datetime.fromisoformat(mark) <= self.now
 
-    def _next_look(self, asked: list[Machine]) -> datetime:
+    def _next_look(self, asked: list[SimulatedInstance]) -> datetime:
         """Agents look every five seconds, and every second behind a shut door."""
         if not asked:
             return NEVER
         step = SECOND if any(one.door.is_shut for one in asked) else 5 * SECOND
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
-    def _answer(self, machine: Machine) -> None:
+    def _answer(self, instance: SimulatedInstance) -> None:
         """One look of an agent at what its mark asks for; its calls take no time of the sweep's."""
         assert self.answering is not None
-        agent = self.agents.get(machine.id) or self.answering(machine)
-        self.agents[machine.id] = agent
+        agent = self.agents.get(instance.id) or self.answering(instance)
+        self.agents[instance.id] = agent
         self._agents_act = True
         try:
             agent.act()
         finally:
             self._agents_act = False
-        tagged = machine.tags.keys() & {TAG_REAP_AFTER, TAG_WITHDRAWN}
-        if not tagged and agent.notice_listener.talk.mark is None and not machine.door.is_shut:
-            del self.agents[machine.id]
+        tagged = instance.tags.keys() & {TAG_REAP_AFTER, TAG_WITHDRAWN}
+        if not tagged and agent.notice_listener.talk.mark is None and not instance.door.is_shut:
+            del self.agents[instance.id]
 
-    def _minute_of(self, machine: Machine) -> None:
+    def _minute_of(self, instance: SimulatedInstance) -> None:
         if self.alarms:
-            machine.line.asked_for.open(self.now)
-        elif not machine.unfit:
-            machine.line.asked_for.close(self.now)
-        if machine.was_used() and machine.agent == "alive":
-            machine.seen_active_at = self.now
-        if machine.agent == "dead":
+            instance.line.asked_for.open(self.now)
+        elif not instance.unfit:
+            instance.line.asked_for.close(self.now)
+        if instance.was_used() and instance.agent == "alive":
+            instance.seen_active_at = self.now
+        if instance.agent == "dead":
             return
-        if machine.agent == "alive" and machine.unfit and not machine.busy:
+        if instance.agent == "alive" and instance.unfit and not instance.busy:
             value = -3.0
-        elif machine.agent in {"alive", "sightless", "deluded"}:
-            value = (self.now - machine.seen_active_at).total_seconds()
-        elif machine.agent in {"blind", "doubtful"}:
-            value = CODE_HUNG if machine.agent == "doubtful" else -1.0
+        elif instance.agent in {"alive", "sightless", "deluded"}:
+            value = (self.now - instance.seen_active_at).total_seconds()
+        elif instance.agent in {"blind", "doubtful"}:
+            value = CODE_HUNG if instance.agent == "doubtful" else -1.0
         else:
-            value = machine.beats[-1] if machine.beats else 0.0
-        machine.beats_at.append(self.now + machine.clock_ahead)
-        machine.beats.append(value)
+            value = instance.beats[-1] if instance.beats else 0.0
+        instance.beats_at.append(self.now + instance.clock_ahead)
+        instance.beats.append(value)
 
-    def restart_agent(self, machine: Machine) -> None:
+    def restart_agent(self, instance: SimulatedInstance) -> None:
         """A fresh agent knows of nothing before its start."""
-        self.agents.pop(machine.id, None)
-        machine.senses = None
-        if machine.door.is_shut and self.answering is not None:
-            self.agents[machine.id] = self.answering(machine)
-        machine.agent = "alive"
-        machine.seen_active_at = self.now
+        self.agents.pop(instance.id, None)
+        instance.senses = None
+        if instance.door.is_shut and self.answering is not None:
+            self.agents[instance.id] = self.answering(instance)
+        instance.agent = "alive"
+        instance.seen_active_at = self.now
 
     # what every call goes through
 
@@ -408,9 +439,9 @@ class World:
             else:
                 act()
         self._pass(timedelta(seconds=self.faults.seconds_per_call))
-        for machine in self.machines.values():
-            if self.chance(self.faults.back_to_work) and machine.state == "running":
-                machine.busy = True
+        for instance in self.instances.values():
+            if self.chance(self.faults.back_to_work) and instance.state == "running":
+                instance.busy = True
         if self._random.random() < self.faults.throttled:
             raise refusal("RequestLimitExceeded", operation)
         if self._random.random() < self.faults.denied:
@@ -424,41 +455,43 @@ class World:
     def hear(self, message: str) -> None:
         """A user reads a message; one that says how to keep an instance is the notice of its end."""
         self.messages.append((self.now, message))
-        for machine in self.machines.values():
-            if machine.id in message and "gpu-fleet keep" in message:
-                machine.line.notices.append(self.now)
+        for instance in self.instances.values():
+            if instance.id in message and "gpu-fleet keep" in message:
+                instance.line.notices.append(self.now)
 
     def floors(self) -> list[str]:
-        """Every group that wants fewer than its minimum."""
+        """Every group that wants fewer than its minimum, or than it has: its cloud would end one of these."""
         return [
-            f"group {name} wants {group['desired']}, its minimum is {group['min']}"
+            f"group {name} wants {group['desired']}, its minimum is {group['min']}, and {count} run in it"
             for name, group in self.groups.items()
-            if group["desired"] < group["min"]
+            for count in [sum(self.instances[key].state == "running" for key in group["members"])]
+            if group["desired"] < max(group["min"], count)
         ]
 
     def chance(self, probability: float) -> bool:
         """Roll the dice."""
         return self._random.random() < probability
 
-    def gone(self, machine: Machine, how: str) -> None:
+    def gone(self, instance: SimulatedInstance, how: str) -> None:
         """An instance ends, and the oracle judges it before anything else happens."""
-        if machine.state == "running" or (machine.state == "stopped" and how == "terminated"):
-            self.ends.append((self.now, machine, how))
-            rules = self.rules.get(machine.tags.get(TAG_POOL, ""))
-            wrongs = wrongs_of(machine.line, self.now, rules) if rules else ["its pool is in no policy"]
-            self.wrongs += [f"{machine.id} was {how} at {self.now}: {wrong}" for wrong in wrongs]
-        machine.leave()
-        self.agents.pop(machine.id, None)
-        machine.state = how
-        machine.stopped_at = self.now
-        (machine.line.stopped.open if how == "stopped" else machine.line.stopped.close)(self.now)
+        if instance.state == "running" or (instance.state == "stopped" and how == "terminated"):
+            self.ends.append((self.now, instance, how))
+            rules = self.rules.get(instance.tags.get(TAG_POOL, ""))
+            wrongs = wrongs_of(instance.line, self.now, rules) if rules else ["its pool is in no policy"]
+            self.wrongs += [f"{instance.id} was {how} at {self.now}: {wrong}" for wrong in wrongs]
+        instance.leave()
+        instance.line.given_back.close(self.now)
+        self.agents.pop(instance.id, None)
+        instance.state = how
+        instance.stopped_at = self.now
+        (instance.line.stopped.open if how == "stopped" else instance.line.stopped.close)(self.now)
 
-    def boot(self, machine: Machine) -> None:
+    def boot(self, instance: SimulatedInstance) -> None:
         """Its owner starts a stopped instance again."""
-        machine.state, machine.stopped_at = "running", None
-        machine.line.stopped.close(self.now)
-        machine.line.boots.append(self.now)
-        machine.launched_at = self.now
-        machine.door.open()
-        self.restart_agent(machine)
-        machine.busy = True
+        instance.state, instance.stopped_at = "running", None
+        instance.line.stopped.close(self.now)
+        instance.line.boots.append(self.now)
+        instance.launched_at = self.now
+        instance.door.open()
+        self.restart_agent(instance)
+        instance.busy = True

@@ -34,18 +34,18 @@ class Agent:
 
     Args:
         world: whose clock and bucket.
-        machine: the instance.
+        instance: the instance.
         bucket: boto3's S3 client, in a world where agents are at work.
         cloud: ``aws`` or ``alicloud``.
     """
 
-    def __init__(self, world: Any, machine: Any, bucket: Any, cloud: str) -> None:
-        self._world, self._machine, self._cloud = world, machine, cloud
-        self._tags: dict[str, str] = dict(machine.tags)
+    def __init__(self, world: Any, instance: Any, bucket: Any, cloud: str) -> None:
+        self._world, self._instance, self._cloud = world, instance, cloud
+        self._tags: dict[str, str] = dict(instance.tags)
         self._tags_at = world.now
         calls = Calls(lambda: world.now)
         self._store = (OssStore if cloud == "alicloud" else Store)(bucket, calls, LEDGER)
-        self._who = f"dev.{machine.id}" if cloud == "alicloud" else f"AROAMADEUP:{machine.id}"
+        self._who = f"dev.{instance.id}" if cloud == "alicloud" else f"AROAMADEUP:{instance.id}"
         answers = Answers(
             drain=_never,
             save=self._save,
@@ -54,16 +54,16 @@ class Agent:
             store=lambda: self._store,
             caller=lambda: self._who,
             fence=self,
-            door=machine.door,
+            door=instance.door,
         )
         notices = FromMetadata(self, lambda: world.now)
-        booted_at = lambda: machine.line.boots[-1]  # noqa: E731 - the agent's own thread asks anew each time
+        booted_at = lambda: instance.line.boots[-1]  # noqa: E731 - the agent's own thread asks anew each time
         self.notice_listener = NoticeListener(notices, answers, lambda: world.now, booted_at=booted_at)
 
     def act(self) -> None:
         """What the thread does every five seconds, and every second behind a shut door."""
         if self._cloud == "aws" or self._world.now >= self._tags_at + TAGS_EVERY:
-            self._tags, self._tags_at = dict(self._machine.tags), self._world.now
+            self._tags, self._tags_at = dict(self._instance.tags), self._world.now
         with contextlib.suppress(CloudError):  # it tries again
             self.notice_listener.look()
 
@@ -73,7 +73,11 @@ class Agent:
         return Exchange(self._store, self._who, self.notice_listener.talk.mark)
 
     def _save(self) -> Saved:
-        self._machine.door.saved += self._machine.door.is_shut
+        self._instance.line.saved_at = self._world.now
+        door = self._instance.door
+        if door.is_shut:
+            door.saved += 1
+            door.while_saving()
         return Saved(0, 0, 0)
 
     def get(self, path: str) -> str | None:
@@ -83,26 +87,26 @@ class Agent:
     def raise_for(self, mark: datetime) -> None:
         """As ``Fence``: AWS denies to end an instance that carries this tag; RAM cannot."""
         if self._cloud == "aws":
-            self._machine.tags[TAG_WITHDRAWN] = format_time(mark)
+            self._instance.tags[TAG_WITHDRAWN] = format_time(mark)
 
     def lower_but(self, mark: datetime | None) -> None:
         """As ``Fence``."""
-        if mark is None or self._machine.tags.get(TAG_WITHDRAWN) != format_time(mark):
-            self._machine.tags.pop(TAG_WITHDRAWN, None)
+        if mark is None or self._instance.tags.get(TAG_WITHDRAWN) != format_time(mark):
+            self._instance.tags.pop(TAG_WITHDRAWN, None)
 
     def _look(self, mark: datetime) -> Seen:
         """What an agent that knows the instance's habits makes of this moment."""
-        self._machine.senses = self._machine.senses or Accustomed(self)
-        return seen(self._machine.senses.look(self._world.now), mark, Limits())
+        self._instance.senses = self._instance.senses or Accustomed(self)
+        return seen(self._instance.senses.look(self._world.now), mark, Limits())
 
     def look(self, now: datetime) -> Reading:
         """Everything that is on the instance at this moment, as real sensors would show it."""
-        line, sees = self._machine.line, self._machine.agent != "deluded"
+        line, sees = self._instance.line, self._instance.agent != "deluded"
         sessions = [
             Session("terminal", "ada on pts/0", (now - min(one.end, now)).total_seconds())
             for one in (line.typing if sees else ())
         ]
-        jobs = sees and line.jobs.holds_at(now) and not self._machine.is_a_run
+        jobs = sees and line.jobs.holds_at(now) and not self._instance.is_a_run
         return Reading(
             at=now,
             rates=Rates(cpu_cores=1.0 if jobs else 0.0),
@@ -112,7 +116,7 @@ class Agent:
                 watched=("python (1, ada)",) if jobs else (),
                 started=tuple(self._runs(now)) if sees else (),
             ),
-            failures=("gpu: lost",) if self._machine.agent == "blind" else (),
+            failures=("gpu: lost",) if self._instance.agent == "blind" else (),
         )
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
@@ -121,16 +125,16 @@ class Agent:
 
     def _runs(self, now: datetime) -> Iterator[Started]:
         """What a loop in a pane has running, and a job that looks the same."""
-        if self._machine.loop is None:
+        if self._instance.loop is None:
             return
-        every_s, lasts_s = self._machine.loop
+        every_s, lasts_s = self._instance.loop
         began_s = now.timestamp() // every_s * every_s
-        jobs = self._machine.line.jobs if self._machine.is_a_run else ()
+        jobs = self._instance.line.jobs if self._instance.is_a_run else ()
         ages = [now.timestamp() - began_s] if now.timestamp() - began_s < lasts_s else []
         ages += [(now - one.begin).total_seconds() for one in jobs if one.holds_at(now)]
         for age_s in ages:
             began_s = now.timestamp() - age_s
-            command = f"nvidia-smi --at {began_s}" if self._machine.is_new_each_time else "nvidia-smi"
+            command = f"nvidia-smi --at {began_s}" if self._instance.is_new_each_time else "nvidia-smi"
             yield Started(9, "nvidia-smi", "ada", age_s, began_s, command)
 
 

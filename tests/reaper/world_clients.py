@@ -8,14 +8,15 @@ from typing import Any
 
 from image.reaper.aws.session import Clients
 from image.reaper.model import TAG_WITHDRAWN
-from tests.reaper.world import Machine, World, refusal
+from tests.reaper.world import SimulatedInstance, World, refusal
 
 DAY_S = 86_400
 
 
 def clients(world: World) -> Clients:
     """The boto3 clients of a world."""
-    return Clients(_Ec2(world), _AutoScaling(world), _CloudWatch(world), _Sns(world), _S3(world))
+    ec2 = _Ec2(world)
+    return Clients(ec2, _AutoScaling(world), _CloudWatch(world), _Sns(world), _S3(world), ec2)
 
 
 class _Client:
@@ -24,18 +25,18 @@ class _Client:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _find(self, ids: list[str], operation: str) -> list[Machine]:
-        missing = [key for key in ids if key not in self._world.machines]
-        if missing or any(self._world.machines[key].state == "terminated" for key in ids):
+    def _find(self, ids: list[str], operation: str) -> list[SimulatedInstance]:
+        missing = [key for key in ids if key not in self._world.instances]
+        if missing or any(self._world.instances[key].state == "terminated" for key in ids):
             raise refusal("InvalidInstanceID.NotFound", operation)
-        return [self._world.machines[key] for key in ids]
+        return [self._world.instances[key] for key in ids]
 
 
 class _Ec2(_Client):
     def describe_instances(self, Filters, MaxResults, NextToken="0"):
         world = self._world
         world.before("DescribeInstances")
-        wanted = [one for one in world.machines.values() if all(_matches(one, part) for part in Filters)]
+        wanted = [one for one in world.instances.values() if all(_matches(one, part) for part in Filters)]
         start, size = int(NextToken), min(MaxResults, world.page)
         page = {"Reservations": [{"Instances": [_describe(one)]} for one in wanted[start : start + size]]}
         if world.chance(world.faults.duplicated):
@@ -64,25 +65,25 @@ class _Ec2(_Client):
 
     def describe_instance_attribute(self, InstanceId, Attribute):
         self._world.before("DescribeInstanceAttribute")
-        (machine,) = self._find([InstanceId], "DescribeInstanceAttribute")
+        (instance,) = self._find([InstanceId], "DescribeInstanceAttribute")
         name = {"disableApiTermination": "DisableApiTermination", "disableApiStop": "DisableApiStop"}[
             Attribute
         ]
-        locked = machine.is_locked and Attribute == "disableApiTermination"
+        locked = instance.is_locked and Attribute == "disableApiTermination"
         return self._world.answer("DescribeInstanceAttribute", {name: {"Value": locked}})
 
     def create_tags(self, Resources, Tags):
         self._world.before("CreateTags")
-        for machine in self._find(Resources, "CreateTags"):
-            machine.tags |= {tag["Key"]: tag["Value"] for tag in Tags}
+        for instance in self._find(Resources, "CreateTags"):
+            instance.tags |= {tag["Key"]: tag["Value"] for tag in Tags}
         self._world.after("CreateTags")
         return self._world.answer("CreateTags", {})
 
     def delete_tags(self, Resources, Tags):
         self._world.before("DeleteTags")
-        for machine in self._find(Resources, "DeleteTags"):
+        for instance in self._find(Resources, "DeleteTags"):
             for tag in Tags:
-                machine.tags.pop(tag["Key"], None)
+                instance.tags.pop(tag["Key"], None)
         self._world.after("DeleteTags")
         return self._world.answer("DeleteTags", {})
 
@@ -95,13 +96,15 @@ class _Ec2(_Client):
     def _end(self, operation, ids, how):
         self._world.before(operation)
         found = self._find(ids, operation)
-        if any(TAG_WITHDRAWN in machine.tags for machine in found):  # as the policy of the sweep's role says
+        if any(
+            TAG_WITHDRAWN in instance.tags for instance in found
+        ):  # as the policy of the sweep's role says
             raise refusal("UnauthorizedOperation", operation)
-        for machine in found:
-            if machine.stubborn or (machine.is_locked and how == "terminated"):
+        for instance in found:
+            if instance.stubborn or (instance.is_locked and how == "terminated"):
                 # those listed before it are gone already
                 raise refusal("OperationNotPermitted", operation)
-            self._world.gone(machine, how)
+            self._world.gone(instance, how)
         self._world.after(operation)
         return self._world.answer(operation, {})
 
@@ -118,7 +121,7 @@ class _AutoScaling(_Client):
         members = [
             {"InstanceId": key, "LifecycleState": self._world.lifecycle.get(key, "InService")}
             for key in group["members"]
-            if self._world.machines[key].state == "running"
+            if self._world.instances[key].state == "running"
         ]
         return {
             "AutoScalingGroupName": name,
@@ -203,15 +206,15 @@ class _CloudWatch(_Client):
         }
 
     def _minima(self, key, start, end, period_s):
-        machine = self._world.machines.get(key)
-        if machine is None:
+        instance = self._world.instances.get(key)
+        if instance is None:
             return []
-        low = bisect.bisect_left(machine.beats_at, start)
-        high = bisect.bisect_left(machine.beats_at, end)
+        low = bisect.bisect_left(instance.beats_at, start)
+        high = min(bisect.bisect_left(instance.beats_at, end), instance.shown(self._world.shown_after))
         minima: dict[int, float] = {}
         for index in range(low, high):
-            slot = int(machine.beats_at[index].timestamp() // period_s)
-            value = machine.beats[index]
+            slot = int(instance.beats_at[index].timestamp() // period_s)
+            value = instance.beats[index]
             minima[slot] = min(value, minima.get(slot, value))
         return [
             (datetime.fromtimestamp(slot * period_s, UTC), value)
@@ -277,26 +280,26 @@ class _S3(_Client):
         )
 
 
-def _matches(machine: Machine, part: dict[str, Any]) -> bool:
+def _matches(instance: SimulatedInstance, part: dict[str, Any]) -> bool:
     name, values = part["Name"], part["Values"]
     if name.startswith("tag:"):
-        return machine.tags.get(name.removeprefix("tag:")) in values
+        return instance.tags.get(name.removeprefix("tag:")) in values
     if name == "instance-state-name":
-        return machine.state in values
+        return instance.state in values
     assert name == "instance-id"
-    return machine.id in values
+    return instance.id in values
 
 
-def _describe(machine: Machine) -> dict[str, Any]:
+def _describe(instance: SimulatedInstance) -> dict[str, Any]:
     described = {
-        "InstanceId": machine.id,
+        "InstanceId": instance.id,
         "InstanceType": "g5.xlarge",
-        "State": {"Name": machine.state},
-        "LaunchTime": machine.launched_at,
-        "Tags": [{"Key": key, "Value": value} for key, value in machine.tags.items()],
+        "State": {"Name": instance.state},
+        "LaunchTime": instance.launched_at,
+        "Tags": [{"Key": key, "Value": value} for key, value in instance.tags.items()],
     }
-    if machine.spot:
+    if instance.spot:
         described["InstanceLifecycle"] = "spot"
-    if machine.stopped_at is not None:
-        described["StateTransitionReason"] = f"User initiated ({machine.stopped_at:%Y-%m-%d %H:%M:%S} GMT)"
+    if instance.stopped_at is not None:
+        described["StateTransitionReason"] = f"User initiated ({instance.stopped_at:%Y-%m-%d %H:%M:%S} GMT)"
     return described

@@ -3,8 +3,8 @@
     marked -> due -> saved, nothing runs: *idle* -> the sweep decides to end: door shut, saved again, nothing
     runs: *closed* -> the sweep stops or terminates
 
-A sign of use before the decision makes it *withdrawn*, and either way the word *refused*: the mark is over,
-and the next sweep removes it. The words are those of ``image/reaper/handshake.py``.
+A sign of use before the decision makes it *withdrawn*, and either way the reply *refused*: the mark is over,
+and the next sweep removes it. The replies are those of ``image/reaper/handshake.py``.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,19 @@ from enum import StrEnum
 
 from image.reaper.agent.judge import Limits, activity, unknowns
 from image.reaper.agent.sensors.reading import Presence, Reading, Started
-from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Winner, Word
+from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Winner
 
 # A marked instance may wait for days: for quiet hours to end, for its turn. What little is written to the
 # kept folder meanwhile is no sign of use, and is saved all the same.
 SAVE_AGAIN_AFTER = timedelta(minutes=5)
-SAY_AGAIN_AFTER = {Word.IDLE: IDLE_LASTS / 3, Word.CLOSED: CLOSED_LASTS / 3}
+SAY_AGAIN_AFTER = {Reply.IDLE: IDLE_LASTS / 3, Reply.CLOSED: CLOSED_LASTS / 3}
 # A sweep that decides terminates within a minute, or its successor does, ten minutes later. Where no agent is
 # there to count, the timer gpu-door opens the door minutes later (rootfs/usr/libexec/gpu-fleet/open-door).
 CLOSED_AT_MOST = timedelta(hours=1)
-# A sweep that read the last word in time may still be trying to terminate, with the cloud's retries.
+# A sweep that read the last reply in time may still be trying to terminate, with the cloud's retries.
 CLOSED_FORGOTTEN = CLOSED_LASTS + timedelta(seconds=90)
+# A sweep that decided waits 45 s for doors to shut; a read is the dearest thing that an agent does so often.
+ASK_AGAIN_AFTER = timedelta(seconds=15)
 # Five seconds apart: a timer of the system's is over by then, a job is not.
 BUSY_LOOKS = 2
 
@@ -77,16 +79,22 @@ def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = Fals
     """
     since_s = (reading.at - mark).total_seconds()
     presence = reading.presence or Presence()
-    used = [f"session: {one.kind} {one.who}" for one in presence.sessions if one.unused_s < since_s]
-    lately = [one for one in presence.started if not one.repeats]
-    began = [_told(one) for one in (*lately, *presence.older) if one.age_s < since_s]
-    not_judged = [f"{_told(one)} began just before" for one in lately if one.age_s >= since_s]
-    failed = [one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu"))]
+    used = [
+        f"session: {session.kind} {session.who}"
+        for session in presence.sessions
+        if session.unused_s < since_s
+    ]
+    lately = [process for process in presence.started if not process.repeats]
+    began = [_described(process) for process in (*lately, *presence.older) if process.age_s < since_s]
+    not_judged = [
+        f"{_described(process)} began just before" for process in lately if process.age_s >= since_s
+    ]
+    failed = [unknown for unknown in unknowns([reading], limits) if not (unfit and unknown.startswith("gpu"))]
     signs = (*activity([reading], limits), *used, *began)
     return Seen(signs, (*failed, *not_judged), is_new=bool(used or began))
 
 
-def _told(process: Started) -> str:
+def _described(process: Started) -> str:
     return f"process: {process.name} ({process.pid}, {process.user})"
 
 
@@ -98,8 +106,9 @@ class Talk:
         mark: its reap-after; None for no mark.
         notified: who is logged in knows of it.
         saved_at: when everything was last saved.
-        word: what was said last, and ``said_at`` when.
+        reply: what was said last, and ``said_at`` when.
         busy_looks: looks in a row that showed signs of use.
+        asked_at: when it was last read what is decided.
         decision: what is decided, as far as is known.
         decided_at: when that was, where it was read.
         closed_at: since when log-ins and jobs are refused.
@@ -113,9 +122,10 @@ class Talk:
     mark: datetime | None = None
     notified: bool = False
     saved_at: datetime | None = None
-    word: Word | None = None
+    reply: Reply | None = None
     said_at: datetime | None = None
     busy_looks: int = 0
+    asked_at: datetime | None = None
     decision: Winner | None = None
     decided_at: datetime | None = None
     closed_at: datetime | None = None
@@ -164,14 +174,23 @@ def next_act(view: View) -> Act:
     return _closing(view) if ending else _answering(view)
 
 
+def asks(view: View) -> bool:
+    """Whether to read what is decided before anything else: at once for a new mark, then now and then."""
+    talk = view.talk
+    if view.mark is None or view.now < view.mark or talk.over or talk.decision is not None:
+        return False
+    # a clock that was set back makes no long silence
+    return talk.asked_at is None or not talk.asked_at <= view.now < talk.asked_at + ASK_AGAIN_AFTER
+
+
 def _is_stale(talk: Talk, now: datetime) -> bool:
-    """Whether no sweep goes by the last word any more: a shut door is of no use then."""
-    return talk.word is not Word.CLOSED or talk.said_at is None or now > talk.said_at + CLOSED_FORGOTTEN
+    """Whether no sweep goes by the last reply any more: a shut door is of no use then."""
+    return talk.reply is not Reply.CLOSED or talk.said_at is None or now > talk.said_at + CLOSED_FORGOTTEN
 
 
 def _answering(view: View) -> Act:
     talk, seen = view.talk, view.seen
-    if talk.decision is Winner.WITHDRAWN or (view.hold and talk.word is Word.IDLE):
+    if talk.decision is Winner.WITHDRAWN or (view.hold and talk.reply is Reply.IDLE):
         return Act.WITHDRAW
     if view.hold:
         return Act.NOTHING
@@ -179,34 +198,40 @@ def _answering(view: View) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    # before the first word heartbeats alone tell the sweep, which may never show what began since
-    if seen.signs and (seen.is_new or talk.word is Word.IDLE) and talk.busy_looks >= BUSY_LOOKS:
+    # before the first reply heartbeats alone tell the sweep, which may never show what began since
+    if seen.signs and (seen.is_new or talk.reply is Reply.IDLE) and talk.busy_looks >= BUSY_LOOKS:
         return Act.WITHDRAW
-    return _say(view, Word.IDLE, Act.SAY_IDLE)
+    return _say(view, Reply.IDLE, Act.SAY_IDLE)
 
 
 def _closing(view: View) -> Act:
-    talk, seen = view.talk, view.seen
+    talk = view.talk
     # since the decision: an agent that starts again and again begins no new hour, and shuts no door after it
     since = [moment for moment in (talk.closed_at, talk.decided_at) if moment is not None]
     if since and view.now >= min(since) + CLOSED_AT_MOST:
         return Act.REFUSE
-    if talk.closed_at is None:
-        return Act.CLOSE
-    if talk.saved_at is None or talk.saved_at < talk.closed_at:
+    return Act.CLOSE if talk.closed_at is None else _behind_the_door(view, talk.closed_at)
+
+
+def _behind_the_door(view: View, closed_at: datetime) -> Act:
+    talk, seen = view.talk, view.seen
+    if talk.saved_at is None or talk.saved_at < closed_at:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    if seen.why and (talk.word is Word.CLOSED or talk.busy_looks >= BUSY_LOOKS):
+    if seen.why and (talk.reply is Reply.CLOSED or talk.busy_looks >= BUSY_LOOKS):
         return Act.REFUSE
-    return _say(view, Word.CLOSED, Act.SAY_CLOSED)
+    if view.now >= talk.saved_at + view.save_again_after:
+        # nobody looks while files are copied: only when no sweep goes by the last word any more
+        return Act.SAVE if _is_stale(talk, view.now) else Act.NOTHING
+    return _say(view, Reply.CLOSED, Act.SAY_CLOSED)
 
 
-def _say(view: View, word: Word, act: Act) -> Act:
+def _say(view: View, reply: Reply, act: Act) -> Act:
     """Say it only right after a look that showed nothing at all, and not too often."""
     talk = view.talk
     if view.seen is None or view.seen.why:
         return Act.NOTHING
-    said = talk.word is word and talk.said_at is not None
-    fresh = said and talk.said_at is not None and view.now < talk.said_at + SAY_AGAIN_AFTER[word]
+    said = talk.reply is reply and talk.said_at is not None
+    fresh = said and talk.said_at is not None and view.now < talk.said_at + SAY_AGAIN_AFTER[reply]
     return Act.NOTHING if fresh else act

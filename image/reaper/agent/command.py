@@ -62,7 +62,7 @@ class AgentOptions:
 
 
 @click.command(name="agent", epilog="\b\nExample:\n  gpu-fleet agent --duration 3600")
-@click.option("--instance-id", metavar="ID", help="Its id; by default the metadata service tells.")
+@click.option("--instance-id", metavar="ID", help="Its id; by default what the metadata service says.")
 @click.option(
     "--keep-folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -149,8 +149,8 @@ def policy_of(
     """What the stack says of the pool's sensors, as it will be read while the agent runs."""
 
     def read() -> dict[str, Any] | None:
-        found = cloud.store().newest(stack_policy.KEY)
-        return found.content if found else None
+        stored = cloud.store().newest(stack_policy.KEY)
+        return stored.content if stored else None
 
     return StackPolicy(read if instance.records_uri else None, instance.pool, real_s)
 

@@ -37,14 +37,14 @@ class Steps:
     """How a drain touches the world.
 
     Attributes:
-        tell: shows a message to everybody who is logged in.
+        notify: shows a message to everybody who is logged in.
         trainers: training processes that still run, for users.
         save: copies what users keep, calling back as it gets on; raises ``CloudError``.
         hook: holds the instance; None where nothing does.
         wait: waits some seconds.
     """
 
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     trainers: Callable[[], Sequence[str]]
     save: Callable[[Callable[[], None]], Saved]
     hook: Holds | None
@@ -82,7 +82,7 @@ class Drain:
         self._find = find
         LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
         self._stop_trainers()
-        self._steps.tell(f"{self._notice.reason}. Jobs are being stopped, /scratch/keep is being saved.")
+        self._steps.notify(f"{self._notice.reason}. Jobs are being stopped, /scratch/keep is being saved.")
         self._wait_for_trainers()
         saved = self._save()
         if saved:
@@ -114,7 +114,7 @@ class Drain:
             except CloudError as error:
                 LOG.error("event=not-saved reason=%r", str(error))
                 if self._steps.now() >= (self._ends_at() or began + SAVING_MAY_TAKE):
-                    self._steps.tell(f"/scratch/keep could not be saved: {error}")
+                    self._steps.notify(f"/scratch/keep could not be saved: {error}")
                     return False
                 self._wait(TRY_AGAIN_AFTER_S)
                 continue

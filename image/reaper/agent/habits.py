@@ -92,13 +92,13 @@ class Habits:
             busy: anything on the instance is active, or may be.
         """
         before, self._running = self._running, {}
-        found = [(one, self._noted(one, _run(one, at, busy=busy), before)) for one in started]
+        runs = [(process, self._noted(process, _run(process, at, busy=busy), before)) for process in started]
         for key in before.keys() - self._running.keys():
             self._remember(before[key])
-        return tuple(replace(one, repeats=self._is_known(run)) for one, run in found)
+        return tuple(replace(process, repeats=self._is_known(run)) for process, run in runs)
 
-    def _noted(self, one: Started, run: _Run, before: Mapping[tuple[int, float], _Run]) -> _Run:
-        key = (one.pid, one.began_s)
+    def _noted(self, process: Started, run: _Run, before: Mapping[tuple[int, float], _Run]) -> _Run:
+        key = (process.pid, process.began_s)
         self._running[key] = run.after(before[key]) if key in before else run
         return self._running[key]
 
@@ -110,16 +110,16 @@ class Habits:
             del self._past[next(iter(self._past))]
 
     def _is_known(self, run: _Run) -> bool:
-        past = [one for one in self._past.get(run.of, ()) if run.at - one.at <= REMEMBERED]
-        if len(past) < RUNS or not all(one.came_to_nothing for one in (*past, run)):
+        past = [earlier for earlier in self._past.get(run.of, ()) if run.at - earlier.at <= REMEMBERED]
+        if len(past) < RUNS or not all(each.came_to_nothing for each in (*past, run)):
             return False
-        age_s, cpu_s = max(one.age_s for one in past), max(one.cpu_s for one in past)
+        age_s, cpu_s = max(earlier.age_s for earlier in past), max(earlier.cpu_s for earlier in past)
         return run.age_s <= TIMES_MORE * age_s + MORE_S and run.cpu_s <= TIMES_MORE * cpu_s + MORE_CPU_S
 
 
-def _run(one: Started, at: datetime, *, busy: bool) -> _Run:
-    of = _Command(one.command, one.parent, one.name, one.user)
-    return _Run(of, at, one.age_s, one.cpu_s, busy or one.on_gpu)
+def _run(process: Started, at: datetime, *, busy: bool) -> _Run:
+    of = _Command(process.command, process.parent, process.name, process.user)
+    return _Run(of, at, process.age_s, process.cpu_s, busy or process.on_gpu)
 
 
 class Accustomed:
@@ -147,7 +147,7 @@ class Accustomed:
 
     def _learned(self, reading: Reading) -> Reading:
         presence = reading.presence
-        if presence is None or any(one.startswith("processes:") for one in reading.failures):
+        if presence is None or any(failure.startswith("processes:") for failure in reading.failures):
             return reading  # who shows no processes ends none
         limits = self._limits()
         # what is not known may be work: a GPU that does not answer does not say who is on it either

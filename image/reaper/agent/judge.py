@@ -168,17 +168,17 @@ def _reasons(samples: Sequence[Reading], limits: Limits) -> Iterator[str]:
 
 
 def _rate_reasons(rates: Rates, limits: Limits) -> Iterator[str]:
-    told = {
+    shares = {
         f"cpu: {rates.cpu_cores:.2f} cores": rates.cpu_cores / limits.cpu_cores,
         f"disk: {rates.disk_bytes_per_s / 2**20:.1f} MiB/s": rates.disk_bytes_per_s / limits.disk_bytes_per_s,
         f"network: {rates.network_bytes_per_s / 2**20:.1f} MiB/s": (
             rates.network_bytes_per_s / limits.network_bytes_per_s
         ),
     }
-    alone = [text for text, share in told.items() if share >= 1]
+    alone = [text for text, share in shares.items() if share >= 1]
     yield from alone
     if not alone and load(rates, limits) >= 1:
-        yield " and ".join(text for text, share in told.items() if share > 0) + ", together"
+        yield " and ".join(text for text, share in shares.items() if share > 0) + ", together"
 
 
 def _gpu_reasons(gpu: Gpu, limits: Limits) -> Iterator[str]:

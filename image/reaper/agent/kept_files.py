@@ -121,8 +121,8 @@ def save(
         sent[key] = version
         copied, copied_bytes = copied + 1, copied_bytes + version.size
     if failures:
-        told = "; ".join(failures[:SHOWN_FAILURES])
-        raise CloudError(f"{len(failures)} of {len(files)} files of {folder} were not saved: {told}")
+        shown = "; ".join(failures[:SHOWN_FAILURES])
+        raise CloudError(f"{len(failures)} of {len(files)} files of {folder} were not saved: {shown}")
     return Saved(copied, copied_bytes, len(files) - copied)
 
 

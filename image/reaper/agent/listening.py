@@ -13,7 +13,16 @@ from image.instance import paths
 from image.instance.files import read_text, replace_text
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import kept_files
-from image.reaper.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
+from image.reaper.agent.answers import (
+    CLOSED_FORGOTTEN,
+    SAVE_AGAIN_AFTER,
+    Act,
+    Seen,
+    Talk,
+    View,
+    asks,
+    next_act,
+)
 from image.reaper.agent.cloud import AgentCloud, Fence
 from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.kept_files import Saved
@@ -21,7 +30,7 @@ from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.agent.show import show_all, withdraw
 from image.reaper.errors import CloudError
-from image.reaper.handshake import Exchange, Winner, Word
+from image.reaper.handshake import Exchange, Reply, Winner
 from image.reaper.store import Store
 
 LOG = logging.getLogger(__name__)
@@ -136,8 +145,8 @@ class Door:
         self._closed.unlink(missing_ok=True)
 
     def _is_ours(self) -> bool:
-        found = _text_of(self._nologin)
-        return found is not None and found in (CLOSED + "\n", _text_of(self._closed))
+        content = _text_of(self._nologin)
+        return content is not None and content in (CLOSED + "\n", _text_of(self._closed))
 
 
 def _text_of(file: Path) -> str | None:
@@ -234,14 +243,9 @@ class NoticeListener:
     def _answer(self, mark: datetime | None) -> None:
         """Everything that can be done about a mark now."""
         self._take_up(mark)
-        due = mark is not None and self._now() >= mark
-        hold = self._notices.hold() if due else ""
-        if due and self.talk.decision is None and not self.talk.over:
-            decided = self._exchange().decided()
-            if decided is not None:
-                # an agent that died since may have said so: what it refused shuts no door again
-                over = self._exchange().is_refused()
-                self._change(decision=decided.winner, decided_at=decided.at, over=over)
+        hold = self._notices.hold() if mark is not None and self._now() >= mark else ""
+        if asks(View(self._now(), mark, hold, self.talk)):
+            self._ask()
         seen: Seen | None = None
         while True:
             view = View(self._now(), mark, hold, self.talk, seen, self._save_again_after)
@@ -249,6 +253,15 @@ class NoticeListener:
             if act is Act.NOTHING:
                 return
             seen = self._do(act, view)
+
+    def _ask(self) -> None:
+        """Read what is decided. Raises CloudError: then it is asked again at the next look."""
+        decided = self._exchange().decided()
+        if decided is not None:
+            # an agent that died since may have said so: what it refused shuts no door again
+            over = self._exchange().is_refused()
+            self._change(decision=decided.winner, decided_at=decided.at, over=over)
+        self._change(asked_at=self._now())
 
     def _take_up(self, mark: datetime | None) -> None:
         """Begin anew with a new mark; a door that was shut for another is opened first."""
@@ -260,7 +273,7 @@ class NoticeListener:
         if mark is not None and shut_before_start:
             # The agent before may have said a moment ago that it is closed, and a sweep may go by that.
             closed_at, now = self.talk.closed_at, self._now()
-            self.talk = Talk(mark, notified=True, closed_at=closed_at, word=Word.CLOSED, said_at=now)
+            self.talk = Talk(mark, notified=True, closed_at=closed_at, reply=Reply.CLOSED, said_at=now)
             return
         if self.talk.closed_at is not None:
             self._open()
@@ -286,7 +299,7 @@ class NoticeListener:
                 self._change(saved_at=self._now())
                 return None
             case Act.SAY_IDLE | Act.SAY_CLOSED:
-                self._say(Word.IDLE if act is Act.SAY_IDLE else Word.CLOSED)
+                self._say(Reply.IDLE if act is Act.SAY_IDLE else Reply.CLOSED)
             case Act.WITHDRAW:
                 self._withdraw(view)
             case Act.CLOSE:
@@ -331,33 +344,36 @@ class NoticeListener:
             return False
         return True
 
-    def _say(self, word: Word, **more: str) -> None:
-        if word is Word.CLOSED and not self._is_shut():  # an administrator may have removed what was written
+    def _say(self, reply: Reply, **more: str) -> None:
+        if (
+            reply is Reply.CLOSED and not self._is_shut()
+        ):  # an administrator may have removed what was written
             return
-        self._exchange().say(word, **more)
-        self._change(word=word, said_at=self._now())
+        self._exchange().say(reply, **more)
+        self._change(reply=reply, said_at=self._now())
 
     def _withdraw(self, view: View) -> None:
         why = f"held: {view.hold}" if view.hold else view.seen.why if view.seen else ""
         reason = why or "withdrawn before"
         decided = self._exchange().claim(Winner.WITHDRAWN, reason, self._now())
         self._change(decision=decided)
-        if decided is Winner.END:
-            return
+        if decided is Winner.END and view.hold:
+            return  # the sweep itself reads that it is kept
+        # too late to withdraw, but what was seen is over, perhaps, by the next look
         self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
-        """This mark is over: by the fence, and by the last word for it."""
-        if not self.talk.refusing:  # a word that could not be written is tried again at each look
+        """This mark is over: by the fence, and by the last reply for it."""
+        if not self.talk.refusing:  # a reply that could not be written is tried again at each look
             LOG.warning("event=refused mark=%s reason=%r", self._mark, reason)
         self._change(refusing=reason)
         if not self.talk.fenced:
             self._fence()
-        self._say(Word.REFUSED, reason=reason)
+        self._say(Reply.REFUSED, reason=reason)
         self._change(over=True)
 
     def _fence(self) -> None:
-        """The second fence: without it the word or the decision alone must do."""
+        """The second fence: without it the reply or the decision alone must do."""
         try:
             self._answers.fence.raise_for(self._mark)
         except CloudError as error:

@@ -36,8 +36,8 @@ class SmallModels(botocore.loaders.JSONFileLoader):
         for file, opened in ((f"{file_path}.json", open), (f"{file_path}.json.gz", gzip.open)):
             if Path(file).is_file():
                 with opened(file, "rb") as content:
-                    found = json.loads(content.read(), object_hook=_without_text)
-                return _needed(found, Path(file_path))
+                    model = json.loads(content.read(), object_hook=_without_text)
+                return _needed(model, Path(file_path))
         return None
 
 

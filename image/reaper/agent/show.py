@@ -73,25 +73,25 @@ def _write(path: Path, text: bytes, seen: set[tuple[int, int]]) -> None:
         return
     handle = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        found = os.fstat(handle)
-        if _is_terminal(found) and (found.st_dev, found.st_ino) not in seen:
-            seen.add((found.st_dev, found.st_ino))
+        status = os.fstat(handle)
+        if _is_terminal(status) and (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
             os.write(handle, text)
     finally:
         os.close(handle)
 
 
-def _is_terminal(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in PSEUDO_TERMINALS
+def _is_terminal(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in PSEUDO_TERMINALS
 
 
 def _logged_in() -> set[str]:
     """Terminals in the list of log-ins, which `wall` writes to; without `who`, none is known."""
     try:
-        found = subprocess.run(["who"], check=True, timeout=10, capture_output=True)
+        answer = subprocess.run(["who"], check=True, timeout=10, capture_output=True)
     except (OSError, subprocess.SubprocessError):
         return set()
-    listed = found.stdout.decode(errors="replace")  # where from a user logs in is theirs to name
+    listed = answer.stdout.decode(errors="replace")  # where from a user logs in is theirs to name
     return {words[1] for line in listed.splitlines() if len(words := line.split()) > 1}
 
 
@@ -120,7 +120,7 @@ def _each_server(
         else:
             failed.pop(server.pid, None)
 
-    asked = [threading.Thread(target=ask, args=(one,), daemon=True) for one in servers]
+    asked = [threading.Thread(target=ask, args=(server,), daemon=True) for server in servers]
     for thread in asked:
         thread.start()
     until = time.monotonic() + JUPYTER_MAY_TAKE_S

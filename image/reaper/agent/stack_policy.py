@@ -48,20 +48,20 @@ class StackPolicy:
 
     def asked(self) -> SensorOptions:
         """Programs and command of the pool."""
-        found = self._newest()
-        if found is None:
+        newest = self._newest()
+        if newest is None:
             return SensorOptions(problem=f"policy of the stack: {self._problem}")
-        command = BusyCommand(found.command, found.command_timeout_s) if found.command else None
-        return SensorOptions(frozenset(found.watch), command)
+        command = BusyCommand(newest.command, newest.command_timeout_s) if newest.command else None
+        return SensorOptions(frozenset(newest.watch), command)
 
     def limits(self) -> Limits:
         """What counts as activity."""
-        found = self._newest() or policy.SensorPolicy()
+        newest = self._newest() or policy.SensorPolicy()
         return replace(
             Limits(),
-            cpu_cores=found.cpu_cores,
-            disk_bytes_per_s=found.disk_kib_per_s * KIB,
-            network_bytes_per_s=found.network_kib_per_s * KIB,
+            cpu_cores=newest.cpu_cores,
+            disk_bytes_per_s=newest.disk_kib_per_s * KIB,
+            network_bytes_per_s=newest.network_kib_per_s * KIB,
         )
 
     def _newest(self) -> policy.SensorPolicy | None:
@@ -71,7 +71,7 @@ class StackPolicy:
 
     def _refresh(self, read: Callable[[], dict[str, Any] | None]) -> None:
         try:
-            found = sensors_in(read(), self._pool)
+            newest = sensors_in(read(), self._pool)
         except CloudError as error:
             self._next_s = self._real_s() + TRY_AGAIN_AFTER_S
             if str(error) != self._problem:
@@ -79,9 +79,9 @@ class StackPolicy:
             self._problem = str(error)
             return
         self._next_s, self._problem = self._real_s() + READ_EVERY_S, ""
-        if found != self._sensors:
-            LOG.info("event=policy sensors=%s", found)
-        self._sensors = found
+        if newest != self._sensors:
+            LOG.info("event=policy sensors=%s", newest)
+        self._sensors = newest
 
 
 def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
@@ -97,7 +97,7 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
         return policy.SensorPolicy()
     numbers = json.loads(json.dumps(pools[pool]["sensors"]), parse_float=Decimal)  # as Fields takes them
     fields = Fields(numbers, f"pools.{pool}.sensors.")
-    found = policy.sensors(fields)
+    sensors = policy.sensors(fields)
     if fields.problems:
         raise CloudError("; ".join(fields.problems))
-    return found
+    return sensors

@@ -43,7 +43,7 @@ class Users:
             return
         try:
             self._say(self._known)
-            replace_text(self._file, "\n".join(str(one) for one in self._known))
+            replace_text(self._file, "\n".join(str(user) for user in self._known))
         except (CloudError, OSError) as error:
             self._next_s = self._real_s() + TRY_AGAIN_AFTER_S
             LOG.warning("event=users-not-said reason=%r", str(error))
@@ -54,7 +54,7 @@ class Users:
 
 def _with(known: Sequence[User], seen: Iterable[tuple[str, Tie]]) -> list[User]:
     """Everybody, those who are new first; who is known keeps the place, and learns new ties."""
-    before = {one.name: set(one.ties) for one in known}
+    before = {user.name: set(user.ties) for user in known}
     new: dict[str, set[Tie]] = {}
     for name, tie in seen:
         if name not in NOBODY and LOGIN_NAME.fullmatch(name) is not None:
@@ -65,7 +65,7 @@ def _with(known: Sequence[User], seen: Iterable[tuple[str, Tie]]) -> list[User]:
 def _fitting(users: Sequence[User]) -> list[User]:
     kept = list[User]()
     for user in users[:MOST_USERS]:
-        if len(" ".join(str(one) for one in [*kept, user])) > LONGEST:
+        if len(" ".join(str(each) for each in [*kept, user])) > LONGEST:
             break
         kept.append(user)
     return kept

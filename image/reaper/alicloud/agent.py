@@ -98,7 +98,9 @@ class AgentCloud:
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
         """Write their names to the records: its role may tag nothing, since RAM knows no "itself alone"."""
-        self.store().put(users_key(self._instance.pool, instance_id), {"users": [str(one) for one in users]})
+        self.store().put(
+            users_key(self._instance.pool, instance_id), {"users": [str(user) for user in users]}
+        )
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
         """Interruption and termination notices, and the sweep's mark."""
@@ -121,17 +123,17 @@ class CloudMonitor:
     def put_metric_data(self, **request: Any) -> None:
         """Publish; raises AnswerError."""
         for some in batches(request["MetricData"], MAX_DATA_PER_CALL):
-            self._cms.action("PutCustomMetric")(MetricList=[self._wire(one) for one in some])
+            self._cms.action("PutCustomMetric")(MetricList=[self._wire(measurement) for measurement in some])
 
-    def _wire(self, one: Mapping[str, Any]) -> dict[str, str]:
+    def _wire(self, measurement: Mapping[str, Any]) -> dict[str, str]:
         """An instance's metric has its stack in its name, a pool's in a dimension, as alarms want it."""
-        dimensions = {part["Name"]: part["Value"] for part in one["Dimensions"]}
+        dimensions = {part["Name"]: part["Value"] for part in measurement["Dimensions"]}
         if DIMENSION_INSTANCE in dimensions:
-            name, group = metric_name(one["MetricName"], self._stack), NO_GROUP
+            name, group = metric_name(measurement["MetricName"], self._stack), NO_GROUP
         else:
-            name, group = one["MetricName"], self._group
+            name, group = measurement["MetricName"], self._group
             dimensions |= {DIMENSION_STACK: self._stack}
-        return datum(name, one["Value"], dimensions, one.get("Timestamp"), group)
+        return datum(name, measurement["Value"], dimensions, measurement.get("Timestamp"), group)
 
 
 class Notices:

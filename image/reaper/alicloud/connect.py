@@ -35,15 +35,15 @@ def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str])
     Raises:
         CloudError: the prices could not be read.
     """
-    found = {}
+    prices = {}
     for name in types:
         newest: dict[str, tuple[str, Decimal]] = {}  # zone -> (when, price); times are ISO 8601 in UTC
-        for one in _history(ecs, calls, currency, name):
-            told = one["Timestamp"], Decimal(str(one["SpotPrice"]))
-            newest[one["ZoneId"]] = max(newest.get(one["ZoneId"], told), told)
+        for entry in _history(ecs, calls, currency, name):
+            quote = entry["Timestamp"], Decimal(str(entry["SpotPrice"]))
+            newest[entry["ZoneId"]] = max(newest.get(entry["ZoneId"], quote), quote)
         if newest:
-            found[name] = max(price for _, price in newest.values())
-    return found
+            prices[name] = max(price for _, price in newest.values())
+    return prices
 
 
 def _history(ecs: Product, calls: Calls, currency: str, name: str) -> Iterator[dict[str, Any]]:
@@ -102,8 +102,8 @@ def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
     """How users are reached. An instance sets no tag here: its agent writes to the records who is on it."""
 
     def users(instance: Instance) -> list[str]:
-        found = store.newest(users_key(instance.pool, instance.id))
-        words = found.content.get("users") if found else None
+        stored = store.newest(users_key(instance.pool, instance.id))
+        words = stored.content.get("users") if stored else None
         return words if isinstance(words, list) else []
 
     def secret(name: str) -> str:
@@ -114,8 +114,8 @@ def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
 
 def instances(region: str, calls: Calls, stack: str = "") -> Instances:
     """The instances of a stack; without one those of a region, for a user who asks for one by its id."""
-    found = credentials(os.environ)
-    return Instances(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack)
+    keys = credentials(os.environ)
+    return Instances(clients(region, keys, os.environ.get(ENDPOINT, "")), calls, stack)
 
 
 def store(region: str, calls: Calls, uri: str) -> OssStore:
@@ -138,8 +138,8 @@ def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable
 
     @cache
     def account() -> str:
-        told = environ.get(ACCOUNT_ID)
-        return told or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
+        noted = environ.get(ACCOUNT_ID)
+        return noted or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
 
     return account
 
@@ -147,8 +147,8 @@ def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable
 def caller(region: str, calls: Calls) -> tuple[str, str]:
     """As on AWS: a RAM user's name, else what the session of a role is called. Raises CloudError."""
     own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
-    told = calls.look(own.sts.action("GetCallerIdentity"))
-    kind, _, rest = str(told["Arn"]).rpartition(":")[2].partition("/")
+    identity = calls.look(own.sts.action("GetCallerIdentity"))
+    kind, _, rest = str(identity["Arn"]).rpartition(":")[2].partition("/")
     return ("users", rest) if kind == "user" else ("sessions", rest.replace("/", ":"))
 
 

@@ -50,7 +50,7 @@ def instance_of(raw: Mapping[str, Any]) -> Instance:
 
 def _lock(raw: Mapping[str, Any]) -> str:
     """Why the cloud itself would not let it go, or an empty text."""
-    reasons = [one["LockReason"] for one in raw.get("OperationLocks", {}).get("LockReason", [])]
+    reasons = [reason["LockReason"] for reason in raw.get("OperationLocks", {}).get("LockReason", [])]
     if reasons:
         return f"locked by the cloud: {', '.join(reasons)}"
     return "deletion protection is on" if raw.get("DeletionProtection") else ""
@@ -119,9 +119,9 @@ class Instances:
         """
         instances = self._instances(Tag=self._own())
         members: dict[str, dict[str, str]] = defaultdict(dict)
-        for one in instances:
-            if TAG_GROUP in one.tags:
-                members[one.tags[TAG_GROUP]][one.id] = IN_SERVICE
+        for instance in instances:
+            if TAG_GROUP in instance.tags:
+                members[instance.tags[TAG_GROUP]][instance.id] = IN_SERVICE
         groups = {raw["ScalingGroupId"]: raw for raw in self._groups(Tags=self._own()[1:])}
         # A group without the stack's tag would replace what is ended behind its back.
         unknown = sorted(members.keys() - groups.keys())
@@ -138,23 +138,29 @@ class Instances:
         """
         there: dict[str, Instance] = {}
         for some in batches(ids, PAGE):
-            there |= {one.id: one for one in self._instances(InstanceIds=json.dumps(list(some)))}
+            there |= {
+                instance.id: instance for instance in self._instances(InstanceIds=json.dumps(list(some)))
+            }
         own = {tag["Key"]: tag["Value"] for tag in self._own()}
-        found = {key: one for key, one in there.items() if own.items() <= one.tags.items()}
+        owned = {key: instance for key, instance in there.items() if own.items() <= instance.tags.items()}
         names = set(group_names)
-        for some in batches(list(found), DETACH_BATCH):
+        for some in batches(list(owned), DETACH_BATCH):
             names |= {row["ScalingGroupId"] for row in self._members(InstanceIds=list(some))}
         groups = []
         for raw in self._groups_of(sorted(names)):
             rows = self._members(ScalingGroupId=raw["ScalingGroupId"])
             groups.append(group_of(raw, {row["InstanceId"]: row["LifecycleState"] for row in rows}))
-        gone = (Instance(one, "", "terminated", self._calls.now()) for one in ids if one not in there)
-        return Inventory(tuple(found.values()), tuple(groups), tuple(gone))
+        gone = (
+            Instance(instance_id, "", "terminated", self._calls.now())
+            for instance_id in ids
+            if instance_id not in there
+        )
+        return Inventory(tuple(owned.values()), tuple(groups), tuple(gone))
 
     def tags(self, instance_id: str) -> dict[str, str]:
         """An instance's tags; none for one that is not there. Raises CloudError."""
-        found = self._instances(InstanceIds=json.dumps([instance_id]))
-        return dict(found[0].tags) if found else {}
+        listed = self._instances(InstanceIds=json.dumps([instance_id]))
+        return dict(listed[0].tags) if listed else {}
 
     def lock(self, instance_id: str, action: str) -> str:  # noqa: ARG002 - as on AWS
         """Nothing more than ``fleet`` knows: DescribeInstances tells locks and deletion protection."""
@@ -205,8 +211,8 @@ class Instances:
             )
         except CloudError as error:
             if error.code in TRANSIENT:  # it may have been done all the same
-                found = self._instances(InstanceIds=json.dumps(list(ids)))
-                self._note_stop([one.id for one in found if one.state in STOPS])
+                listed = self._instances(InstanceIds=json.dumps(list(ids)))
+                self._note_stop([instance.id for instance in listed if instance.state in STOPS])
             raise
         self._note_stop(ids)
 
@@ -241,7 +247,7 @@ class Instances:
     def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
         """Instances and disks by one product, addresses by another that spells one action its own way."""
         for prefix, kind in RESOURCES.items():
-            own = [one for one in ids if one.startswith(prefix)]
+            own = [instance_id for instance_id in ids if instance_id.startswith(prefix)]
             product = self._vpc if prefix == ADDRESS else self._ecs
             name = action.replace("Untag", "UnTag") if prefix == ADDRESS else action
             for some in batches(own, TAG_BATCH):
@@ -250,15 +256,15 @@ class Instances:
                 )
 
     def _instances(self, **chosen: Any) -> tuple[Instance, ...]:
-        found: dict[str, Instance] = {}
+        listed: dict[str, Instance] = {}
         token = ""
         while True:
             more = {"NextToken": token} if token else {}
             page = self._calls.look(self._ecs.action("DescribeInstances"), MaxResults=PAGE, **chosen, **more)
-            found |= {raw["InstanceId"]: instance_of(raw) for raw in page["Instances"]["Instance"]}
+            listed |= {raw["InstanceId"]: instance_of(raw) for raw in page["Instances"]["Instance"]}
             token = page.get("NextToken") or ""
             if not token:
-                return tuple(found.values())
+                return tuple(listed.values())
 
     def _members(self, **chosen: Any) -> list[dict[str, Any]]:
         action = self._ess.action("DescribeScalingInstances")

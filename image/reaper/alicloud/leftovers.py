@@ -51,26 +51,26 @@ class Leftovers:
                 newest[disk] = max(times)
         return newest
 
-    def remove(self, one: Leftover) -> None:
+    def remove(self, leftover: Leftover) -> None:
         """Delete a disk or give an address back; raises CloudError."""
-        if one.kind is Kind.VOLUME:
-            self._calls.change(self._ecs.action("DeleteDisk"), DiskId=one.id)
-        elif one.kind is Kind.ADDRESS:
-            self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=one.id)
+        if leftover.kind is Kind.VOLUME:
+            self._calls.change(self._ecs.action("DeleteDisk"), DiskId=leftover.id)
+        elif leftover.kind is Kind.ADDRESS:
+            self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=leftover.id)
         else:
-            raise ValueError(f"{one.id}: a {one.kind} is no thing to remove here")
+            raise ValueError(f"{leftover.id}: a {leftover.kind} is no thing to remove here")
 
     def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
-        for one in stopped:  # the API takes one instance at a time
-            disks = list(self._disks(InstanceId=one.id))
+        for instance in stopped:  # the API takes one instance at a time
+            disks = list(self._disks(InstanceId=instance.id))
             kinds = {raw["Category"] for raw in disks}
             yield Leftover(
                 kind=Kind.INSTANCE,
-                id=one.id,
-                tags=one.tags,
+                id=instance.id,
+                tags=instance.tags,
                 size_gib=sum(raw["Size"] for raw in disks),
                 volume_type=kinds.pop() if len(kinds) == 1 else "",
-                unused_since=one.stopped_at,
+                unused_since=instance.stopped_at,
             )
 
     def _disks(self, **chosen: Any) -> Iterator[dict[str, Any]]:
@@ -93,15 +93,15 @@ class Leftovers:
             page = self._calls.look(
                 self._vpc.action("DescribeEipAddresses"), Tag=self._own, PageNumber=number, PageSize=PAGE
             )
-            found = page["EipAddresses"]["EipAddress"]
-            for raw in found:
-                one = Leftover(
+            addresses = page["EipAddresses"]["EipAddress"]
+            for raw in addresses:
+                address = Leftover(
                     Kind.ADDRESS, raw["AllocationId"], _tags(raw), in_use=raw["Status"] != "Available"
                 )
-                if not one.in_use or TAG_IDLE_SINCE in one.tags:
-                    yield one
-            seen, number = seen + len(found), number + 1
-            if not found or seen >= int(page["TotalCount"]):
+                if not address.in_use or TAG_IDLE_SINCE in address.tags:
+                    yield address
+            seen, number = seen + len(addresses), number + 1
+            if not addresses or seen >= int(page["TotalCount"]):
                 return
 
 
@@ -121,5 +121,5 @@ def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
 
 def _tags(raw: Mapping[str, Any]) -> dict[str, str]:
     """ECS says ``TagKey``, VPC says ``Key``."""
-    found = raw.get("Tags", {}).get("Tag", [])
-    return {tag.get("TagKey") or tag["Key"]: tag.get("TagValue") or tag.get("Value", "") for tag in found}
+    tags = raw.get("Tags", {}).get("Tag", [])
+    return {tag.get("TagKey") or tag["Key"]: tag.get("TagValue") or tag.get("Value", "") for tag in tags}

@@ -18,8 +18,8 @@ def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
         CloudError: the cloud does not answer.
     """
     rows = _ask(ess.action("DescribeScalingInstances"), InstanceIds=[instance_id], PageSize=PAGE)
-    found = rows["ScalingInstances"]
-    return (found[0]["ScalingGroupId"], found[0]["LifecycleState"]) if found else ("", "")
+    members = rows["ScalingInstances"]
+    return (members[0]["ScalingGroupId"], members[0]["LifecycleState"]) if members else ("", "")
 
 
 class Hook:
@@ -71,13 +71,15 @@ class Hook:
             PageSize=PAGE,
         )
         for activity in running["ScalingActivities"]:
-            found = _ask(
+            answer = _ask(
                 self._ess.action("DescribeLifecycleActions"),
                 ScalingActivityId=activity["ScalingActivityId"],
                 LifecycleActionStatus="Pending",
                 MaxResults=PAGE,
             )
-            yield from (one for one in found["LifecycleActions"] if self._instance_id in one["InstanceIds"])
+            yield from (
+                action for action in answer["LifecycleActions"] if self._instance_id in action["InstanceIds"]
+            )
 
 
 def _ask(action: Callable[..., Answer], **parameters: Any) -> Answer:

@@ -30,6 +30,9 @@ MAX_POINTS = 1440  # DescribeMetricList, DescribeMetricLast
 FINE_S, COARSE_S = 60, 300
 # What the cloud made of each five minutes, put together.
 TOGETHER: dict[Statistic, Callable[[list[float]], float]] = {"Minimum": min, "Average": fmean, "Sum": sum}
+# Of the newest points of a stack, where an instance may publish under any name: where there are more pages
+# than these and two for each full page of ours, the windows are read, which are asked for by their names.
+NEWEST_PAGES = 10
 MAX_PAGES = 10_000  # of one batch; a cloud that hands out tokens for ever is not believed
 
 
@@ -38,7 +41,7 @@ def metric_name(metric: str, stack: str) -> str:
 
     A name has letters, digits and underscores only (API PutCustomMetric).
     """
-    return f"{metric}_{''.join(one if one.isalnum() else '_' for one in stack)}"
+    return f"{metric}_{''.join(character if character.isalnum() else '_' for character in stack)}"
 
 
 def datum(
@@ -105,7 +108,10 @@ class Heartbeats:
     def publish(self, figures: Sequence[Figure]) -> None:
         """Publish what the sweep and its meter say, of the stack or of a pool; raises CloudError."""
         for batch in batches(figures, MAX_DATA_PER_CALL):
-            data = [datum(one.name, one.value, self._dimensions(one)) for one in batch]
+            data = [
+                datum(measurement.name, measurement.value, self._dimensions(measurement))
+                for measurement in batch
+            ]
             self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
 
     def _dimensions(self, figure: Figure) -> dict[str, str]:
@@ -119,7 +125,8 @@ class Heartbeats:
             alike[query.metric][query.instance_id] = query
         for metric, wanted in alike.items():
             try:
-                points = list(self._points("DescribeMetricLast", metric, FINE_S, "Minimum"))
+                pages = NEWEST_PAGES + 2 * (len(wanted) // MAX_POINTS)
+                points = list(self._points("DescribeMetricLast", metric, FINE_S, "Minimum", pages))
             except CloudError:
                 continue  # the windows are asked for instead, and their failure is reported
             newest: dict[str, tuple[datetime, float]] = {}
@@ -141,7 +148,7 @@ class Heartbeats:
         dimensions = [
             {"groupId": NO_GROUP, "dimension": f"{DIMENSION_INSTANCE}={instance}"} for instance in instances
         ]
-        found: dict[tuple[str, datetime], list[float]] = defaultdict(list)
+        by_slot: dict[tuple[str, datetime], list[float]] = defaultdict(list)
         for instance, at, value in self._points(
             "DescribeMetricList",
             metric,
@@ -152,19 +159,29 @@ class Heartbeats:
             EndTime=_milliseconds(span.end),
         ):
             slot = datetime.fromtimestamp(at.timestamp() // period_s * period_s, UTC)
-            found[instance, slot].append(value if math.isfinite(value) else -math.inf)
-        for (instance, slot), values in found.items():
+            by_slot[instance, slot].append(value if math.isfinite(value) else -math.inf)
+        for (instance, slot), values in by_slot.items():
             if instance in instances:
                 answers[instances[instance]].points.append((slot, TOGETHER[statistic](values)))
         for query in batch:
             answers[query].status = COMPLETE
 
     def _points(
-        self, action: str, metric: str, period_s: int, statistic: Statistic, **more: Any
+        self,
+        action: str,
+        metric: str,
+        period_s: int,
+        statistic: Statistic,
+        pages: int = MAX_PAGES,
+        **more: Any,
     ) -> Iterator[tuple[str, datetime, float]]:
-        """(instance, start of the period, its value) of every page."""
+        """(instance, start of the period, its value) of every page.
+
+        Raises:
+            CloudError: a call failed, or there are more pages than that.
+        """
         token = ""
-        for _ in range(MAX_PAGES):
+        for _ in range(pages):
             page = self._calls.look(
                 self._cms.action(action),
                 Namespace=f"acs_customMetric_{self._account()}",
@@ -178,7 +195,7 @@ class Heartbeats:
             token = page.get("NextToken") or ""
             if not token:
                 return
-        raise CloudError(f"{action}: {MAX_PAGES} pages, and still no end", "Endless")
+        raise CloudError(f"{action}: {pages} pages, and still no end", "Endless")
 
 
 def _read_page(page: Mapping[str, Any], statistic: Statistic) -> Iterator[tuple[str, datetime, float]]:

@@ -25,7 +25,7 @@ class NoticesAlarm:
         self._calls = calls
         self._stack = stack
 
-    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
+    def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         """Tell one message; raises CloudError when the alarm cannot hear of it. No user listens here."""
         del users
         data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]

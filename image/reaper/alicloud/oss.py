@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from image.reaper.store import Found, Store
+from image.reaper.store import Store, StoredObject
 
 DIGITS = 12
 MOST_WRITERS = 100  # of one key at the same moment; two are enough
@@ -22,7 +22,7 @@ class OssStore(Store):
     number; the newest comes first in a listing. None is deleted here: a number must not become free again.
     """
 
-    def get(self, key: str, at_most: int | None = None) -> Found | None:
+    def get(self, key: str, at_most: int | None = None) -> StoredObject | None:
         """The newest state; errors as of ``Store``."""
         newest, version = self._oldest_version(f"{key}.")
         if newest is None:
@@ -30,9 +30,13 @@ class OssStore(Store):
         if newest != key and not (newest or "").startswith(f"{key}."):
             return None
         exact = {} if version in ("", "null") else {"VersionId": version}
-        found = self._read(newest or key, at_most, **exact)
+        stored = self._read(newest or key, at_most, **exact)
         left = (newest or key).removeprefix(key).removeprefix(".")
-        return None if found is None else Found(found.content, str(10**DIGITS - int(left)) if left else "0")
+        return (
+            None
+            if stored is None
+            else StoredObject(stored.content, str(10**DIGITS - int(left)) if left else "0")
+        )
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
         """As ``Store``; the first state's number is 0."""
@@ -72,5 +76,5 @@ class OssStore(Store):
         if not listed:
             return None, ""
         first = listed[0]["Key"]  # a key's versions follow one another, the newest first
-        oldest = [one for one in listed if one["Key"] == first][-1]
+        oldest = [version for version in listed if version["Key"] == first][-1]
         return str(first).removeprefix(self._prefix), str(oldest.get("VersionId") or "")

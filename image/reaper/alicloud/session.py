@@ -37,6 +37,7 @@ ATTEMPTS = 8
 LONGEST_WAIT_S = 8.0
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
 SERVER_ERROR = 500
+ENDS = frozenset({"DeleteInstances", "StopInstances"})
 # product -> (API version, endpoint of a region)
 PRODUCTS = {
     "Ecs": ("2014-05-26", "ecs.{region}.aliyuncs.com"),
@@ -214,7 +215,12 @@ def _for_sdk(keys: AccessKey) -> Any:
 
 
 def _may_ask_again(action: str, code: str) -> bool:
-    """A throttled call did nothing. Of another failure only a question may be asked again."""
+    """A throttled call did nothing. Of another failure only a question may be asked again.
+
+    What ends instances is never: what the instances said before it would be too old by then.
+    """
+    if action in ENDS:
+        return False
     if code.startswith("Throttling"):
         return True
     return action.startswith("Describe") and code in {"InternalError", "ServiceUnavailable"}
@@ -226,7 +232,7 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         elif isinstance(value, list | tuple):
-            yield from flat({str(index): one for index, one in enumerate(value, 1)}, f"{prefix}{key}.")
+            yield from flat({str(index): item for index, item in enumerate(value, 1)}, f"{prefix}{key}.")
         elif isinstance(value, bool):
             yield f"{prefix}{key}", str(value).lower()
         else:

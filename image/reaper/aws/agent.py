@@ -95,9 +95,9 @@ class AgentCloud:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
         """
         sts = boto3.client("sts", region_name=self._instance.region, config=_LIMITS)
-        found = str(_asked(sts.get_caller_identity)["UserId"])
+        caller = str(_asked(sts.get_caller_identity)["UserId"])
         # a rehearsal's keys are a user's
-        return found if found.endswith(f":{instance_id}") else f"{found}:{instance_id}"
+        return caller if caller.endswith(f":{instance_id}") else f"{caller}:{instance_id}"
 
     def fence(self, instance_id: str) -> "WithdrawnTag":
         """The tag that denies the sweep's role."""
@@ -117,7 +117,7 @@ class AgentCloud:
             connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
         )
         ec2 = boto3.client("ec2", region_name=self._instance.region, config=limits)
-        tag = {"Key": TAG_USERS, "Value": " ".join(str(one) for one in users)}
+        tag = {"Key": TAG_USERS, "Value": " ".join(str(user) for user in users)}
         Calls(lambda: datetime.now(UTC)).change(ec2.create_tags, Resources=[instance_id], Tags=[tag])
 
     def notices(

@@ -40,9 +40,9 @@ def spot_prices(ec2: Any, calls: Calls, types: Sequence[str]) -> Mapping[str, De
     prices: dict[str, Decimal] = {}
     while True:
         page = calls.look(ec2.describe_spot_price_history, **arguments)
-        for one in page["SpotPriceHistory"]:
-            price = Decimal(one["SpotPrice"])
-            prices[one["InstanceType"]] = max(price, prices.get(one["InstanceType"], price))
+        for entry in page["SpotPriceHistory"]:
+            price = Decimal(entry["SpotPrice"])
+            prices[entry["InstanceType"]] = max(price, prices.get(entry["InstanceType"], price))
         if not page.get("NextToken"):
             return prices
         arguments["NextToken"] = page["NextToken"]
@@ -83,8 +83,8 @@ def _reach(region: str, calls: Calls, store: Store) -> Reach:
         Mail(session.client("sesv2", region), calls).send(sender, address, subject, message)
 
     def secret(name: str) -> str:
-        found = calls.look(session.client("secretsmanager", region).get_secret_value, SecretId=name)
-        return str(found.get("SecretString", ""))
+        answer = calls.look(session.client("secretsmanager", region).get_secret_value, SecretId=name)
+        return str(answer.get("SecretString", ""))
 
     return Reach(partial(roster_in, store), users, mail, secret)
 
@@ -115,9 +115,9 @@ def caller(region: str, calls: Calls) -> tuple[str, str]:
     A user is ``${aws:username}``, any role's session ``${aws:userid}``
     (docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html).
     """
-    told = calls.look(session.client("sts", region).get_caller_identity)
-    kind, _, rest = str(told["Arn"]).split(":", 5)[5].partition("/")
-    return ("users", rest.rpartition("/")[2]) if kind == "user" else ("sessions", str(told["UserId"]))
+    identity = calls.look(session.client("sts", region).get_caller_identity)
+    kind, _, rest = str(identity["Arn"]).split(":", 5)[5].partition("/")
+    return ("users", rest.rpartition("/")[2]) if kind == "user" else ("sessions", str(identity["UserId"]))
 
 
 def account_id(region: str, calls: Calls) -> str:

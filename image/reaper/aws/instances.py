@@ -33,6 +33,7 @@ class Instances:
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
         self._ec2, self._autoscaling, self._cloudwatch = clients.ec2, clients.autoscaling, clients.cloudwatch
+        self._ending = clients.ending
         self._calls = calls
         self._stack = stack
 
@@ -44,13 +45,13 @@ class Instances:
         """
         filters = self._filters((*LIVING, *GONE))
         pages = self._pages(self._ec2.describe_instances, Filters=filters, MaxResults=PAGE)
-        found = {one["InstanceId"]: _instance(one) for page in pages for one in _instances(page)}
-        living = [one for one in found.values() if one.state not in GONE]
+        listed = {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        living = [instance for instance in listed.values() if instance.state not in GONE]
         groups = self._groups()
         # A group without the stack's tag would replace what is ended behind its back.
-        named = {one.tags[TAG_GROUP] for one in living if TAG_GROUP in one.tags}
+        named = {instance.tags[TAG_GROUP] for instance in living if TAG_GROUP in instance.tags}
         unknown = sorted(named - {group.name for group in groups})
-        return _fleet(found.values(), groups + (self._groups(unknown) if unknown else ()))
+        return _fleet(listed.values(), groups + (self._groups(unknown) if unknown else ()))
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
         """The same instances and groups, read anew; what is no longer managed or known is left out.
@@ -60,7 +61,7 @@ class Instances:
         Raises:
             CloudError: they could not be read.
         """
-        found: dict[str, Instance] = {}
+        listed: dict[str, Instance] = {}
         for start in range(0, len(ids), 200):  # values of one filter, EC2 API
             chosen = [{"Name": "instance-id", "Values": list(ids[start : start + 200])}]
             pages = self._pages(
@@ -68,15 +69,15 @@ class Instances:
                 Filters=self._filters((*LIVING, *GONE)) + chosen,
                 MaxResults=PAGE,
             )
-            found |= {one["InstanceId"]: _instance(one) for page in pages for one in _instances(page)}
+            listed |= {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
         groups = self._groups(group_names) if group_names else ()
-        return _fleet(found.values(), groups)
+        return _fleet(listed.values(), groups)
 
     def tags(self, instance_id: str) -> dict[str, str]:
         """An instance's tags; none for one that is not there. Raises CloudError."""
         named = [{"Name": "resource-id", "Values": [instance_id]}]
-        found = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
-        return {tag["Key"]: tag["Value"] for tag in found}
+        tags = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
+        return {tag["Key"]: tag["Value"] for tag in tags}
 
     def lock(self, instance_id: str, action: str) -> str:
         """Why the cloud would not stop or terminate an instance, or an empty text.
@@ -89,11 +90,11 @@ class Instances:
         Raises:
             CloudError: it could not be read.
         """
-        name, told = LOCKS[action]
-        found = self._calls.look(
+        name, protected = LOCKS[action]
+        answer = self._calls.look(
             self._ec2.describe_instance_attribute, InstanceId=instance_id, Attribute=name
         )
-        return f"{told} protection is on" if found[name[0].upper() + name[1:]]["Value"] else ""
+        return f"{protected} protection is on" if answer[name[0].upper() + name[1:]]["Value"] else ""
 
     def _filters(self, states: Sequence[str] = LIVING) -> list[dict[str, Any]]:
         return [
@@ -110,8 +111,8 @@ class Instances:
             MaxRecords=GROUP_PAGE,
             **which,
         )
-        found = {one["AutoScalingGroupName"]: one for page in pages for one in page["AutoScalingGroups"]}
-        return tuple(_group(one) for one in found.values())
+        groups = {raw["AutoScalingGroupName"]: raw for page in pages for raw in page["AutoScalingGroups"]}
+        return tuple(_group(raw) for raw in groups.values())
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
         """Those of the alarms that are in the state ALARM.
@@ -159,14 +160,14 @@ class Instances:
 
     def stop(self, ids: Sequence[str]) -> None:
         """Stop instances; their disks stay. Raises CloudError."""
-        self._calls.change(self._ec2.stop_instances, InstanceIds=list(ids))
+        self._calls.change(self._ending.stop_instances, InstanceIds=list(ids))
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:  # noqa: ARG002 - as there
         """End instances for good; raises CloudError.
 
         No condition on their state can go with it (API TerminateInstances; IAM, condition keys of EC2).
         """
-        self._calls.change(self._ec2.terminate_instances, InstanceIds=list(ids))
+        self._calls.change(self._ending.terminate_instances, InstanceIds=list(ids))
 
     def limit(self, group: str, max_size: int) -> None:
         """Let a group grow to so many instances and no further; it ends none of those it has.
@@ -199,10 +200,10 @@ class Instances:
             arguments["NextToken"] = page["NextToken"]
 
 
-def _fleet(found: Iterable[Instance], groups: tuple[Group, ...]) -> Inventory:
-    every = tuple(found)
-    living = tuple(one for one in every if one.state not in GONE)
-    return Inventory(living, groups, tuple(one for one in every if one.state in GONE))
+def _fleet(instances: Iterable[Instance], groups: tuple[Group, ...]) -> Inventory:
+    every = tuple(instances)
+    living = tuple(instance for instance in every if instance.state not in GONE)
+    return Inventory(living, groups, tuple(instance for instance in every if instance.state in GONE))
 
 
 def _instances(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -228,9 +229,9 @@ def _group(raw: Mapping[str, Any]) -> Group:
         name=raw["AutoScalingGroupName"],
         min_size=raw["MinSize"],
         desired=raw["DesiredCapacity"],
-        members={one["InstanceId"]: one["LifecycleState"] for one in raw["Instances"]},
+        members={member["InstanceId"]: member["LifecycleState"] for member in raw["Instances"]},
         max_size=raw["MaxSize"],
         pool=next((tag["Value"] for tag in raw.get("Tags", []) if tag["Key"] == TAG_POOL), ""),
-        closed=any(one["ProcessName"] == LAUNCH for one in raw.get("SuspendedProcesses", [])),
+        closed=any(process["ProcessName"] == LAUNCH for process in raw.get("SuspendedProcesses", [])),
         title=raw["AutoScalingGroupName"],
     )

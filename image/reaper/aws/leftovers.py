@@ -40,8 +40,8 @@ class Leftovers:
         noted = [{"Name": "status", "Values": ["in-use"]}, {"Name": "tag-key", "Values": [TAG_IDLE_SINCE]}]
         volumes = [_volume(raw) for raw in self._volumes(self._own + available)]
         again = [_volume(raw, in_use=True) for raw in self._volumes(self._own + noted)]
-        found = self._calls.look(self._ec2.describe_addresses, Filters=self._own)
-        addresses = [_address(raw) for raw in found["Addresses"] if _is_leftover(raw)]
+        answer = self._calls.look(self._ec2.describe_addresses, Filters=self._own)
+        addresses = [_address(raw) for raw in answer["Addresses"] if _is_leftover(raw)]
         return volumes + again + addresses + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
@@ -58,31 +58,31 @@ class Leftovers:
                 newest[volume] = max(at, newest.get(volume, at))
         return newest
 
-    def remove(self, one: Leftover) -> None:
+    def remove(self, leftover: Leftover) -> None:
         """Delete a volume or give an address back; raises CloudError."""
-        if one.kind is Kind.VOLUME:
-            self._calls.change(self._ec2.delete_volume, VolumeId=one.id)
-        elif one.kind is Kind.ADDRESS:
-            self._calls.change(self._ec2.release_address, AllocationId=one.id)
+        if leftover.kind is Kind.VOLUME:
+            self._calls.change(self._ec2.delete_volume, VolumeId=leftover.id)
+        elif leftover.kind is Kind.ADDRESS:
+            self._calls.change(self._ec2.release_address, AllocationId=leftover.id)
         else:
-            raise ValueError(f"{one.id}: a {one.kind} is no thing to remove here")
+            raise ValueError(f"{leftover.id}: a {leftover.kind} is no thing to remove here")
 
     def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
-        disks: dict[str, list[Mapping[str, Any]]] = {one.id: [] for one in stopped}
+        disks: dict[str, list[Mapping[str, Any]]] = {instance.id: [] for instance in stopped}
         for start in range(0, len(stopped), VALUES):
-            ids = [one.id for one in stopped[start : start + VALUES]]
+            ids = [instance.id for instance in stopped[start : start + VALUES]]
             for raw in self._volumes([{"Name": "attachment.instance-id", "Values": ids}]):
                 for attachment in raw["Attachments"]:
                     disks[attachment["InstanceId"]].append(raw)
-        for one in stopped:
-            kinds = {raw["VolumeType"] for raw in disks[one.id]}
+        for instance in stopped:
+            kinds = {raw["VolumeType"] for raw in disks[instance.id]}
             yield Leftover(
                 kind=Kind.INSTANCE,
-                id=one.id,
-                tags=one.tags,
-                size_gib=sum(raw["Size"] for raw in disks[one.id]),
+                id=instance.id,
+                tags=instance.tags,
+                size_gib=sum(raw["Size"] for raw in disks[instance.id]),
                 volume_type=kinds.pop() if len(kinds) == 1 else "",
-                unused_since=one.stopped_at,
+                unused_since=instance.stopped_at,
             )
 
     def _volumes(self, filters: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

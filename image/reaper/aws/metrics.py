@@ -41,7 +41,7 @@ class Heartbeats:
     def publish(self, figures: Sequence[Figure]) -> None:
         """Publish what the sweep and its meter say, of the whole or of a pool; raises CloudError."""
         for batch in batches(figures, MAX_DATA_PER_CALL):
-            data = [_datum(one) for one in batch]
+            data = [_datum(measurement) for measurement in batch]
             self._calls.change(self._cloudwatch.put_metric_data, Namespace=self._namespace, MetricData=data)
 
     def _read_batch(self, batch: list[Query], span: Span, answers: dict[Query, Answer]) -> None:

@@ -26,7 +26,7 @@ class Topic:
         self._calls = calls
         self._topic_arn = topic_arn
 
-    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
+    def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         """Publish one message, for some users too; raises CloudError when it was not taken."""
         named = {"DataType": "String.Array", "StringValue": json.dumps(list(users))}
         self._calls.change(
@@ -43,20 +43,22 @@ class Topic:
         One call for each hundred subscriptions. One that nobody confirmed has no ARN (API
         ListSubscriptionsByTopic).
         """
-        found, page = dict[str, bool](), dict[str, str]()
+        subscribed, page = dict[str, bool](), dict[str, str]()
         while True:
             answer = self._calls.look(self._sns.list_subscriptions_by_topic, TopicArn=self._topic_arn, **page)
-            for one in answer["Subscriptions"]:
-                address = one["Endpoint"].casefold()
-                confirmed = one["SubscriptionArn"].startswith("arn:")
-                found[address] = found.get(address, False) or confirmed
+            for subscription in answer["Subscriptions"]:
+                address = subscription["Endpoint"].casefold()
+                confirmed = subscription["SubscriptionArn"].startswith("arn:")
+                subscribed[address] = subscribed.get(address, False) or confirmed
             if not answer.get("NextToken"):
                 break
             page = {"NextToken": answer["NextToken"]}
         return {
-            one: (NOT_CONFIRMED if one.casefold() in found else NOT_SUBSCRIBED).format(address=one)
-            for one in addresses
-            if not found.get(one.casefold())
+            address: (NOT_CONFIRMED if address.casefold() in subscribed else NOT_SUBSCRIBED).format(
+                address=address
+            )
+            for address in addresses
+            if not subscribed.get(address.casefold())
         }
 
 
@@ -83,7 +85,9 @@ class Mail:
 
 
 def _subject(text: str) -> str:
-    return "".join(one if one.isascii() and one.isprintable() else "?" for one in text)[:SUBJECT_LENGTH]
+    return "".join(
+        character if character.isascii() and character.isprintable() else "?" for character in text
+    )[:SUBJECT_LENGTH]
 
 
 def _body(text: str) -> str:

@@ -20,13 +20,19 @@ READ_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of one region."""
+    """The clients of one region.
+
+    Attributes:
+        ending: of EC2, for what ends instances: it makes each call once, since what the instances said
+            before a call is too old for the next.
+    """
 
     ec2: Any
     autoscaling: Any
     cloudwatch: Any
     sns: Any
     s3: Any
+    ending: Any
 
 
 def clients(region: str) -> Clients:
@@ -41,15 +47,16 @@ def clients(region: str) -> Clients:
     config = _limits(region)
     names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
     try:
-        return Clients(**{name: _session().client(name, config=config) for name in names})
+        made = {name: _session().client(name, config=config) for name in names}
+        return Clients(**made, ending=_session().client("ec2", config=_limits(region, attempts=1)))
     except InvalidRegionError as error:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
-def _limits(region: str) -> Config:
+def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
     return Config(
         region_name=region,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
     )

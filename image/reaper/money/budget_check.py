@@ -93,7 +93,9 @@ def _at_market_prices(
     cloud: SweepCloud, budget: BudgetPolicy, fleet: Inventory
 ) -> tuple[BudgetPolicy, list[Failure]]:
     """The budget with what spot instances cost now, at most what it says; without an answer it stays."""
-    types = sorted({one.type for one in fleet.instances if one.spot and one.state in meter.BILLED})
+    types = sorted(
+        {instance.type for instance in fleet.instances if instance.spot and instance.state in meter.BILLED}
+    )
     if cloud.spot_prices is None or not types:
         return budget, []
     try:
@@ -131,8 +133,8 @@ def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet
 
 
 def _read(store: Store) -> tuple[MeterReading | None, str | None]:
-    found = store.get(KEY)
-    return (None, None) if found is None else (from_json(found.content, KEY), found.version)
+    stored = store.get(KEY)
+    return (None, None) if stored is None else (from_json(stored.content, KEY), stored.version)
 
 
 def _forget_reported(store: Store, reported: Iterable[str]) -> None:

@@ -32,11 +32,11 @@ def load(store: Store, name: str) -> Day:
     Raises:
         CloudError: there is none, or it is damaged.
     """
-    found = store.get(_key(DAYS, name, "json"))
-    if found is None:
+    stored = store.get(_key(DAYS, name, "json"))
+    if stored is None:
         raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", "NoSuchKey")
     try:
-        return day_from_json(found.content)
+        return day_from_json(stored.content)
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
 
@@ -59,12 +59,12 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
             day = load(store, name)
             if reading.until < day.date + DAY + ARRIVED_AFTER:
                 continue
-            found = efficiency(cloud, policy, day)
+            report = efficiency(cloud, policy, day)
             where = _key(REPORTS, name, "html")
-            place = store.put_page(where, page(found))
+            place = store.put_page(where, page(report))
             if cloud.notifier is not None:
-                cloud.notifier.tell(f"{policy.stack}: {name}: {headline(found)}", mail(found, place))
-            store.create(_key(REPORTS, name, "json"), found.to_json())
+                cloud.notifier.send(f"{policy.stack}: {name}: {headline(report)}", mail(report, place))
+            store.create(_key(REPORTS, name, "json"), report.to_json())
         done.append(name)
     return done
 

@@ -85,7 +85,7 @@ class Efficiency:
 
     def total(self, attribute: str) -> Decimal:
         """Of all pools, by the name of an attribute of ``PoolUse``."""
-        return sum((getattr(one, attribute) for one in self.pools), Decimal(0))
+        return sum((getattr(pool, attribute) for pool in self.pools), Decimal(0))
 
     @property
     def samples_per_money(self) -> Decimal | None:
@@ -115,7 +115,7 @@ class Efficiency:
             "saved_cost": _short(self.saved_cost),
             "samples_per_money": None if self.samples_per_money is None else _short(self.samples_per_money),
             "most_idle": [
-                {"instance_id": one.instance_id, "idle_cost": _short(one.idle_cost)} for one in self.idle
+                {"instance_id": use.instance_id, "idle_cost": _short(use.idle_cost)} for use in self.idle
             ],
         }
 
@@ -129,10 +129,10 @@ def sum_up(
         busy: instance id -> share of its time in which it worked; left out where nobody knows.
         samples: instance id -> samples its trainer worked through; left out where none says.
     """
-    busy, samples = _sound(busy), _sound(samples)
+    busy, samples = _usable(busy), _usable(samples)
     uses = [_use(key, share, busy.get(key)) for key, share in day.instances.items()]
     idle = sorted(
-        (one for one in uses if one.idle_cost > 0), key=lambda one: (-one.idle_cost, one.instance_id)
+        (use for use in uses if use.idle_cost > 0), key=lambda use: (-use.idle_cost, use.instance_id)
     )
     known = samples.keys() & day.instances.keys()
     return Efficiency(
@@ -149,14 +149,14 @@ def sum_up(
 
 
 def _use(key: str, share: DayShare, busy: float | None) -> Use:
-    told = None if busy is None else min(Decimal(1), max(Decimal(0), _decimal(busy)))
-    return Use(key, share.instance, _gpu_hours(share), told, share.cost)
+    share_busy = None if busy is None else min(Decimal(1), max(Decimal(0), _decimal(busy)))
+    return Use(key, share.instance, _gpu_hours(share), share_busy, share.cost)
 
 
 def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
     by_pool: dict[str, list[Use]] = defaultdict(list)
-    for one in uses:
-        by_pool[one.instance.pool].append(one)
+    for use in uses:
+        by_pool[use.instance.pool].append(use)
     saved: dict[str, Decimal] = defaultdict(Decimal)
     for share in day.saved.values():
         saved[share.instance.pool] += _gpu_hours(share)
@@ -164,9 +164,9 @@ def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
         own = by_pool[pool]
         yield PoolUse(
             pool=pool,
-            gpu_hours=sum((one.gpu_hours for one in own), Decimal(0)),
-            busy=sum((one.busy_gpu_hours for one in own), Decimal(0)),
-            unknown=sum((one.gpu_hours for one in own if one.busy is None), Decimal(0)),
+            gpu_hours=sum((use.gpu_hours for use in own), Decimal(0)),
+            busy=sum((use.busy_gpu_hours for use in own), Decimal(0)),
+            unknown=sum((use.gpu_hours for use in own if use.busy is None), Decimal(0)),
             saved=saved[pool],
             cost=day.costs.get(pool, Decimal(0)),
         )
@@ -176,7 +176,7 @@ def _gpu_hours(share: DayShare) -> Decimal:
     return Decimal(share.seconds * share.instance.gpus) / SECONDS_PER_HOUR
 
 
-def _sound(values: Mapping[str, float]) -> dict[str, float]:
+def _usable(values: Mapping[str, float]) -> dict[str, float]:
     """Without numbers that nobody can mean: everybody on an instance may publish in its name."""
     return {key: value for key, value in values.items() if 0 <= value < MOST_BELIEVED}
 

@@ -40,77 +40,76 @@ $bars
 """)
 
 
-def page(found: Efficiency) -> str:
+def page(day: Efficiency) -> str:
     """The whole file."""
     return PAGE.substitute(
-        title=html.escape(f"GPU fleet {found.stack}: {found.name}"),
-        total=html.escape(headline(found)),
-        note=html.escape(" ".join(_notes(found))),
-        bars=_bars([one for one in found.pools if one.gpu_hours or one.saved]),
+        title=html.escape(f"GPU fleet {day.stack}: {day.name}"),
+        total=html.escape(headline(day)),
+        note=html.escape(" ".join(_notes(day))),
+        bars=_bars([pool for pool in day.pools if pool.gpu_hours or pool.saved]),
         pools=_table(
-            ("pool", "GPU hours", "busy", "unknown", "saved", f"cost, {found.currency}"),
+            ("pool", "GPU hours", "busy", "unknown", "saved", f"cost, {day.currency}"),
             [
-                (one.pool, *map(_number, (one.gpu_hours, one.busy, one.unknown, one.saved, one.cost)))
-                for one in found.pools
+                (pool.pool, *map(_number, (pool.gpu_hours, pool.busy, pool.unknown, pool.saved, pool.cost)))
+                for pool in day.pools
             ],
         ),
         idle=_table(
-            ("instance", "pool", "owner", "type", "busy", f"left idle, {found.currency}"),
-            [_idle_cells(one) for one in found.idle],
+            ("instance", "pool", "owner", "type", "busy", f"left idle, {day.currency}"),
+            [_idle_cells(use) for use in day.idle],
         ),
     )
 
 
-def headline(found: Efficiency) -> str:
+def headline(day: Efficiency) -> str:
     """The day in one line."""
-    at_least = "at least " if found.unpriced else ""
+    at_least = "at least " if day.unpriced else ""
     return (
-        f"{_number(found.total('busy'))} of {_number(found.total('gpu_hours'))} GPU hours busy, {at_least}"
-        f"{_number(found.total('cost'))} {found.currency}"
+        f"{_number(day.total('busy'))} of {_number(day.total('gpu_hours'))} GPU hours busy, {at_least}"
+        f"{_number(day.total('cost'))} {day.currency}"
     )
 
 
-def mail(found: Efficiency, where: str) -> str:
+def mail(day: Efficiency, where: str) -> str:
     """The day as text.
 
     Args:
         where: the page's place in the bucket.
     """
-    lines = [headline(found), *_notes(found), "", "Most money left idle:"]
+    lines = [headline(day), *_notes(day), "", "Most money left idle:"]
     lines += [
-        f"- {_number(one.idle_cost)} {found.currency}: {one.instance_id} ({one.instance.type}, pool "
-        f"{one.instance.pool}, {one.instance.owner or 'nobody'}), busy {_percent(one.busy)}"
-        for one in found.idle
+        f"- {_number(use.idle_cost)} {day.currency}: {use.instance_id} ({use.instance.type}, pool "
+        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), busy {_percent(use.busy)}"
+        for use in day.idle
     ]
-    if not found.idle:
+    if not day.idle:
         lines.append("- none")
     return "\n".join([*lines, "", f"With a picture: {where}"])
 
 
-def _notes(found: Efficiency) -> Iterator[str]:
-    if found.unpriced:
+def _notes(day: Efficiency) -> Iterator[str]:
+    if day.unpriced:
         yield (
-            f"{found.unpriced} instances have no price and count nothing, so costs are at least what they "
+            f"{day.unpriced} instances have no price and count nothing, so costs are at least what they "
             "say; name their types in budget.assume."
         )
-    unknown = found.total("unknown")
+    unknown = day.total("unknown")
     if unknown:
         yield f"Of {_number(unknown)} GPU hours no agent said whether they were busy."
     yield (
-        f"The reaper saved {_number(found.total('saved'))} GPU hours, {_number(found.saved_cost)} "
-        f"{found.currency}."
+        f"The reaper saved {_number(day.total('saved'))} GPU hours, {_number(day.saved_cost)} {day.currency}."
     )
-    rate = found.samples_per_money
+    rate = day.samples_per_money
     if rate is None:
-        yield NO_SAMPLES.format(currency=found.currency)
+        yield NO_SAMPLES.format(currency=day.currency)
     else:
-        yield f"{_number(rate)} samples per {found.currency}."
+        yield f"{_number(rate)} samples per {day.currency}."
 
 
-def _idle_cells(one: Use) -> tuple[str, ...]:
-    instance = one.instance
+def _idle_cells(use: Use) -> tuple[str, ...]:
+    instance = use.instance
     owner = instance.owner or "nobody"
-    return one.instance_id, instance.pool, owner, instance.type, _percent(one.busy), _number(one.idle_cost)
+    return use.instance_id, instance.pool, owner, instance.type, _percent(use.busy), _number(use.idle_cost)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -130,8 +129,8 @@ def _bars(pools: Sequence[PoolUse]) -> str:
     """GPU hours of each pool as a bar: busy, unknown, idle, saved."""
     if not pools:
         return ""
-    longest = max(one.gpu_hours + one.saved for one in pools)
-    drawn = "".join(_bar(index, one, longest) for index, one in enumerate(pools))
+    longest = max(pool.gpu_hours + pool.saved for pool in pools)
+    drawn = "".join(_bar(index, pool, longest) for index, pool in enumerate(pools))
     legend = ", ".join(
         f'<span style="color:{color}">&#9632;</span> {name}'
         for name, color in (("busy", BUSY), ("unknown", UNKNOWN), ("idle", IDLE), ("saved", SAVED))
@@ -141,12 +140,12 @@ def _bars(pools: Sequence[PoolUse]) -> str:
     return f"{box}{drawn}</svg><p>{legend}</p>"
 
 
-def _bar(index: int, one: PoolUse, longest: Decimal) -> str:
+def _bar(index: int, pool: PoolUse, longest: Decimal) -> str:
     top = index * (HEIGHT + GAP)
-    idle = one.gpu_hours - one.busy - one.unknown
-    text = f'<text x="0" y="{top + HEIGHT - 6}" font-size="14">{html.escape(one.pool)}</text>'
+    idle = pool.gpu_hours - pool.busy - pool.unknown
+    text = f'<text x="0" y="{top + HEIGHT - 6}" font-size="14">{html.escape(pool.pool)}</text>'
     left = Decimal(LABEL)
-    for amount, color in ((one.busy, BUSY), (one.unknown, UNKNOWN), (idle, IDLE), (one.saved, SAVED)):
+    for amount, color in ((pool.busy, BUSY), (pool.unknown, UNKNOWN), (idle, IDLE), (pool.saved, SAVED)):
         width = amount * (WIDTH - LABEL) / longest
         text += f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" fill="{color}"/>'
         left += width

@@ -86,8 +86,8 @@ class Freeze:
             "since": format_time(self.since) if self.since else None,
             "lifted": self.lifted.word,
             "groups": {
-                name: {"max_size": one.max_size, "closed": one.closed, "cap": one.cap}
-                for name, one in self.groups.items()
+                name: {"max_size": before.max_size, "closed": before.closed, "cap": before.cap}
+                for name, before in self.groups.items()
             },
         }
 
@@ -108,8 +108,8 @@ def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
             since=parse_time(raw["since"]) if raw["since"] else None,
             lifted=FreezeStage[raw["lifted"].upper()],
             groups={
-                name: Before(int(one["max_size"]), bool(one["closed"]), int(one["cap"]))
-                for name, one in raw["groups"].items()
+                name: Before(int(entry["max_size"]), bool(entry["closed"]), int(entry["cap"]))
+                for name, entry in raw["groups"].items()
             },
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -160,15 +160,17 @@ def note(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Freez
     A limit above the one from before the freeze is users': no freeze sets one so high.
     """
     known = dict(freeze.groups)
-    for one in groups:
-        if one.name in known:
-            known[one.name] = replace(known[one.name], max_size=max(known[one.name].max_size, one.max_size))
+    for group in groups:
+        if group.name in known:
+            known[group.name] = replace(
+                known[group.name], max_size=max(known[group.name].max_size, group.max_size)
+            )
         elif (
             freeze.stage is not FreezeStage.OPEN
-            and one.pool in budget.pools
-            and budget.pools[one.pool].freezes
+            and group.pool in budget.pools
+            and budget.pools[group.pool].freezes
         ):
-            known[one.name] = Before(one.max_size, one.closed, _room(one))
+            known[group.name] = Before(group.max_size, group.closed, _room(group))
     return replace(freeze, groups=known)
 
 
@@ -202,16 +204,16 @@ def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
     Args:
         freeze: with every group noted.
     """
-    for one in groups:
-        before = freeze.groups.get(one.name)
+    for group in groups:
+        before = freeze.groups.get(group.name)
         if before is None:
             continue
         closed = freeze.stage is FreezeStage.CLOSED or before.closed
-        if closed != one.closed:
-            yield GroupChange(one.name, closed=closed)
-        max_size = _limit(freeze.stage, one, before)
-        if max_size != one.max_size:
-            yield GroupChange(one.name, max_size=max_size)
+        if closed != group.closed:
+            yield GroupChange(group.name, closed=closed)
+        max_size = _limit(freeze.stage, group, before)
+        if max_size != group.max_size:
+            yield GroupChange(group.name, max_size=max_size)
 
 
 def _limit(stage: FreezeStage, group: Group, before: Before) -> int:

@@ -42,10 +42,10 @@ SWEEP = Actor("sweep", "by the budget's thresholds")
 
 def read(store: Store, now: datetime) -> tuple[Freeze, str | None]:
     """The freeze as it lies in the bucket, with the version to replace; raises CloudError."""
-    found = store.get(KEY)
-    if found is None:
+    stored = store.get(KEY)
+    if stored is None:
         return Freeze(f"{now.astimezone(UTC):%Y-%m}"), None
-    return from_json(found.content, KEY), found.version
+    return from_json(stored.content, KEY), stored.version
 
 
 class Freezer:
@@ -65,7 +65,7 @@ class Freezer:
         self._store = cloud.store
         self._budget = policy.budget
         pools = {name for name, pool in self._budget.pools.items() if pool.freezes}
-        self._names = {one.name for one in groups if one.pool in pools}
+        self._names = {group.name for group in groups if group.pool in pools}
 
     def enforce(self, now: datetime) -> tuple[Freeze, list[Failure]]:
         """Bring the groups in line with what is spent; where nothing is frozen that costs one read.
@@ -104,7 +104,7 @@ class Freezer:
             after = replace(after, groups={})
             self._write(after, version)
         if changed:
-            failures += self._tell(after, actor)
+            failures += self._notify(after, actor)
         return after, failures
 
     def _take_steps(self, freeze: Freeze, groups: Iterable[Group]) -> list[Failure]:
@@ -142,7 +142,7 @@ class Freezer:
         }
         self._store.create(f"{RECORDS}/{at:%Y/%m/%d}/{at:%Y%m%dT%H%M%SZ}-{after.stage.word}.json", record)
 
-    def _tell(self, after: Freeze, actor: Actor) -> list[Failure]:
+    def _notify(self, after: Freeze, actor: Actor) -> list[Failure]:
         if self._cloud.notifier is None:
             return []
         spent = f"{self._spent:.2f} of {self._budget.monthly} {self._policy.currency}"
@@ -150,7 +150,7 @@ class Freezer:
         if after.stage is not FreezeStage.OPEN:
             text += f"\n{UNFREEZE}"
         try:
-            self._cloud.notifier.tell(f"{self._policy.stack}: {SAYS[after.stage]}", text)
+            self._cloud.notifier.send(f"{self._policy.stack}: {SAYS[after.stage]}", text)
         except (CloudError, DeadlineError) as error:
-            return [Failure("*", "tell of the freeze", str(error))]
+            return [Failure("*", "notify of the freeze", str(error))]
         return []

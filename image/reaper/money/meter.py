@@ -82,17 +82,17 @@ def with_spot_prices(budget: BudgetPolicy, market: Mapping[str, Decimal]) -> Bud
 
 def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
     """How many running instances count without a price: none is listed, and none was assumed."""
-    return sum(one.state in BILLED and _price(one, budget) is None for one in instances)
+    return sum(instance.state in BILLED and _price(instance, budget) is None for instance in instances)
 
 
 def per_hour(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
     """Pool, and ``_shared``, -> what an hour costs as things stand; every pool of the budget is there."""
     rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
-    for one in instances:
-        instance = metered_instance(one, budget)
-        if instance is not None and one.state in BILLED:
+    for listed in instances:
+        instance = metered_instance(listed, budget)
+        if instance is not None and listed.state in BILLED:
             rates[instance.pool] += instance.per_hour
-        elif instance is not None and one.state == STOPPED:
+        elif instance is not None and listed.state == STOPPED:
             rates[instance.pool] += budget.pools[instance.pool].disk_per_hour
     return rates
 
@@ -138,7 +138,7 @@ def advance(
 
 def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy) -> bool:
     """Whether hours since the last sweep count nothing because nobody knows their price."""
-    return unpriced(fleet.instances, budget) > 0 or any(not one.priced for one in running.values())
+    return unpriced(fleet.instances, budget) > 0 or any(not instance.priced for instance in running.values())
 
 
 def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
@@ -182,8 +182,12 @@ def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime)
 
 
 def _running(fleet: Inventory, budget: BudgetPolicy) -> dict[str, MeteredInstance]:
-    found = {one.id: metered_instance(one, budget) for one in fleet.instances if one.state in BILLED}
-    return {key: instance for key, instance in found.items() if instance is not None}
+    metered = {
+        instance.id: metered_instance(instance, budget)
+        for instance in fleet.instances
+        if instance.state in BILLED
+    }
+    return {key: instance for key, instance in metered.items() if instance is not None}
 
 
 def _spans(
@@ -195,20 +199,25 @@ def _spans(
 ) -> Iterator[MeteredSpan]:
     """What each instance cost since ``start``; ``running`` is who ran then, None where nobody knows."""
     seen = (*fleet.instances, *fleet.gone)
-    for one in seen:
-        instance = metered_instance(one, budget)
-        if instance is None or one.state == "pending":
+    for listed in seen:
+        instance = metered_instance(listed, budget)
+        if instance is None or listed.state == "pending":
             continue
-        known = running.get(one.id) if running is not None else None
-        began = start if known else max(start, one.launched_at)
-        stop = _stop(one, known, now)
-        is_known = one.stopped_at is not None and running is None  # at first nobody knows who ran
-        if one.state in BILLED or known or is_known or (running is not None and one.launched_at >= start):
-            yield MeteredSpan(began, stop, instance.per_hour, instance.pool, one.id, instance)
-        if one.state == STOPPED:
-            since = max(start, stop) if one.stopped_at else start
+        known = running.get(listed.id) if running is not None else None
+        began = start if known else max(start, listed.launched_at)
+        stop = _stop(listed, known, now)
+        is_known = listed.stopped_at is not None and running is None  # at first nobody knows who ran
+        if (
+            listed.state in BILLED
+            or known
+            or is_known
+            or (running is not None and listed.launched_at >= start)
+        ):
+            yield MeteredSpan(began, stop, instance.per_hour, instance.pool, listed.id, instance)
+        if listed.state == STOPPED:
+            since = max(start, stop) if listed.stopped_at else start
             yield MeteredSpan(since, now, budget.pools[instance.pool].disk_per_hour, instance.pool)
-    ids = {one.id for one in seen}
+    ids = {instance.id for instance in seen}
     for key, instance in (running or {}).items():
         if key not in ids:
             yield MeteredSpan(
@@ -223,7 +232,7 @@ def _saved_spans(
 
     One that was only stopped goes on paying for its disks.
     """
-    stopped = {one.id for one in fleet.instances if one.state == STOPPED}
+    stopped = {instance.id for instance in fleet.instances if instance.state == STOPPED}
     for key, instance in saved.items():
         if instance.ends_at is not None:
             first = _midnight(instance.ends_at).replace(day=1)
@@ -234,11 +243,11 @@ def _saved_spans(
             yield MeteredSpan(instance.ends_at, end, rate, instance.pool, key, instance, saved=True)
 
 
-def _stop(one: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
+def _stop(instance: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
     """Until when an instance ran: the present, where it runs or nobody knows better."""
-    if one.state in BILLED:
+    if instance.state in BILLED:
         return now
-    return min(now, one.stopped_at or (known.ends_at if known else None) or now)
+    return min(now, instance.stopped_at or (known.ends_at if known else None) or now)
 
 
 def _midnight(moment: datetime) -> datetime:

@@ -76,8 +76,8 @@ class Day:
         return {
             "date": self.name,
             "costs": _texts(self.costs),
-            "machines": {key: _share_json(one) for key, one in self.instances.items()},
-            "saved": {key: _share_json(one) for key, one in self.saved.items()},
+            "machines": {key: _share_json(share) for key, share in self.instances.items()},
+            "saved": {key: _share_json(share) for key, share in self.saved.items()},
         }
 
 
@@ -123,8 +123,8 @@ class MeterReading:
             "month": _texts(self.month),
             "day": self.day.to_json(),
             "yesterday": str(self.yesterday),
-            "running": {key: _instance_json(one) for key, one in self.running.items()},
-            "saved": {key: _instance_json(one) for key, one in self.saved.items()},
+            "running": {key: _instance_json(instance) for key, instance in self.running.items()},
+            "saved": {key: _instance_json(instance) for key, instance in self.saved.items()},
             "unreported": list(self.unreported),
             "at_least": self.at_least,
         }
@@ -147,8 +147,8 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
             month=_amounts(raw["month"]),
             day=day_from_json(raw["day"]),
             yesterday=Decimal(raw["yesterday"]),
-            running={key: _instance(one) for key, one in raw["running"].items()},
-            saved={key: _instance(one) for key, one in raw["saved"].items()},
+            running={key: _instance(entry) for key, entry in raw["running"].items()},
+            saved={key: _instance(entry) for key, entry in raw["saved"].items()},
             unreported=tuple(map(str, raw["unreported"])),
             at_least=bool(raw.get("at_least", False)),  # absent from what earlier versions wrote
         )
@@ -172,7 +172,8 @@ def _share_json(share: DayShare) -> dict[str, Any]:
 
 def _shares(raw: Mapping[str, Any]) -> dict[str, DayShare]:
     return {
-        key: DayShare(_instance(one), int(one["seconds"]), Decimal(one["cost"])) for key, one in raw.items()
+        key: DayShare(_instance(entry), int(entry["seconds"]), Decimal(entry["cost"]))
+        for key, entry in raw.items()
     }
 
 

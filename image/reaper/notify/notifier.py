@@ -19,7 +19,7 @@ from image.reaper.times import format_time
 MOST_FOR_OPERATORS, MOST_FOR_A_USER = 200, 75
 MOST_FOR_A_ROOM, MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; with the id at least
 MOST_USERS = 8  # of an instance, as its agent says them (agent/users.py)
-TELL_AGAIN_AFTER = timedelta(hours=24)
+NOTIFY_AGAIN_AFTER = timedelta(hours=24)
 ROSTER = "roster.json"  # of the records; no instance may read it
 NO_ADDRESS = "has no address in notify.users"
 OPERATORS = "the operators"
@@ -30,7 +30,7 @@ REFUSED = (CloudError, DeadlineError)
 class Channel(Protocol):
     """How operators are notified on one cloud, and who else listens there."""
 
-    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
+    def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         """Tell one message, which is for some users too; raises CloudError when it was not taken."""
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
@@ -57,7 +57,7 @@ class Roster:
     def of(cls, content: Mapping[str, Any]) -> "Roster":
         """What ``roster.json`` says; raises CloudError for what no stack writes."""
         try:
-            rooms = tuple(Webhook(one["kind"], one["secret"]) for one in content["webhooks"])
+            rooms = tuple(Webhook(webhook["kind"], webhook["secret"]) for webhook in content["webhooks"])
             if unknown := {room.kind for room in rooms} - webhooks.BODIES.keys():
                 raise ValueError(f"webhooks of kind {unknown}")
             return cls(dict(content["users"]), tuple(content["operators"]), content["sender"], rooms)
@@ -67,10 +67,10 @@ class Roster:
 
 def roster_in(store: Store) -> Roster:
     """The roster as the stack wrote it last; raises CloudError, also where there is none."""
-    found = store.newest(ROSTER)
-    if found is None:
+    stored = store.newest(ROSTER)
+    if stored is None:
         raise CloudError(f"{ROSTER} is not among the stack's records; run pulumi up", "NoSuchKey")
-    return Roster.of(found.content)
+    return Roster.of(stored.content)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class Notifier:
         self._channel = channel
         self._reach = reach
 
-    def tell(self, subject: str, message: str) -> None:
+    def send(self, subject: str, message: str) -> None:
         """Tell operators one message; raises CloudError when nobody heard it."""
-        self._channel.tell(subject, message)
+        self._channel.send(subject, message)
 
     def seen_on(self, instance: Instance) -> tuple[str, ...]:
         """The login names of who was seen on an instance, as its agent says; raises CloudError."""
@@ -135,14 +135,14 @@ class Notifier:
         Each user gets one mail, each room one message, the operators one for each owner. An instance's
         users count as notified when one of them was reached, or a room, or an operator.
         """
-        found = list(decisions)
+        wanted = list(decisions)
         roster = Roster()
-        if self._reach is not None and found:
+        if self._reach is not None and wanted:
             try:
                 roster = self._reach.roster()
             except REFUSED as error:
                 return Announced(problems=[f"nobody notified: {error}"])
-        return _Round(stack, self._channel, self._reach, roster, found).announce()
+        return _Round(stack, self._channel, self._reach, roster, wanted).announce()
 
 
 def users_of(reach: Reach | None, instance: Instance) -> tuple[User, ...]:
@@ -169,7 +169,7 @@ class _Round:
         self._decisions = decisions
         self._unreached: dict[str, str] = {}
         self._notified = set[str]()
-        self._users = {one.instance.id: self._users_of(one.instance) for one in decisions}
+        self._users = {decision.instance.id: self._users_of(decision.instance) for decision in decisions}
 
     def announce(self) -> Announced:
         """Users first, so that operators read who of them could not be reached."""
@@ -187,9 +187,9 @@ class _Round:
             problem
             for owner, theirs in sorted(owners.items())
             for part in batches(theirs, MOST_FOR_OPERATORS)
-            if (problem := self._tell_operators(owner, part))
+            if (problem := self._notify_operators(owner, part))
         ]
-        notified = [one for one in self._decisions if one.instance.id in self._notified]
+        notified = [decision for decision in self._decisions if decision.instance.id in self._notified]
         seen = {key: tuple(user.name for user in users) for key, users in self._users.items()}
         return Announced(notified, problems, self._unreached, seen)
 
@@ -228,7 +228,7 @@ class _Round:
             try:
                 for part in batches(decisions, MOST_FOR_A_USER):
                     reach.mail(self._roster.sender, address, subject, self._message(part))
-                    self._notified |= {one.instance.id for one in part}
+                    self._notified |= {decision.instance.id for decision in part}
             except REFUSED as error:
                 self._unreached[name] = str(error)
 
@@ -243,9 +243,9 @@ class _Round:
                 addresses[room] = reach.secret(room.secret)
             except REFUSED as error:
                 refused[room] = str(error)
-        ids = [one.instance.id for one in self._decisions]
+        ids = [decision.instance.id for decision in self._decisions]
         named = ids[:MOST_NAMED_IN_A_ROOM]
-        more = "".join(f", {one}" for one in named[MOST_FOR_A_ROOM:])
+        more = "".join(f", {name}" for name in named[MOST_FOR_A_ROOM:])
         message = self._message(self._decisions[:MOST_FOR_A_ROOM]) + (f"\n- and {more[2:]}" if more else "")
         if addresses:
             refused |= reach.post(addresses, self._subject(len(named), ""), message)
@@ -253,36 +253,40 @@ class _Round:
         if len(refused) < len(self._roster.webhooks):
             self._notified |= set(named)
 
-    def _tell_operators(self, owner: str, decisions: Sequence[Decision]) -> str:
+    def _notify_operators(self, owner: str, decisions: Sequence[Decision]) -> str:
         """Notify of one owner's instances, also users who listen; why nobody was notified of some of them."""
         recipients = list(
-            dict.fromkeys(name for one in decisions for name in self._recipients_of(one.instance))
+            dict.fromkeys(name for decision in decisions for name in self._recipients_of(decision.instance))
         )
         listening = [] if self._roster.sender else [name for name in recipients if name in self._roster.users]
         unreached = [f"- {name}: {self._unreached[name]}" for name in recipients if name in self._unreached]
         warning = ["", "Could not be notified:", *unreached] if unreached else []
         message = "\n".join([self._message(decisions), *warning])
         try:
-            self._channel.tell(self._subject(len(decisions), f"of {owner}"), message, listening)
+            self._channel.send(self._subject(len(decisions), f"of {owner}"), message, listening)
         except REFUSED as error:
             why = str(error)
             self._unreached |= dict.fromkeys([*listening, OPERATORS], why)
         else:
             why = "nobody listens"
             self._note_notified(decisions, listening)
-        missed = [one.instance.id for one in decisions if one.instance.id not in self._notified]
+        missed = [
+            decision.instance.id for decision in decisions if decision.instance.id not in self._notified
+        ]
         return f"owner {owner} not notified of {', '.join(missed)}: {why}" if missed else ""
 
     def _note_notified(self, decisions: Sequence[Decision], listening: Sequence[str]) -> None:
         """The channel took a message: who heard it of which instance."""
         reached = {name for name in listening if name not in self._unreached}
-        operators = self._reach is None or any(one not in self._deaf for one in self._roster.operators)
+        operators = self._reach is None or any(
+            operator not in self._deaf for operator in self._roster.operators
+        )
         if self._roster.operators and not operators:
             self._unreached[OPERATORS] = "none of them confirmed the topic's mail"
         self._notified |= {
-            one.instance.id
-            for one in decisions
-            if operators or reached.intersection(self._recipients_of(one.instance))
+            decision.instance.id
+            for decision in decisions
+            if operators or reached.intersection(self._recipients_of(decision.instance))
         }
 
     def _subject(self, count: int, whose: str) -> str:
@@ -300,12 +304,14 @@ class _Round:
                 "To keep it no longer:",
                 f"  gpu-fleet release {where}",
                 "",
-                *(f"{_line(one)}{self._seen(one.instance)}" for one in decisions),
+                *(f"{_line(decision)}{self._seen(decision.instance)}" for decision in decisions),
             ]
         )
 
     def _seen(self, instance: Instance) -> str:
-        owner = "".join(one if one.isprintable() else "?" for one in instance.owner) or "nobody"
+        owner = (
+            "".join(character if character.isprintable() else "?" for character in instance.owner) or "nobody"
+        )
         seen = [
             f"{user.name} {' and '.join(DEEDS[tie] for tie in user.ties)}"
             for user in self._users[instance.id]
@@ -322,21 +328,23 @@ def due_alerts(
         notified_at: subject -> when users were last notified of it.
         now: the time of this sweep.
     """
-    alerts = {f"{one.instance.id} {one.verdict}": one for one in decisions if one.alert}
+    alerts = {
+        f"{decision.instance.id} {decision.verdict}": decision for decision in decisions if decision.alert
+    }
     due = {
-        key: one
-        for key, one in alerts.items()
-        if key not in notified_at or now - notified_at[key] >= TELL_AGAIN_AFTER
+        key: decision
+        for key, decision in alerts.items()
+        if key not in notified_at or now - notified_at[key] >= NOTIFY_AGAIN_AFTER
     }
     # Also what is well again: one that is unknown every other sweep would be sent every other sweep.
-    remembered = {key: at for key, at in notified_at.items() if now - at < TELL_AGAIN_AFTER}
+    remembered = {key: at for key, at in notified_at.items() if now - at < NOTIFY_AGAIN_AFTER}
     remembered |= dict.fromkeys(due, now)
     return list(due.values()), remembered
 
 
 def alert_text(decisions: Sequence[Decision]) -> str:
     """One line for each instance that a user should look at."""
-    return "\n".join(_line(one) for one in decisions)
+    return "\n".join(_line(decision) for decision in decisions)
 
 
 def flooding_text(caller: str, names: int) -> str:

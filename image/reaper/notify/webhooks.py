@@ -88,11 +88,11 @@ def post(rooms: Mapping[Webhook, str], subject: str, message: str) -> dict[Webho
 
     # a thread that never ends must not keep the process from ending
     asked = [threading.Thread(target=write, args=room, daemon=True) for room in rooms.items()]
-    for one in asked:
-        one.start()
+    for thread in asked:
+        thread.start()
     until = time.monotonic() + TOTAL_S
-    for one in asked:
-        one.join(max(0.0, until - time.monotonic()))
+    for thread in asked:
+        thread.join(max(0.0, until - time.monotonic()))
     return {room: why for room, why in tuple(refused.items()) if why}
 
 

@@ -126,10 +126,10 @@ def connect(
     ]
     if missing:
         raise ConfigurationError("\n       ".join(missing))
-    found = chosen(running(place), instance_id, pool, owner)
+    instance = chosen(running(place), instance_id, pool, owner)
     document = document_of(place) if place.cloud == "aws" and forward is None else ""
-    command = session(place.cloud, place.region, found.id, forward, document)
-    click.echo(f"connecting to {described(found)}", err=True)
+    command = session(place.cloud, place.region, instance.id, forward, document)
+    click.echo(f"connecting to {described(instance)}", err=True)
     sys.stdout.flush()
     os.execv(programs[command[0]] or command[0], command)  # noqa: S606 - the session takes this terminal over
 
@@ -138,7 +138,7 @@ def running(place: Place) -> list[Instance]:
     """The running instances of a stack. Raises CloudError."""
     calls = Calls(lambda: datetime.now(UTC), read_only=True)
     instances: clouds.Instances = clouds.module(place.cloud).instances(place.region, calls, place.stack)
-    return [one for one in instances.fleet().instances if one.state == RUNNING]
+    return [instance for instance in instances.fleet().instances if instance.state == RUNNING]
 
 
 def document_of(place: Place) -> str:
@@ -159,19 +159,23 @@ def chosen(
         ConfigurationError: none fits, or several do and nobody can be asked.
     """
     if instance_id is not None:
-        ids = {one.id: one for one in instances}
+        ids = {instance.id: instance for instance in instances}
         if instance_id not in ids:
             raise ConfigurationError(
                 f"{instance_id}: no running instance of this stack{nearest(instance_id, ids)}"
             )
         return ids[instance_id]
-    fitting = [one for one in instances if pool in (None, one.pool) and owner in (None, one.owner)]
+    fitting = [
+        instance
+        for instance in instances
+        if pool in (None, instance.pool) and owner in (None, instance.owner)
+    ]
     if not fitting:
-        have = ", ".join(sorted({f"{one.pool} of {one.owner}" for one in instances})) or "none"
+        have = ", ".join(sorted({f"{instance.pool} of {instance.owner}" for instance in instances})) or "none"
         raise ConfigurationError(f"no running instance fits --pool and --owner; running are: {have}")
     if len(fitting) == 1:
         return fitting[0]
-    listed = "\n".join(f"  {number} {described(one)}" for number, one in enumerate(fitting, 1))
+    listed = "\n".join(f"  {number} {described(instance)}" for number, instance in enumerate(fitting, 1))
     if not sys.stdin.isatty():
         raise ConfigurationError(f"{len(fitting)} instances fit; name one:\n{listed}")
     click.echo(listed, err=True)

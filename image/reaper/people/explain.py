@@ -58,7 +58,7 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
         console.print(text, soft_wrap=True)
     for failure in failed:
         console.print(f"failed: {failure}", style="red", markup=False)
-    if failed or any(one.instance_id in (instance_id, "*") for one in result.done.failures):
+    if failed or any(failure.instance_id in (instance_id, "*") for failure in result.done.failures):
         sys.exit(1)
 
 
@@ -68,25 +68,25 @@ def decision_on(instance_id: str, result: Result) -> Decision:
     Raises:
         ConfigurationError: the stack manages no such instance.
     """
-    found = {decision.instance.id: decision for decision in result.plan.decisions}
-    if instance_id not in found:
-        hint = nearest(instance_id, found)
+    decisions = {decision.instance.id: decision for decision in result.plan.decisions}
+    if instance_id not in decisions:
+        hint = nearest(instance_id, decisions)
         raise ConfigurationError(f"{instance_id}: no instance that this stack manages and that exists{hint}")
-    return found[instance_id]
+    return decisions[instance_id]
 
 
 def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
     """What is known of the instance, a line each."""
-    told = row(decision, policy, now)
+    shown = row(decision, policy, now)
     launched = _launched(decision)
-    yield f"{told.instance}: {told.what}, {told.owner}, {told.an_hour} an hour, up since {launched}"
+    yield f"{shown.instance}: {shown.what}, {shown.owner}, {shown.an_hour} an hour, up since {launched}"
     yield f"verdict: {decision.verdict}: {decision.reason}"
-    yield f"ends if unused: {told.ends}"
+    yield f"due if unused: {shown.ends}"
     mark = mark_of(decision.instance)
     if mark is not None:
-        yield f"marked: idle since {format_time(mark.idle_since)}, ends after {format_time(mark.reap_after)}"
-    if told.warning:
-        yield f"warning: {told.warning}"
+        yield f"marked: idle since {format_time(mark.idle_since)}; due after {format_time(mark.reap_after)}"
+    if shown.warning:
+        yield f"warning: {shown.warning}"
     pool = policy.pools.get(decision.instance.pool)
     if pool is not None:
         idle_after = format_span(timedelta(hours=pool.idle_after_hours))
@@ -117,11 +117,13 @@ def read_rows(
 def picture(shown: list[PeriodRow], period: int) -> Iterator[Text]:
     """The rows with their times, and what the characters mean."""
     yield Text(f"heartbeats, {format_span(timedelta(seconds=period))} a character, UTC")
-    for one in shown:
-        text = Text(f"  {one.start:%Y-%m-%d %H:%M} ")
-        for found in one.cells:
-            text.append(str(found), style=STYLES.get(found, ""))
+    for period_row in shown:
+        text = Text(f"  {period_row.start:%Y-%m-%d %H:%M} ")
+        for cell in period_row.cells:
+            text.append(str(cell), style=STYLES.get(cell, ""))
         yield text
     count = timeline.counts(shown)
-    meant = (f"{one if one.strip() else 'blank'} {LEGEND[one]} {count[one]}" for one in Cell if count[one])
+    meant = (
+        f"{cell if cell.strip() else 'blank'} {LEGEND[cell]} {count[cell]}" for cell in Cell if count[cell]
+    )
     yield Text("  " + ", ".join(meant))

@@ -66,13 +66,13 @@ def lines(reading: Reading, limits: Limits) -> Iterator[SensorLine]:
         )
     for gpu in reading.gpus:
         yield _judged(f"gpu {gpu.name}", _gpu(gpu), replace(nothing, gpus=(gpu,)), limits)
-    for name, text, presence in _people(reading.presence or Presence()):
+    for name, text, presence in _users(reading.presence or Presence()):
         yield _judged(name, text, replace(nothing, presence=presence), limits)
     for failure in reading.failures:
         yield SensorLine(failure.partition(":")[0], "failed", "unknown", failure.partition(": ")[2])
 
 
-def _people(presence: Presence) -> Iterator[tuple[str, str, Presence]]:
+def _users(presence: Presence) -> Iterator[tuple[str, str, Presence]]:
     for session in presence.sessions:
         used = "in use" if session.unused_s == 0 else f"last used {_ago(session.unused_s)}"
         yield session.kind, f"{session.who}: {used}", Presence(sessions=(session,))
@@ -113,13 +113,13 @@ def _ago(seconds: float) -> str:
     return f"{format_span(timedelta(seconds=seconds))} ago"
 
 
-def table(found: list[SensorLine]) -> Table:
+def table(lines: list[SensorLine]) -> Table:
     """For a terminal, with the whole in the last line."""
     made = Table(box=None, header_style="bold")
     for heading in ("sensor", "reading", "counts as", "because of"):
         made.add_column(heading, overflow="fold")
-    states = [each.state for each in found]
+    states = [each.state for each in lines]
     whole = next((state for state in ("busy", "unknown") if state in states), "idle")
-    for each in [*found, SensorLine("all of them", "", whole)]:
+    for each in [*lines, SensorLine("all of them", "", whole)]:
         made.add_row(each.sensor, each.reading, each.state, each.why, style=STYLES[each.state])
     return made

@@ -153,21 +153,21 @@ class KeepTarget:
                 stack than was named.
             CloudError: the cloud or the metadata service does not answer.
         """
-        found = instance_id or own_instance_id()
+        wanted = instance_id or own_instance_id()
         cloud, region = whereabouts(asked)
         calls = Calls(lambda: datetime.now(UTC))
         instances: Instances = clouds.module(cloud).instances(region, calls)
-        tags = instances.tags(found)
+        tags = instances.tags(wanted)
         if tags.get(TAG_MANAGED) != "true":
             raise ConfigurationError(
-                f"{found} does not carry {TAG_MANAGED}=true: the reaper never touches it, or it is not there"
+                f"{wanted} does not carry {TAG_MANAGED}=true: the reaper never touches it, or it is not there"
             )
         if asked.stack and tags.get(TAG_STACK) != asked.stack:
-            raise ConfigurationError(f"{found} is of stack {tags.get(TAG_STACK)!r}, not of {asked.stack!r}")
+            raise ConfigurationError(f"{wanted} is of stack {tags.get(TAG_STACK)!r}, not of {asked.stack!r}")
         if instance_id is None:
-            return cls(found, tags, instances, partial(_of_this_instance, found))
+            return cls(wanted, tags, instances, partial(_of_this_instance, wanted))
         place = Place(tags.get(TAG_STACK, ""), cloud, region, asked.account_id or "")
-        return cls(found, tags, instances, partial(_of_another, found, place, tags.get(TAG_POOL, "")))
+        return cls(wanted, tags, instances, partial(_of_another, wanted, place, tags.get(TAG_POOL, "")))
 
     def withdraw(self, wanted: Wish) -> bool:
         """Withdraw a mark that is due, unless the sweep has decided to end the instance.
@@ -213,7 +213,7 @@ def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Ex
     uri = ledger_uri(place, place.account_id or account_of(place))
     store = clouds.module(place.cloud).store(place.region, calls, uri)
     known = pool_caller(pool, instance_id) if place.cloud == "alicloud" else ""
-    caller = said_of(heard(store, [MarkQuestion(instance_id, mark, known)]).words, instance_id, mark).caller
+    caller = said_of(heard(store, [MarkQuestion(instance_id, mark, known)]).replies, instance_id, mark).caller
     return Exchange(store, caller or instance_id, mark)
 
 
@@ -225,14 +225,14 @@ def own_instance_id() -> str:
     """
     try:
         instance = instance_file.load(paths.instance_file())
-        found = Metadata(instance.cloud).get("instance-id")
+        own = Metadata(instance.cloud).get("instance-id")
     except (InstanceFileError, CloudError) as error:
         raise ConfigurationError(
             f"--instance-id is missing, and this is no instance of a fleet: {error}"
         ) from error
-    if not found:
+    if not own:
         raise ConfigurationError("--instance-id is missing, and the metadata service does not know it")
-    return found
+    return own
 
 
 def whereabouts(asked: Asked) -> tuple[str, str]:

@@ -53,7 +53,7 @@ class LedgerPlace:
         pages = self.s3.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=self.prefix + prefix
         )
-        return [entry["Key"] for found in pages for entry in found.get("Contents", [])]
+        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
     def read(self, key: str) -> dict[str, Any]:
         """A JSON object.

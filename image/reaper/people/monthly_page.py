@@ -52,7 +52,7 @@ PAGE = Environment(
 <figure>{{ plot | safe }}{# matplotlib escapes its texts #}</figure>
 {% endfor %}
 </div>
-<h2>Every end</h2>
+<h2>Every termination and stop</h2>
 <div class="scroll"><table>
 <thead><tr><th>when</th><th>instance</th><th>type</th><th>pool</th><th>owner</th><th>action</th>
 <th>was idle</th>
@@ -105,13 +105,13 @@ def _total(summary: Summary) -> str:
 
 
 def _note(summary: Summary) -> str:
-    told = (
-        f"{len(summary.savings)} ends of idle instances. Each counts as if the instance had run on unused "
-        "until the end of the month, at its on-demand price, and no longer."
+    note = (
+        f"{len(summary.savings)} terminations and stops of idle instances. Each counts as if it had run on "
+        "unused until the end of the month, at its on-demand price, and no longer."
     )
     if summary.unpriced:
-        told += f" {summary.unpriced} of them had no known price and count nothing."
-    return told
+        note += f" {summary.unpriced} of them had no known price and count nothing."
+    return note
 
 
 def _rows(summary: Summary) -> Iterator[tuple[tuple[str, ...], str, str]]:

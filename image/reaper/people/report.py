@@ -36,13 +36,13 @@ def report(
     if month_text and day_text:
         raise ConfigurationError(f"--month {month_text!r} and --day {day_text!r}; allowed: one of them")
     meant = subject(asked)
-    name, text, told = _day(meant, day_text) if day_text else _month(meant, month_text)
+    name, text, summary = _day(meant, day_text) if day_text else _month(meant, month_text)
     path = output or Path(name)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--output {path}: {error.strerror}") from error
-    click.echo(f"{told}: {path}")
+    click.echo(f"{summary}: {path}")
 
 
 def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
@@ -60,8 +60,9 @@ def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
     place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
     summary = summarise(read_ends(place, month), month, now)
     page = monthly_page.page(summary, policy.stack, read_changes(place, month))
-    told = f"{summary.total} {summary.currency} saved by {len(summary.savings)} ends in {month.name}"
-    return f"saved-{month.name}.html", page, told
+    acts = f"{len(summary.savings)} terminations and stops"
+    line = f"{summary.total} {summary.currency} saved by {acts} in {month.name}"
+    return f"saved-{month.name}.html", page, line
 
 
 def _day(meant: Subject, text: str) -> tuple[str, str, str]:
@@ -73,5 +74,5 @@ def _day(meant: Subject, text: str) -> tuple[str, str, str]:
     cloud = connect(meant.policy, lambda: datetime.now(UTC), read_only=True, environ=meant.environ)
     if cloud.store is None:
         raise ConfigurationError(f"--day needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
-    found = daily_report.efficiency(cloud, meant.policy, daily_report.load(cloud.store, name))
-    return f"day-{name}.html", efficiency_page.page(found), f"{name}: {efficiency_page.headline(found)}"
+    day = daily_report.efficiency(cloud, meant.policy, daily_report.load(cloud.store, name))
+    return f"day-{name}.html", efficiency_page.page(day), f"{name}: {efficiency_page.headline(day)}"

@@ -106,13 +106,17 @@ def show(console: Console, result: Result, policy: Policy) -> None:
     """Print table, total, warnings and failures."""
     made = [row(decision, policy, result.now) for decision in result.plan.decisions]
     console.print(table(made))
-    for warned in filter(lambda one: one.warning, made):
+    for warned in filter(lambda result: result.warning, made):
         console.print(f"warning: {warned.instance}: {warned.warning}", style="yellow", markup=False)
     for failure in result.done.failures:
-        told = f"failed: {failure.instance_id}: {failure.step}: {failure.error}"
-        console.print(told, style="red", markup=False)
-    idle = [one for one in result.plan.decisions if one.verdict in {Verdict.MARK, Verdict.WAIT, *ENDS}]
-    cost = sum((one.hourly_price or Decimal(0) for one in idle), Decimal(0))
+        line = f"failed: {failure.instance_id}: {failure.step}: {failure.error}"
+        console.print(line, style="red", markup=False)
+    idle = [
+        decision
+        for decision in result.plan.decisions
+        if decision.verdict in {Verdict.MARK, Verdict.WAIT, *ENDS}
+    ]
+    cost = sum((decision.hourly_price or Decimal(0) for decision in idle), Decimal(0))
     console.print(f"{len(idle)} of {len(made)} instances idle, at {cost} {policy.currency} an hour")
 
 
@@ -156,12 +160,12 @@ def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
 def table(rows: list[InstanceRow]) -> Table:
     """The rows for a terminal, those that end soonest told apart by colour."""
     made = Table(box=None, header_style="bold")
-    for heading in ("instance", "owner", "pool and type", "verdict", "idle", "ends if unused"):
+    for heading in ("instance", "owner", "pool and type", "verdict", "idle", "due if unused"):
         made.add_column(heading, no_wrap=True)
     made.add_column("an hour", justify="right", no_wrap=True)
-    for one in rows:
-        style = "bold red" if one.verdict in ENDS else STYLES.get(one.verdict, "")
-        cells = (one.instance, one.owner, one.what, str(one.verdict), one.idle, one.ends, one.an_hour)
+    for row in rows:
+        style = "bold red" if row.verdict in ENDS else STYLES.get(row.verdict, "")
+        cells = (row.instance, row.owner, row.what, str(row.verdict), row.idle, row.ends, row.an_hour)
         made.add_row(*cells, style=style)
     return made
 

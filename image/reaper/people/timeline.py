@@ -82,8 +82,8 @@ def rows(
 
 def counts(shown: Iterable[PeriodRow]) -> Mapping[Cell, int]:
     """How many periods were what."""
-    found = dict.fromkeys(Cell, 0)
+    count = dict.fromkeys(Cell, 0)
     for row in shown:
-        for one in row.cells:
-            found[one] += 1
-    return found
+        for cell in row.cells:
+            count[cell] += 1
+    return count

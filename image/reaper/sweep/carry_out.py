@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import count
 
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.handshake import Exchange, MarkQuestion, Winner, Word, Words, heard, said_of
+from image.reaper.handshake import Exchange, MarkQuestion, Replies, Reply, Winner, heard, said_of
 from image.reaper.marks import Mark, given_back_at, hold_of
 from image.reaper.model import (
     ENDS,
@@ -21,7 +22,7 @@ from image.reaper.model import (
     Plan,
     Verdict,
 )
-from image.reaper.notify.notifier import TELL_AGAIN_AFTER, Notifier
+from image.reaper.notify.notifier import NOTIFY_AGAIN_AFTER, Notifier
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
@@ -86,24 +87,26 @@ def mark(
     """
     late = max(timedelta(0), tools.clock() - planned_at)
     timely = [
-        replace(one, reap_after=one.reap_after + late)
-        for one in plan.with_verdict(Verdict.MARK)
-        if one.reap_after is not None
+        replace(decision, reap_after=decision.reap_after + late)
+        for decision in plan.with_verdict(Verdict.MARK)
+        if decision.reap_after is not None
     ]
-    known = [one for one in timely if _all_know(tools, notified_at, one)]
-    announced = tools.notifier.announce(tools.policy.stack, [one for one in timely if one not in known])
+    known = [decision for decision in timely if _all_know(tools, notified_at, decision)]
+    announced = tools.notifier.announce(
+        tools.policy.stack, [decision for decision in timely if decision not in known]
+    )
     done.unreached |= announced.unreached
     done.failures += [Failure("*", "notify", problem) for problem in announced.problems]
-    for one in announced.notified:
-        names = ("", *announced.users.get(one.instance.id, ()))
-        notified_at |= {_notice_of(one, name): tools.clock() for name in names}
+    for decision in announced.notified:
+        names = ("", *announced.users.get(decision.instance.id, ()))
+        notified_at |= {_notice_of(decision, name): tools.clock() for name in names}
     alike: dict[Mark, list[Decision]] = defaultdict(list)
     for decision in [*known, *announced.notified]:
         if decision.idle_since is not None and decision.reap_after is not None:
             alike[Mark(decision.idle_since, decision.reap_after)].append(decision)
-    for found, decisions in alike.items():
+    for mark, decisions in alike.items():
         for start in range(0, len(decisions), TAG_BATCH):
-            _mark_batch(tools, found, decisions[start : start + TAG_BATCH], done)
+            _mark_batch(tools, mark, decisions[start : start + TAG_BATCH], done)
 
 
 def _as_checked(instance: Instance | None) -> Instance | None:
@@ -140,18 +143,18 @@ def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
         return False
     if given is not None and given > at:
         return False
-    return since <= at and now - at < TELL_AGAIN_AFTER
+    return since <= at and now - at < NOTIFY_AGAIN_AFTER
 
 
-def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: Done) -> None:
+def _mark_batch(tools: Tools, mark: Mark, decisions: Sequence[Decision], done: Done) -> None:
     ids = [decision.instance.id for decision in decisions]
-    failed = bisect(ids, "mark", lambda some: tools.instances.tag(some, found.tags()))
+    failed = bisect(ids, "mark", lambda some: tools.instances.tag(some, mark.tags()))
     done.failures += failed
     marked = set(_without(ids, failed))
     done.marked += [decision for decision in decisions if decision.instance.id in marked]
 
 
-def close(tools: Tools, decisions: Sequence[Decision], words: Words, done: Done) -> None:
+def close(tools: Tools, decisions: Sequence[Decision], replies: Replies, done: Done) -> None:
     """Decide to end instances, unless they were quicker, and give them time to shut their doors.
 
     Args:
@@ -161,40 +164,44 @@ def close(tools: Tools, decisions: Sequence[Decision], words: Words, done: Done)
     Raises:
         CloudError, DeadlineError: what they say meanwhile cannot be read; nothing is harmed.
     """
-    asked = [one for one in decisions if _is_ours(tools, one, words, done)]
+    asked = [decision for decision in decisions if _is_ours(tools, decision, replies, done)]
     for _ in range(LOOKS_AT_CLOSING):  # counted: a sweep's clock may stand still
         if not asked:
             return
         tools.wait(LOOK_EVERY_S)
-        now_said = _heard(tools, asked, words, done)
-        asked = [one for one in asked if _word(now_said, one) not in (Word.CLOSED, Word.REFUSED)]
+        now_said = _heard(tools, asked, replies, done)
+        asked = [
+            decision for decision in asked if _reply(now_said, decision) not in (Reply.CLOSED, Reply.REFUSED)
+        ]
 
 
-def _heard(tools: Tools, decisions: Sequence[Decision], before: Words, done: Done) -> Words:
+def _heard(tools: Tools, decisions: Sequence[Decision], before: Replies, done: Done) -> Replies:
     """What these say now. Raises CloudError, DeadlineError.
 
     Args:
         before: what they said, and under which names.
     """
-    found = heard(
+    answers = heard(
         tools.store,
         [
             MarkQuestion(
-                one.instance.id, one.reap_after, said_of(before, one.instance.id, one.reap_after).caller
+                decision.instance.id,
+                decision.reap_after,
+                said_of(before, decision.instance.id, decision.reap_after).caller,
             )
-            for one in decisions
-            if one.reap_after is not None
+            for decision in decisions
+            if decision.reap_after is not None
         ],
     )
-    done.flooding |= found.flooding
-    return found.words
+    done.flooding |= answers.flooding
+    return answers.replies
 
 
-def _is_ours(tools: Tools, decision: Decision, words: Words, done: Done) -> bool:
+def _is_ours(tools: Tools, decision: Decision, replies: Replies, done: Done) -> bool:
     """Whether the end is decided; the instance, or its owner, may have withdrawn the mark before."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
-    caller = said_of(words, decision.instance.id, decision.reap_after).caller
+    caller = said_of(replies, decision.instance.id, decision.reap_after).caller
     return _winner(tools, decision, caller, done) is Winner.END
 
 
@@ -210,8 +217,8 @@ def _winner(tools: Tools, decision: Decision, caller: str, done: Done) -> Winner
         return None
 
 
-def _word(words: Words, decision: Decision) -> Word | None:
-    return said_of(words, decision.instance.id, decision.reap_after).word if decision.reap_after else None
+def _reply(replies: Replies, decision: Decision) -> Reply | None:
+    return said_of(replies, decision.instance.id, decision.reap_after).reply if decision.reap_after else None
 
 
 @dataclass(frozen=True)
@@ -220,12 +227,12 @@ class Checked:
 
     Attributes:
         at: when; what is not done soon after it is left to the next sweep.
-        words: what the instances said.
+        replies: what the instances said.
     """
 
     at: datetime
     fleet: Inventory
-    words: Words
+    replies: Replies
 
 
 def end(tools: Tools, decisions: Sequence[Decision], checked: Checked, done: Done) -> None:
@@ -237,7 +244,7 @@ def end(tools: Tools, decisions: Sequence[Decision], checked: Checked, done: Don
     grouped: dict[tuple[str | None, Verdict, bool, bool], list[Decision]] = defaultdict(list)
     for decision in decisions:
         if decision.verdict not in ENDS:
-            raise ValueError(f"{decision.instance.id}: {decision.verdict} ends nothing")
+            raise ValueError(f"{decision.instance.id}: {decision.verdict} neither stops nor terminates")
         group = checked.fleet.group_of(decision.instance.id)
         is_stopped = decision.instance.state == "stopped"
         grouped[group.name if group else None, decision.verdict, decision.replaced, is_stopped].append(
@@ -247,7 +254,7 @@ def end(tools: Tools, decisions: Sequence[Decision], checked: Checked, done: Don
         size = tools.instances.end_batch if group_name is None else tools.instances.detach_batch
         for start in range(0, len(members), size):
             until = checked.at + CHECK_LASTS
-            batch = _Batch(tools, group_name, verdict, until, checked.words, replaced, stopped)
+            batch = _Batch(tools, group_name, verdict, until, checked.replies, replaced, stopped)
             batch.end(members[start : start + size], done)
 
 
@@ -258,7 +265,7 @@ class _Batch:
     Attributes:
         verdict: STOP or TERMINATE.
         until: nothing is begun after it.
-        words: what they said when they were checked.
+        replies: what they said when they were checked.
         replaced: their group starts others in their place.
         stopped: they do not run, so that no agent of theirs answers.
     """
@@ -267,7 +274,7 @@ class _Batch:
     group: str | None
     verdict: Verdict
     until: datetime
-    words: Words
+    replies: Replies
     replaced: bool = False
     stopped: bool = False
 
@@ -278,35 +285,55 @@ class _Batch:
         ids = [decision.instance.id for decision in recorded]
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
-        leaving = [one for one in recorded if one.instance.id in set(detached)]
-        opened = self._changed(leaving) if self.stopped else self._opened(leaving, done)
+        leaving = [decision for decision in recorded if decision.instance.id in set(detached)]
+        opened = self._in_use_again(leaving, done)
         detached = _without(detached, opened)
-        refused = opened + self._without_ended(bisect(detached, self.verdict.lower(), self._act))
+        closed = [decision for decision in leaving if decision.instance.id in set(detached)]
+        refused = opened + self._without_ended(self._act_on(closed, done))
         if self.group is not None and not self.replaced:
             # An instance that will not go belongs back into its group, which would shrink for nothing. An
             # unfit one does not: another starts in its place, and the next sweep finds it without a group.
-            failures += bisect([one.instance_id for one in refused], "attach", self._attach)
+            failures += bisect([failure.instance_id for failure in refused], "attach", self._attach)
         failures += refused
         done.failures += failures
         gone = set(_without(detached, refused))
         done.ended += [
-            Ended(one, self.group, ledger.key_of(one)) for one in recorded if one.instance.id in gone
+            Ended(decision, self.group, ledger.key_of(decision))
+            for decision in recorded
+            if decision.instance.id in gone
         ]
         _record_outcomes(self.tools, recorded, failures, gone, done)
 
+    def _act_on(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
+        """Stop or terminate; what was read before a call that the cloud refused is too old for the next."""
+        by_id = {decision.instance.id: decision for decision in decisions}
+        calls = count()
+
+        def act(ids: Sequence[str]) -> None:
+            changed = self._in_use_again([by_id[key] for key in ids], done) if next(calls) else []
+            if changed:
+                raise CloudError(changed[0].error)
+            self._act(ids)
+
+        return bisect(list(by_id), self.verdict.lower(), act)
+
+    def _in_use_again(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
+        """The last look before there is no way back."""
+        return self._changed(decisions) if self.stopped else self._opened(decisions, done)
+
     def _opened(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
-        """Instances that no longer say that they are closed: the last look before there is no way back."""
-        closing = [one for one in decisions if is_asked(self.tools.policy, one.instance)]
+        """Instances that no longer say that they are closed."""
+        closing = [decision for decision in decisions if is_asked(self.tools.policy, decision.instance)]
         if not closing:
             return []
         try:
-            words = _heard(self.tools, closing, self.words, done)
+            replies = _heard(self.tools, closing, self.replies, done)
         except (CloudError, DeadlineError) as error:
-            return [Failure(one.instance.id, "hear", str(error)) for one in closing]
+            return [Failure(decision.instance.id, "hear", str(error)) for decision in closing]
         return [
-            Failure(one.instance.id, "hear", "in use again at the last moment")
-            for one in closing
-            if not is_closed(words, one)
+            Failure(decision.instance.id, "hear", "in use again at the last moment")
+            for decision in closing
+            if not is_closed(replies, decision)
         ]
 
     def _not_kept(self, decisions: Sequence[Decision], done: Done) -> list[Decision]:
@@ -314,10 +341,13 @@ class _Batch:
 
         A mark that lost is over, whatever becomes of the hold: a later one has its own notice and grace.
         """
-        winners = {one.instance.id: _winner(self.tools, one, one.instance.id, done) for one in decisions}
+        winners = {
+            decision.instance.id: _winner(self.tools, decision, decision.instance.id, done)
+            for decision in decisions
+        }
         kept = [key for key, winner in winners.items() if winner is Winner.WITHDRAWN]
         _unmark(self.tools, kept, done)
-        return [one for one in decisions if winners[one.instance.id] is Winner.END]
+        return [decision for decision in decisions if winners[decision.instance.id] is Winner.END]
 
     def _changed(self, decisions: Sequence[Decision]) -> list[Failure]:
         """Stopped instances that are not as they were checked: started, kept or protected since.
@@ -325,14 +355,14 @@ class _Batch:
         Read right before there is no way back; a start after this only a cloud that looks itself can refuse.
         """
         try:
-            fresh = self.tools.instances.again([one.instance.id for one in decisions], ())
+            fresh = self.tools.instances.again([decision.instance.id for decision in decisions], ())
         except (CloudError, DeadlineError) as error:
-            return [Failure(one.instance.id, "look again", str(error)) for one in decisions]
-        found = {one.id: one for one in fresh.instances}
+            return [Failure(decision.instance.id, "look again", str(error)) for decision in decisions]
+        now = {instance.id: instance for instance in fresh.instances}
         return [
-            Failure(one.instance.id, "look again", "started, or changed, at the last moment")
-            for one in decisions
-            if _as_checked(found.get(one.instance.id)) != _as_checked(one.instance)
+            Failure(decision.instance.id, "look again", "started, or changed, at the last moment")
+            for decision in decisions
+            if _as_checked(now.get(decision.instance.id)) != _as_checked(decision.instance)
         ]
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:
@@ -340,13 +370,13 @@ class _Batch:
         if not refused:
             return []
         try:
-            fresh = self.tools.instances.again([one.instance_id for one in refused], ())
+            fresh = self.tools.instances.again([failure.instance_id for failure in refused], ())
         except (CloudError, DeadlineError):
             return refused  # nobody knows; the next sweep sees what is left
-        ended = {one.id for one in fresh.gone}
+        ended = {instance.id for instance in fresh.gone}
         if self.verdict is Verdict.STOP:
-            ended |= {one.id for one in fresh.instances if one.state in STOPS}
-        return [one for one in refused if one.instance_id not in ended]
+            ended |= {instance.id for instance in fresh.instances if instance.state in STOPS}
+        return [failure for failure in refused if failure.instance_id not in ended]
 
     def _detach(self, ids: Sequence[str]) -> None:
         self._refuse_late()
@@ -400,4 +430,4 @@ def _record_outcomes(
 
 def _without(ids: Sequence[str], failures: Sequence[Failure]) -> list[str]:
     failed = {failure.instance_id for failure in failures}
-    return [one for one in ids if one not in failed]
+    return [instance_id for instance_id in ids if instance_id not in failed]

@@ -55,18 +55,18 @@ def sweep(
             "would move the meter, freeze pools and terminate instances as of that time"
         )
     meant = subject(asked)
-    found = meant.policy
+    policy = meant.policy
     options = SweepOptions(
         clock=lambda: now or datetime.now(UTC),
         holder=f"{socket.gethostname()} {os.getpid()}",
-        dry_run=dry_run or found.dry_run,
+        dry_run=dry_run or policy.dry_run,
         check_clock=now is None,
         override_breaker=override_breaker,
     )
-    cloud = connect(found, options.clock, read_only=options.dry_run, environ=meant.environ)
-    result = sweep_once(cloud, found, options)
+    cloud = connect(policy, options.clock, read_only=options.dry_run, environ=meant.environ)
+    result = sweep_once(cloud, policy, options)
     if not options.dry_run:
-        result = conclude(cloud, found, result)
+        result = conclude(cloud, policy, result)
     _show(result)
     if report is not None:
         try:
@@ -95,10 +95,11 @@ def _show(result: Result) -> None:
         seen = f"{len(result.watch.would_end)} instances would have been stopped or terminated so far"
         text = f"only watching until {format_time(result.watched_until)}: {seen}"
         console.print(text, style="yellow", soft_wrap=True)
-    told = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
+    marked = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
+    ended = f"{len(result.done.ended)} terminated or stopped"
     saved = f"{result.done.saved_per_month} {result.currency} a month saved"
     console.print(
-        f"{len(result.plan.decisions)} instances, {told}, {len(result.done.ended)} ended, {saved}; "
+        f"{len(result.plan.decisions)} instances, {marked}, {ended}, {saved}; "
         f"{result.read_calls} read and {result.write_calls} write calls"
     )
 
@@ -109,18 +110,18 @@ def _table(result: Result) -> Table:
         table.add_column(heading, no_wrap=True)
     table.add_column("an hour", justify="right", no_wrap=True)
     table.add_column("reason")
-    for one in result.plan.decisions:
-        style = "bold red" if one.verdict in ENDS else STYLES.get(one.verdict, "")
-        idle = "" if one.idle_since is None else format_span(result.now - one.idle_since)
-        price = "" if one.hourly_price is None else f"{one.hourly_price} {result.currency}"
+    for decision in result.plan.decisions:
+        style = "bold red" if decision.verdict in ENDS else STYLES.get(decision.verdict, "")
+        idle = "" if decision.idle_since is None else format_span(result.now - decision.idle_since)
+        price = "" if decision.hourly_price is None else f"{decision.hourly_price} {result.currency}"
         row = (
-            one.instance.id,
-            one.instance.pool,
-            one.instance.owner,
-            str(one.verdict),
+            decision.instance.id,
+            decision.instance.pool,
+            decision.instance.owner,
+            str(decision.verdict),
             idle,
             price,
-            one.reason,
+            decision.reason,
         )
         table.add_row(*row, style=style)
     return table

@@ -81,8 +81,8 @@ def summarise(
     start, end = window_start(now, window, period_s), window_end(now, period_s)
     values: dict[datetime, float] = {}
     for at, value in points:
-        sound = value if value < LONGEST_IDLE_S else -math.inf  # NaN is not below either
-        values[at] = min(sound, values.get(at, sound))
+        usable = value if value < LONGEST_IDLE_S else -math.inf  # NaN is not below either
+        values[at] = min(usable, values.get(at, usable))
     proofs = {at: value for at, value in values.items() if value >= 0}
     newest = max(values, default=None)
     return Activity(
@@ -122,7 +122,7 @@ def combine(coarse: Activity, fine: Activity) -> Activity:
         fine: of the last hour, read later.
     """
     newest = fine if fine.newest_at is not None else coarse
-    known = [one.last_active_at for one in (coarse, fine) if one.last_active_at is not None]
+    known = [activity.last_active_at for activity in (coarse, fine) if activity.last_active_at is not None]
     return Activity(
         newest_at=newest.newest_at,
         period_s=newest.period_s,
@@ -164,24 +164,28 @@ def observe(
     Returns:
         Instance id -> activity, and what could not be read.
     """
-    running = [one for one in instances if one.state == "running" and one.pool in policy.pools]
+    running = [
+        instance for instance in instances if instance.state == "running" and instance.pool in policy.pools
+    ]
     coarse: dict[str, Activity] = {}
     failures: list[Failure] = []
     for period_s, members in _by_period(running, policy).items():
         # One answer at a time: all points of thousands of instances would fill the memory.
         for batch in batches(members, MAX_QUERIES):
-            found, failed = _coarse(heartbeats, batch, policy, now, period_s, scale_in=scale_in)
-            coarse |= found
+            activity, failed = _coarse(heartbeats, batch, policy, now, period_s, scale_in=scale_in)
+            coarse |= activity
             failures += failed
     suspects = [
-        one
-        for one in running
-        if is_marked(one)
-        or may_be_idle(coarse[one.id], shortest_idle_time(one, policy.pools[one.pool], now, scale_in))
+        instance
+        for instance in running
+        if is_marked(instance)
+        or may_be_idle(
+            coarse[instance.id], shortest_idle_time(instance, policy.pools[instance.pool], now, scale_in)
+        )
     ]
     for batch in batches(suspects, MAX_QUERIES):
-        found, failed = look_closely(heartbeats, batch, coarse, policy, now)
-        coarse |= found
+        activity, failed = look_closely(heartbeats, batch, coarse, policy, now)
+        coarse |= activity
         failures += failed
     return coarse, failures
 
@@ -197,15 +201,18 @@ def look_closely(
     if not instances:
         return {}, []
     span = Span(window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
-    idle = {one.id: Query(one.id, METRIC_SECONDS_SINCE_ACTIVITY, FINE_PERIOD_S) for one in instances}
+    idle = {
+        instance.id: Query(instance.id, METRIC_SECONDS_SINCE_ACTIVITY, FINE_PERIOD_S)
+        for instance in instances
+    }
     answers, failures = heartbeats.read(list(idle.values()), span)
-    found = {}
-    for one in instances:
-        window = min(FINE_WINDOW, window_of(one, policy))
-        answer = answers[idle[one.id]]
+    activity = {}
+    for instance in instances:
+        window = min(FINE_WINDOW, window_of(instance, policy))
+        answer = answers[idle[instance.id]]
         fine = summarise(answer.points, now, window, FINE_PERIOD_S, complete=answer.complete)
-        found[one.id] = combine(coarse[one.id], fine)
-    return found, failures
+        activity[instance.id] = combine(coarse[instance.id], fine)
+    return activity, failures
 
 
 def _coarse(
@@ -217,34 +224,39 @@ def _coarse(
     *,
     scale_in: Collection[str],
 ) -> tuple[dict[str, Activity], list[Failure]]:
-    windows = {one.id: window_of(one, policy) for one in instances}
+    windows = {instance.id: window_of(instance, policy) for instance in instances}
     span = Span(window_start(now, max(windows.values()), period_s), now + LOOK_AHEAD)
     queries = {
-        one.id: Query(
-            one.id, METRIC_SECONDS_SINCE_ACTIVITY, period_s, _enough(one, policy, now, scale_in, period_s)
+        instance.id: Query(
+            instance.id,
+            METRIC_SECONDS_SINCE_ACTIVITY,
+            period_s,
+            _enough(instance, policy, now, scale_in, period_s),
         )
-        for one in instances
+        for instance in instances
     }
     answers, failures = heartbeats.read(list(queries.values()), span)
-    found = {
+    activity = {
         key: summarise(answers[query].points, now, windows[key], period_s, complete=answers[query].complete)
         for key, query in queries.items()
     }
-    return found, failures
+    return activity, failures
 
 
-def _enough(one: Instance, policy: Policy, now: datetime, scale_in: Collection[str], period_s: int) -> float:
+def _enough(
+    instance: Instance, policy: Policy, now: datetime, scale_in: Collection[str], period_s: int
+) -> float:
     """Seconds since the last activity below which no close look could find the instance idle."""
-    if is_marked(one):
+    if is_marked(instance):
         return 0.0
-    threshold = shortest_idle_time(one, policy.pools[one.pool], now, scale_in)
+    threshold = shortest_idle_time(instance, policy.pools[instance.pool], now, scale_in)
     return max(0.0, (threshold - HEARTBEAT).total_seconds() - period_s)
 
 
 def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[Instance]]:
     """Instances whose windows need periods of the same length are asked for together."""
     grouped: dict[int, list[Instance]] = defaultdict(list)
-    for one in instances:
-        window = timedelta(hours=policy.pools[one.pool].idle_after_hours)
-        grouped[coarse_period_s(window)].append(one)
+    for instance in instances:
+        window = timedelta(hours=policy.pools[instance.pool].idle_after_hours)
+        grouped[coarse_period_s(window)].append(instance)
     return dict(sorted(grouped.items()))

@@ -37,9 +37,9 @@ def flags(event: bytes) -> object:
         ConfigurationError: it is no JSON.
     """
     try:
-        told = json.loads(event or b"{}")
-        if isinstance(told, dict) and told.keys() <= TIMER and "payload" in told:
-            return json.loads(told["payload"] or "{}")
+        content = json.loads(event or b"{}")
+        if isinstance(content, dict) and content.keys() <= TIMER and "payload" in content:
+            return json.loads(content["payload"] or "{}")
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"event = {event!r}; allowed: JSON") from error
-    return told
+    return content

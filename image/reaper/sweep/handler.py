@@ -49,18 +49,18 @@ def run(event: object, ends_at: datetime, holder: str, as_of: datetime | None = 
         as_of: the time of a rehearsal, whose cloud has another clock. No event and no flag leads here.
     """
     flags = _flags(event)
-    found = policies.load(policy_file())
+    policy = policies.load(policy_file())
     deadline = ends_at - RESERVE
     options = SweepOptions(
         clock=lambda: as_of or datetime.now(UTC),
         holder=holder,
         check_clock=as_of is None,
-        dry_run=found.dry_run or flags["dry_run"],
+        dry_run=policy.dry_run or flags["dry_run"],
         override_breaker=flags["override_breaker"],
     )
-    cloud = connect(found, options.clock, deadline=deadline)
-    result = sweep(cloud, found, options)
-    concluded = conclude(cloud, found, result)
+    cloud = connect(policy, options.clock, deadline=deadline)
+    result = sweep(cloud, policy, options)
+    concluded = conclude(cloud, policy, result)
     log_result(concluded)
     return {key: value for key, value in concluded.to_json().items() if key not in ("verdicts", "leftovers")}
 
@@ -70,7 +70,7 @@ def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
 
     What fails here is one more failure of the sweep.
     """
-    swept = SweptFleet(result.now, result.fleet, [one.decision.instance.id for one in result.done.ended])
+    swept = SweptFleet(result.now, result.fleet, [ended.decision.instance.id for ended in result.done.ended])
     spending, failures = settle(cloud, policy, swept, act=not result.dry_run)
     result.done.failures += failures
     result = replace(result, spending=spending)

@@ -60,12 +60,14 @@ class SweepMemory:
 
         What its owner gave back tells nothing of sensors, and so is no matter of the breaker's.
         """
-        ending = {one.instance.id: (one.instance.pool, now) for one in decisions}
-        replaced = {one.instance.id: ending[one.instance.id] for one in decisions if one.replaced}
-        given_back = {one.instance.id for one in decisions if is_given_back(one.instance)}
+        ending = {decision.instance.id: (decision.instance.pool, now) for decision in decisions}
+        replaced = {
+            decision.instance.id: ending[decision.instance.id] for decision in decisions if decision.replaced
+        }
+        given_back = {decision.instance.id for decision in decisions if is_given_back(decision.instance)}
         self.replaced = replaced | _lately(self.replaced, now)
-        found = {key: one for key, one in ending.items() if key not in given_back}
-        self.ended = found | _lately(self.ended, now)
+        counted = {key: ending_at for key, ending_at in ending.items() if key not in given_back}
+        self.ended = counted | _lately(self.ended, now)
 
     def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
         """These of a pool were idle on a day, as was confirmed; however often, each counts once."""
@@ -74,11 +76,11 @@ class SweepMemory:
     def note_holds(self, instances: Iterable[Instance], now: datetime) -> None:
         """Remember since when holds stand that are too far ahead; another text begins anew."""
         before, self.far_holds = self.far_holds, {}
-        for one in instances:
-            hold = hold_of(one, now)
+        for instance in instances:
+            hold = hold_of(instance, now)
             if hold is not None and hold.is_far:
-                text, known = one.tags[TAG_KEEP_UNTIL], before.get(one.id)
-                self.far_holds[one.id] = known if known and known[0] == text else (text, now)
+                text, known = instance.tags[TAG_KEEP_UNTIL], before.get(instance.id)
+                self.far_holds[instance.id] = known if known and known[0] == text else (text, now)
 
     def note_withdrawn(self, decision: Decision, now: datetime) -> None:
         """An agent withdrew the mark of an instance that is idle by its heartbeats."""
@@ -91,7 +93,9 @@ class SweepMemory:
     def forget(self, now: datetime) -> None:
         """What is no measure of the usual any more, and withdrawals that had no successor for days."""
         self.withdrawn = {
-            key: one for key, one in self.withdrawn.items() if now - one.last < WITHDRAWN_REMEMBERED
+            key: withdrawn
+            for key, withdrawn in self.withdrawn.items()
+            if now - withdrawn.last < WITHDRAWN_REMEMBERED
         }
         first = f"{now - USUAL_FOR:%Y-%m-%d}"
         kept = {
@@ -112,8 +116,8 @@ class SweepMemory:
                 for pool, days in sorted(self.idle.items())
             },
             "withdrawn": {
-                key: [format_time(one.first), format_time(one.last), one.count]
-                for key, one in sorted(self.withdrawn.items())
+                key: [format_time(withdrawn.first), format_time(withdrawn.last), withdrawn.count]
+                for key, withdrawn in sorted(self.withdrawn.items())
             },
             "far_holds": {key: [text, format_time(at)] for key, (text, at) in sorted(self.far_holds.items())},
         }
@@ -145,13 +149,13 @@ class Lease:
             LeaseError: another sweep has it.
             CloudError: nobody knows.
         """
-        found = self._store.get(KEY)
-        if found is None:
+        stored = self._store.get(KEY)
+        if stored is None:
             self._version = self._store.create(KEY, self._content())
         else:
-            self._refuse_if_held(found.content)
-            self.memory = _memory(found.content)
-            self._version = self._store.replace(KEY, self._content(), found.version)
+            self._refuse_if_held(stored.content)
+            self.memory = _memory(stored.content)
+            self._version = self._store.replace(KEY, self._content(), stored.version)
         if self._version is None:
             raise LeaseError("another sweep took the lease at the same moment; this one did nothing")
 
@@ -164,7 +168,7 @@ class Lease:
         """
         self._version = self._store.replace(KEY, self._content(), self._version or "never held")
         if self._version is None:
-            raise LeaseError("another sweep took the lease over; this one ends nothing more")
+            raise LeaseError("another sweep took the lease over; this one terminates and stops nothing more")
 
     def release(self) -> None:
         """Give the lease back with what was remembered; one that was lost is left to its new holder.
@@ -196,8 +200,8 @@ class Lease:
 
 def remembered(store: Store) -> SweepMemory:
     """What the newest sweep tells the next, for one that only looks. Raises CloudError."""
-    found = store.get(KEY)
-    return SweepMemory() if found is None else _memory(found.content)
+    stored = store.get(KEY)
+    return SweepMemory() if stored is None else _memory(stored.content)
 
 
 def _memory(content: dict[str, Any]) -> SweepMemory:
@@ -241,7 +245,7 @@ def _withdrawn(raw: object) -> Iterator[tuple[str, Withdrawn]]:
 
 
 def _are_ids(raw: object) -> bool:
-    return isinstance(raw, list) and all(isinstance(one, str) for one in raw)
+    return isinstance(raw, list) and all(isinstance(entry, str) for entry in raw)
 
 
 def _lately(noted: Mapping[str, tuple[str, datetime]], now: datetime) -> dict[str, tuple[str, datetime]]:

@@ -80,56 +80,60 @@ def judge(
         snapshots: volume id -> start of its newest complete snapshot.
         now: the time of the sweep.
     """
-    findings = [_judge_one(one, snapshots.get(one.id), policy, now) for one in leftovers]
-    return sorted(findings, key=lambda one: (-(one.monthly_price or Decimal(0)), one.leftover.id))
+    findings = [_judge_one(leftover, snapshots.get(leftover.id), policy, now) for leftover in leftovers]
+    return sorted(findings, key=lambda finding: (-(finding.monthly_price or Decimal(0)), finding.leftover.id))
 
 
-def _judge_one(one: Leftover, snapshot: datetime | None, policy: Policy, now: datetime) -> LeftoverFinding:
-    since = one.unused_since or _noted(one)
-    price = monthly_price(one, policy)
+def _judge_one(
+    leftover: Leftover, snapshot: datetime | None, policy: Policy, now: datetime
+) -> LeftoverFinding:
+    since = leftover.unused_since or _noted(leftover)
+    price = monthly_price(leftover, policy)
 
-    def found(step: Step, reason: str) -> LeftoverFinding:
-        return LeftoverFinding(one, step, reason, since, price)
+    def finding(step: Step, reason: str) -> LeftoverFinding:
+        return LeftoverFinding(leftover, step, reason, since, price)
 
-    if one.tags.get(TAG_MANAGED) != "true" or one.tags.get(TAG_STACK) != policy.stack:
-        return found(Step.LIST, "not managed by this stack")
-    if one.in_use:
-        return found(Step.FORGET, "in use again")
+    if leftover.tags.get(TAG_MANAGED) != "true" or leftover.tags.get(TAG_STACK) != policy.stack:
+        return finding(Step.LIST, "not managed by this stack")
+    if leftover.in_use:
+        return finding(Step.FORGET, "in use again")
     if since is None or since > now:
-        return found(Step.NOTE, "seen unused for the first time")
+        return finding(Step.NOTE, "seen unused for the first time")
     if now - since < timedelta(days=policy.leftovers.older_than_days):
-        return found(Step.LIST, f"unused since {format_time(since)}")
-    if kept := _kept(one, snapshot, since, policy, now):
-        return found(Step.LIST, f"unused since {format_time(since)}; {kept}")
-    return found(Step.REMOVE, f"unused since {format_time(since)}")
+        return finding(Step.LIST, f"unused since {format_time(since)}")
+    if kept := _kept(leftover, snapshot, since, policy, now):
+        return finding(Step.LIST, f"unused since {format_time(since)}; {kept}")
+    return finding(Step.REMOVE, f"unused since {format_time(since)}")
 
 
-def _kept(one: Leftover, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime) -> str:
+def _kept(
+    leftover: Leftover, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime
+) -> str:
     """Why it stays though its time is over, or an empty text."""
-    as_instance = Instance(one.id, "", "stopped", since, one.tags)
-    if TAG_PROTECTED in one.tags or hold_of(as_instance, now) is not None:
+    as_instance = Instance(leftover.id, "", "stopped", since, leftover.tags)
+    if TAG_PROTECTED in leftover.tags or hold_of(as_instance, now) is not None:
         return "kept by a tag"
-    if one.kind is Kind.INSTANCE:
+    if leftover.kind is Kind.INSTANCE:
         return "the pool's terminate_stopped_after_days decides"
     if not policy.leftovers.remove:
         return "the policy says to list it only"
-    if one.kind is Kind.VOLUME and (snapshot is None or snapshot < since):
+    if leftover.kind is Kind.VOLUME and (snapshot is None or snapshot < since):
         return "no snapshot since then"
     return ""
 
 
-def _noted(one: Leftover) -> datetime | None:
+def _noted(leftover: Leftover) -> datetime | None:
     try:
-        return parse_time(one.tags[TAG_IDLE_SINCE])
+        return parse_time(leftover.tags[TAG_IDLE_SINCE])
     except (KeyError, ValueError):
         return None
 
 
-def monthly_price(one: Leftover, policy: Policy) -> Decimal | None:
+def monthly_price(leftover: Leftover, policy: Policy) -> Decimal | None:
     """What it costs in a month, where the list price is known here."""
     if (policy.cloud, policy.region, policy.currency) != PRICED:
         return None
-    if one.kind is Kind.ADDRESS:
+    if leftover.kind is Kind.ADDRESS:
         return ADDRESS_MONTH
-    price = GIB_MONTH.get(one.volume_type)
-    return None if price is None else price * one.size_gib
+    price = GIB_MONTH.get(leftover.volume_type)
+    return None if price is None else price * leftover.size_gib

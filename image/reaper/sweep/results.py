@@ -65,7 +65,7 @@ class Done:
     @property
     def saved_per_month(self) -> Decimal:
         """What the ended instances would have cost in a month."""
-        return sum((saved_usd_per_month(one.decision) for one in self.ended), Decimal(0))
+        return sum((saved_usd_per_month(ended.decision) for ended in self.ended), Decimal(0))
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class Result:
             "now": format_time(self.now),
             "dry_run": self.dry_run,
             "currency": self.currency,
-            "verdicts": [verdict_json(one, self.currency) for one in self.plan.decisions],
-            "acted": [self._ended_json(one) for one in self.done.ended],
-            "marked": [one.instance.id for one in self.done.marked],
+            "verdicts": [verdict_json(decision, self.currency) for decision in self.plan.decisions],
+            "acted": [self._ended_json(ended) for ended in self.done.ended],
+            "marked": [decision.instance.id for decision in self.done.marked],
             "unmarked": list(self.done.unmarked),
             "failed": [
-                {"instance_id": one.instance_id, "step": one.step, "error": one.error}
-                for one in self.done.failures
+                {"instance_id": failure.instance_id, "step": failure.step, "error": failure.error}
+                for failure in self.done.failures
             ],
             "unreached": self.done.unreached,
             "flooding": self.done.flooding,

@@ -9,7 +9,7 @@ from typing import Any
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
-from image.reaper.handshake import MarkQuestion, Words, heard, pool_caller, said_of
+from image.reaper.handshake import MarkQuestion, Replies, heard, pool_caller, said_of
 from image.reaper.marks import is_given_back, is_marked, mark_of
 from image.reaper.model import (
     ENDS,
@@ -104,9 +104,11 @@ def _release(lease: Lease, done: Done) -> None:
 
 def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
     """Those of the chosen on which the verdict is the same by now."""
-    before = {one.instance.id: one.verdict for one in chosen}
+    before = {decision.instance.id: decision.verdict for decision in chosen}
     return [
-        one for one in decide(situation).with_verdict(*ENDS) if before.get(one.instance.id) is one.verdict
+        decision
+        for decision in decide(situation).with_verdict(*ENDS)
+        if before.get(decision.instance.id) is decision.verdict
     ]
 
 
@@ -123,7 +125,7 @@ def _was_held_for_a_day(decision: Decision, now: datetime) -> bool:
 
 
 def _must_yet_close(situation: Situation, decision: Decision) -> bool:
-    return is_asked(situation.policy, decision.instance) and not is_closed(situation.words, decision)
+    return is_asked(situation.policy, decision.instance) and not is_closed(situation.replies, decision)
 
 
 class _Sweep:
@@ -171,14 +173,14 @@ class _Sweep:
         again looks the same. Nor does one that was given back, which no sensor found. And whose marks their
         agents withdrew.
         """
-        for decision in (one.decision for one in self.done.ended):
+        for decision in (ended.decision for ended in self.done.ended):
             confirmed = is_asked(self._policy, decision.instance) and not is_given_back(decision.instance)
             if confirmed and _was_held_for_a_day(decision, situation.now):
                 memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])
-        for one in plan.with_verdict(Verdict.UNMARK):
+        for decision in plan.with_verdict(Verdict.UNMARK):
             # once for each mark: one that could not be removed is found again
-            if one.withdrawn and one.instance.id in self.done.unmarked:
-                memory.note_withdrawn(one, situation.now)
+            if decision.withdrawn and decision.instance.id in self.done.unmarked:
+                memory.note_withdrawn(decision, situation.now)
         for pool in self._policy.pools if self._options.override_breaker else ():
             memory.note_idle(pool, situation.now, idle_within_a_day(situation.usual, plan, pool))
         memory.forget(situation.now)
@@ -192,35 +194,37 @@ class _Sweep:
         watched = decide(replace(situation, policy=watching.watching_policy(self._policy), watching=False))
         new = watch.note(watched, situation.now)
         pairs = zip(acting.decisions, watched.decisions, strict=True)
-        told = tuple(one if is_given_back(one.instance) else other for one, other in pairs)
-        plan = replace(watched, decisions=told)
+        decisions = tuple(acted if is_given_back(acted.instance) else other for acted, other in pairs)
+        plan = replace(watched, decisions=decisions)
         steps: dict[str, Callable[[], None]] = {
             "unmark": lambda: carry_out.unmark(tools, acting, self.done),
             "end": lambda: self._end(tools, lease, situation, acting),
             "mark": lambda: carry_out.mark(tools, acting, situation.now, lease.memory.notified_at, self.done),
             # sent before it is kept: what could not be sent is sent by the next sweep
-            "notify": lambda: self._tell_watched(tools, watch, new),
+            "notify": lambda: self._notify_watched(tools, watch, new),
             "watch": lambda: watching.save(tools.store, watch),
             "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
         }
         self._take(steps)
         return replace(self._result(situation, plan), watch=watch, watched_until=watch.until(self._policy))
 
-    def _tell_watched(self, tools: carry_out.Tools, watch: watching.Watch, new: list[dict[str, Any]]) -> None:
+    def _notify_watched(
+        self, tools: carry_out.Tools, watch: watching.Watch, new: list[dict[str, Any]]
+    ) -> None:
         if not new:
             return
         until = watch.until(self._policy)
         subject = f"{self._policy.stack}: {len(new)} idle instance(s) would be terminated or stopped now"
         try:
-            tools.notifier.tell(subject, watching.text_of(new, until, self._policy.currency))
+            tools.notifier.send(subject, watching.text_of(new, until, self._policy.currency))
         except (CloudError, DeadlineError):
-            watch.would_end = [one for one in watch.would_end if one not in new]
+            watch.would_end = [entry for entry in watch.would_end if entry not in new]
             raise
 
     def sum_up(self, tools: carry_out.Tools, watch: watching.Watch) -> None:
         """Tell what the days of watching showed, once; what fails is tried again by the next sweep."""
         try:
-            tools.notifier.tell(*watching.summary(watch, self._policy))
+            tools.notifier.send(*watching.summary(watch, self._policy))
             watch.summed_up = True
             watching.save(tools.store, watch)
         except (CloudError, DeadlineError) as error:
@@ -251,32 +255,34 @@ class _Sweep:
         now = self._options.clock()
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
-        asked = tuple(self._with_lock(one, activity.get(one.id)) for one in fleet.instances)
+        asked = tuple(self._with_lock(instance, activity.get(instance.id)) for instance in fleet.instances)
         fleet = replace(fleet, instances=asked)
-        words = self._heard(fleet, now, {})
-        return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker, words)
+        replies = self._heard(fleet, now, {})
+        return Situation(
+            now, fleet, activity, self._policy, scale_in, self._options.override_breaker, replies
+        )
 
-    def _heard(self, fleet: Inventory, now: datetime, before: Words) -> Words:
+    def _heard(self, fleet: Inventory, now: datetime, before: Replies) -> Replies:
         """What the instances say for their marks, where any mark is due; without an answer nothing."""
         asked = [
-            self._asked(one, mark.reap_after, before)
-            for one in fleet.instances
-            if one.pool in self._policy.pools and is_asked(self._policy, one)
+            self._asked(instance, mark.reap_after, before)
+            for instance in fleet.instances
+            if instance.pool in self._policy.pools and is_asked(self._policy, instance)
             # while the stack is watched, other marks are none that an instance knows of
-            if self._watch is None or is_given_back(one)
-            if (mark := mark_of(one)) and mark.reap_after <= now
+            if self._watch is None or is_given_back(instance)
+            if (mark := mark_of(instance)) and mark.reap_after <= now
         ]
         if not asked or self._cloud.store is None:
             return {}
         try:
-            found = heard(self._cloud.store, asked)
+            answers = heard(self._cloud.store, asked)
         except CloudError as error:
             self.done.failures.append(Failure("*", "hear instances", str(error)))
             return {}
-        self.done.flooding |= found.flooding
-        return found.words
+        self.done.flooding |= answers.flooding
+        return answers.replies
 
-    def _asked(self, instance: Instance, mark: datetime, before: Words) -> MarkQuestion:
+    def _asked(self, instance: Instance, mark: datetime, before: Replies) -> MarkQuestion:
         """Under its own name: on Alibaba Cloud it is known, on AWS once it has said something."""
         known = said_of(before, instance.id, mark).caller
         if self._policy.cloud == "alicloud":
@@ -304,7 +310,9 @@ class _Sweep:
 
     def _unmark_really(self, fleet: Inventory) -> None:
         """Marks of a time before the watch: no instance is to expect an end that does not come."""
-        marked = [one.id for one in fleet.instances if is_marked(one) and not is_given_back(one)]
+        marked = [
+            instance.id for instance in fleet.instances if is_marked(instance) and not is_given_back(instance)
+        ]
         untag = self._cloud.instances.untag
         for batch in batches(marked, carry_out.TAG_BATCH):
             failed = bisect(batch, "unmark", lambda some: untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER)))
@@ -356,42 +364,44 @@ class _Sweep:
         try:
             again = self._look_again(situation, chosen)
             still = _still(again, chosen)
-            open_ones = [one for one in still if _must_yet_close(again, one)]
+            open_ones = [instance for instance in still if _must_yet_close(again, instance)]
             if open_ones:
-                carry_out.close(tools, open_ones, again.words, self.done)
+                carry_out.close(tools, open_ones, again.replies, self.done)
                 again = self._look_again(again, still)
                 still = _still(again, still)
-            still = [one for one in still if not _must_yet_close(again, one)]
+            still = [instance for instance in still if not _must_yet_close(again, instance)]
             # written before they are ended: a sweep that is cut off has counted too many, never too few
             lease.memory.note_ending(still, again.now)
             lease.renew()
         except (CloudError, DeadlineError, LeaseError) as error:
-            self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]
+            self.done.failures += [
+                Failure(decision.instance.id, "check again", str(error)) for decision in chosen
+            ]
             return
-        checked = carry_out.Checked(again.now, again.fleet, again.words)
+        checked = carry_out.Checked(again.now, again.fleet, again.replies)
         carry_out.end(tools, still, checked, self.done)
 
     def _look_again(self, situation: Situation, chosen: Sequence[Decision]) -> Situation:
         """The situation with everything about the chosen instances read anew.
 
-        Their words first, their tags after: `keep` sets its tag first and decides after, so that whoever of
+        Their replies first, their tags after: `keep` sets its tag first and decides after, so that whoever of
         the two is later sees what the other did.
         """
-        words = self._heard(situation.fleet, situation.now, situation.words)
-        ids = [one.instance.id for one in chosen]
+        replies = self._heard(situation.fleet, situation.now, situation.replies)
+        ids = [decision.instance.id for decision in chosen]
         groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
         fresh = self._cloud.instances.again(ids, sorted(groups))
         now = self._options.clock()
-        running = [one for one in fresh.instances if one.state == "running"]
+        running = [instance for instance in fresh.instances if instance.state == "running"]
         activity, failures = look_closely(
             self._cloud.heartbeats, running, situation.activity, self._policy, now
         )
         self.done.failures += failures
-        others = tuple(one for one in situation.fleet.instances if one.id not in ids)
+        others = tuple(instance for instance in situation.fleet.instances if instance.id not in ids)
         old_groups = tuple(group for group in situation.fleet.groups if group.name not in groups)
         fleet = Inventory(others + fresh.instances, old_groups + fresh.groups)
         activity = {**situation.activity, **activity}
-        return replace(situation, now=now, fleet=fleet, activity=activity, words=words)
+        return replace(situation, now=now, fleet=fleet, activity=activity, replies=replies)
 
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
         """Tell the operators once a day of each instance that a user should look at."""
@@ -405,7 +415,7 @@ class _Sweep:
         what = "mass-idle breaker tripped" if plan.breaker else "instances to look at"
         lines = [flooding_text(caller, self.done.flooding[caller]) for caller in untold]
         try:
-            notifier.tell(
+            notifier.send(
                 f"{self._policy.stack}: {what}", "\n".join([*filter(None, [alert_text(due)]), *lines])
             )
         except (CloudError, DeadlineError) as error:

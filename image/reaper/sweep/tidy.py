@@ -33,12 +33,14 @@ def look(
     """
     age = timedelta(days=policy.leftovers.older_than_days)
     stopped = [
-        one for one in instances if one.state == "stopped" and one.stopped_at and now - one.stopped_at >= age
+        instance
+        for instance in instances
+        if instance.state == "stopped" and instance.stopped_at and now - instance.stopped_at >= age
     ]
-    found = where.find(stopped)
-    volumes = [one.id for one in found if one.kind is Kind.VOLUME and not one.in_use]
+    left = where.find(stopped)
+    volumes = [leftover.id for leftover in left if leftover.kind is Kind.VOLUME and not leftover.in_use]
     snapshots = where.snapshots(volumes) if policy.leftovers.remove and volumes else {}
-    return leftovers.judge(found, snapshots, policy, now)
+    return leftovers.judge(left, snapshots, policy, now)
 
 
 def carry_out(
@@ -50,8 +52,8 @@ def carry_out(
         What could not be done.
     """
     failures = []
-    removals = [one for one in findings if one.step is Step.REMOVE][: tools.policy.max_actions]
-    others = [one for one in findings if one.step in (Step.NOTE, Step.FORGET)]
+    removals = [finding for finding in findings if finding.step is Step.REMOVE][: tools.policy.max_actions]
+    others = [finding for finding in findings if finding.step in (Step.NOTE, Step.FORGET)]
     for finding in [*removals, *others]:
         try:
             _carry_out_one(tools, where, finding, now)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from image.reaper.handshake import Word, Words, said_of
+from image.reaper.handshake import Replies, Reply, said_of
 from image.reaper.marks import Mark, give_back_of, hold_of, is_given_back, is_marked, mark_of, taken_at
 from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import (
@@ -102,7 +102,7 @@ class Case:
         pool: of the instance's pool.
         idle_after: idle time from which it counts as forgotten.
         grace: time between mark and action.
-        words: what the instances said for their marks.
+        replies: what the instances said for their marks.
         far_for: for how long its hold is known to be too far ahead.
     """
 
@@ -114,30 +114,30 @@ class Case:
     pool: PoolPolicy
     idle_after: timedelta
     grace: timedelta
-    words: Words = field(default_factory=dict)
+    replies: Replies = field(default_factory=dict)
     far_for: timedelta = timedelta(0)
 
     @property
     def idle_s(self) -> float | None:
-        """Proven seconds without activity, by the newest heartbeat alone; a user who gets it is activity."""
-        if self.activity is None or self.activity.newest_at is None or self.activity.newest_value < 0:
-            return None
-        taken = taken_at(self.instance)
-        if taken is None:
-            return self.activity.newest_value
-        return min(self.activity.newest_value, max(0.0, (self._told_until - taken).total_seconds()))
-
-    @property
-    def _told_until(self) -> datetime:
-        """Up to when the newest heartbeat tells."""
-        if self.activity is None or self.activity.newest_at is None:
-            return self.now
-        return min(self.activity.newest_at + timedelta(seconds=self.activity.period_s), self.now)
+        """Proven seconds without activity."""
+        return self._idle[1] if self._idle else None
 
     @property
     def idle_since(self) -> datetime | None:
         """Since when nothing was active, late by at most the metric's period."""
-        return None if self.idle_s is None else self._told_until - timedelta(seconds=self.idle_s)
+        return self._idle[0] if self._idle else None
+
+    @property
+    def _idle(self) -> tuple[datetime, float] | None:
+        """Since when and how many seconds, by the newest heartbeat alone; a user who gets it is activity."""
+        heard = self.activity
+        if heard is None or heard.newest_at is None or heard.newest_value < 0:
+            return None
+        known_until = min(heard.newest_at + timedelta(seconds=heard.period_s), self.now)
+        idle_s, taken = heard.newest_value, taken_at(self.instance)
+        if taken is not None:
+            idle_s = min(idle_s, max(0.0, (known_until - taken).total_seconds()))
+        return known_until - timedelta(seconds=idle_s), idle_s
 
     def decide(self, verdict: Verdict, reason: str, *, alert: bool = False) -> Decision:
         """A decision on this instance."""
@@ -161,8 +161,8 @@ def forgotten(case: Case) -> Decision:
 
 
 def _given_back(case: Case) -> str:
-    found = give_back_of(case.instance)
-    return f", {found}" if found else ""
+    given_back = give_back_of(case.instance)
+    return f", {given_back}" if given_back else ""
 
 
 def unfit(case: Case) -> Decision:
@@ -177,7 +177,7 @@ def unfit(case: Case) -> Decision:
         return case.decide(
             Verdict.KEEP_BUSY, f"{why}, but it was active at {format_time(active)}", alert=True
         )
-    if mark and active and not mark.tells_of(active):
+    if mark and active and not mark.still_holds(active):
         return case.decide(Verdict.UNMARK, f"was active after it was marked, at {format_time(active)}")
     lacking = _nothing_takes_its_place(case)
     if lacking and (mark is None or case.group is not None):
@@ -216,10 +216,11 @@ def stopped(case: Case) -> Decision:
     if TAG_WITHDRAWN in case.instance.tags:
         # its user stopped it before its agent could take the tag away, which no sweep may
         reason = (
-            f"stopped for {for_now}, but its tag {TAG_WITHDRAWN} denies the end: start it, or delete the tag"
+            f"stopped for {for_now}, but its tag {TAG_WITHDRAWN} denies its termination: "
+            "start it, or delete the tag"
         )
         return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
-    if mark and (mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since):
+    if mark and (mark.reap_after <= since or not mark.still_holds(since) or mark.idle_since < since):
         # The mark that led to the stop is no notice of the end.
         return _to_mark(case, since, f"stopped for {for_now}")
     return _next_step(case, since, f"stopped for {for_now}")
@@ -278,10 +279,10 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
     """Wait for the instance's own word for this mark: that all is saved, and that nothing runs there."""
     if not case.pool.require_acknowledgement:
         return None
-    said = said_of(case.words, case.instance.id, mark.reap_after)
-    word = said.word
+    said = said_of(case.replies, case.instance.id, mark.reap_after)
+    reply = said.reply
     fenced = case.instance.tags.get(TAG_WITHDRAWN) == format_time(mark.reap_after)
-    if fenced or word is Word.REFUSED:
+    if fenced or reply is Reply.REFUSED:
         refused = case.decide(Verdict.UNMARK, f"{why}, but its agent refuses: in use, or kept")
         return replace(refused, withdrawn=True)
     if said.flooded:
@@ -289,12 +290,21 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
             f"{why}; below its mark lie more names in the records than its agent writes: none is believed"
         )
         return case.decide(Verdict.WAIT, reason, alert=True)
-    if word is None:
+    if reply is None:
         return case.decide(
             Verdict.WAIT,
             f"{why}; its agent has not said that all is saved and nothing runs there",
             alert=case.now > mark.reap_after + timedelta(hours=1),
         )
+    return _untold(case, mark, why)
+
+
+def _untold(case: Case, mark: Mark, why: str) -> Decision | None:
+    """Wait for the heartbeat of when the mark was due: what was over by then the instance's word says not."""
+    reported_at = case.activity.newest_at if case.activity else None
+    if reported_at is None or reported_at < mark.reap_after:
+        due = format_time(mark.reap_after)
+        return case.decide(Verdict.WAIT, f"{why}; its heartbeats do not reach yet to {due}")
     return None
 
 
@@ -313,11 +323,11 @@ Rule = Callable[[Case], Decision | None]
 def assess(case: Case) -> Decision:
     """The verdict on one running or stopped instance."""
     rules = STOPPED_RULES if case.instance.state == "stopped" else RULES
-    found = next(decision for decision in (rule(case) for rule in rules) if decision is not None)
-    keeps = found.verdict.name.startswith("KEEP") or found.verdict is Verdict.ALERT
-    if keeps and found.verdict not in KEPT_MARKS and is_marked(case.instance):
-        return replace(found, verdict=Verdict.UNMARK)
-    return found
+    decision = next(decision for decision in (rule(case) for rule in rules) if decision is not None)
+    keeps = decision.verdict.name.startswith("KEEP") or decision.verdict is Verdict.ALERT
+    if keeps and decision.verdict not in KEPT_MARKS and is_marked(case.instance):
+        return replace(decision, verdict=Verdict.UNMARK)
+    return decision
 
 
 def _licence(case: Case) -> Decision | None:
@@ -384,7 +394,7 @@ def _sensors(case: Case) -> Decision | None:
     if case.activity is not None and case.activity.newest_value == CODE_HUNG:
         return case.decide(Verdict.ALERT, "SUSPECT-HUNG: full GPU utilisation at idle power", alert=True)
     if case.idle_s is None:
-        return _unknown(case, "a sensor failed: the agent cannot tell whether the instance is idle")
+        return _unknown(case, "a sensor failed: whether the instance is idle is unknown")
     return None
 
 
@@ -415,7 +425,7 @@ def _busy(case: Case) -> Decision | None:
             Verdict.KEEP_BUSY, f"an earlier heartbeat reports activity at {format_time(active)}"
         )
     mark = mark_of(case.instance)
-    if mark and case.idle_since and not mark.tells_of(case.idle_since):
+    if mark and case.idle_since and not mark.still_holds(case.idle_since):
         return case.decide(
             Verdict.UNMARK, f"was active after it was marked, about {format_time(case.idle_since)}"
         )
@@ -429,10 +439,12 @@ def _consistent(case: Case) -> Decision | None:
 
 
 def _coverage(case: Case) -> Decision | None:
-    found = min((window.percent for window in case.activity.coverage), default=0.0) if case.activity else 0.0
-    if found < case.pool.coverage_percent:
+    covered = (
+        min((window.percent for window in case.activity.coverage), default=0.0) if case.activity else 0.0
+    )
+    if covered < case.pool.coverage_percent:
         needed = case.pool.coverage_percent
-        return _unknown(case, f"heartbeats cover {found:.0f} % of the window, {needed} % are needed")
+        return _unknown(case, f"heartbeats cover {covered:.0f} % of the window, {needed} % are needed")
     return None
 
 
@@ -513,7 +525,7 @@ class Situation:
         activity: instance id -> its heartbeats.
         scale_in: pools whose load asks for an instance less.
         override_breaker: a user looked, and the many idle instances are idle.
-        words: what the instances said for their marks.
+        replies: what the instances said for their marks.
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
         usual: how many are idle in each pool at other times.
         withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.
@@ -527,7 +539,7 @@ class Situation:
     policy: Policy
     scale_in: frozenset[str] = frozenset()
     override_breaker: bool = False
-    words: Words = field(default_factory=dict)
+    replies: Replies = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
     usual: Usual = field(default_factory=Usual)
     withdrawn: Mapping[str, Withdrawn] = field(default_factory=dict)
@@ -547,7 +559,7 @@ def decide(situation: Situation) -> Plan:
     for pool in sorted(situation.scale_in & policy.pools.keys()):
         decisions |= _scale_in(situation, pool, decisions)
     if situation.watching:  # after all that could let one leave
-        decisions = {key: _only_watched(one) for key, one in decisions.items()}
+        decisions = {key: _only_watched(decision) for key, decision in decisions.items()}
     decisions |= _floors(fleet, policy, decisions.values())
     plan = Plan(tuple(decisions[key] for key in sorted(decisions)))
     tripped = {
@@ -557,9 +569,10 @@ def decide(situation: Situation) -> Plan:
         for pool in pools
     }
     held = tuple(
-        _held_by_breaker(situation, one) if one.instance.pool in tripped else one for one in plan.decisions
+        _held_by_breaker(situation, decision) if decision.instance.pool in tripped else decision
+        for decision in plan.decisions
     )
-    bounded = _few_replaced(situation.replaced, [_explained(situation, one) for one in held])
+    bounded = _few_replaced(situation.replaced, [_explained(situation, decision) for decision in held])
     return Plan(_capped(situation, bounded), breaker=bool(tripped))
 
 
@@ -583,7 +596,7 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
             pool=pool,
             idle_after=terms.idle_after,
             grace=terms.grace,
-            words=situation.words,
+            replies=situation.replies,
             far_for=situation.far_for(instance),
         )
     )
@@ -615,7 +628,7 @@ def if_nothing_ran(situation: Situation, instance: Instance) -> Decision:
     full = Coverage(1, 1)
     activity = Activity(now - HEARTBEAT, int(HEARTBEAT.total_seconds()), idle.total_seconds(), None, (full,))
     later = replace(situation, now=now, activity={instance.id: activity})
-    return next(one for one in decide(later).decisions if one.instance.id == instance.id)
+    return next(decision for decision in decide(later).decisions if decision.instance.id == instance.id)
 
 
 def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -623,13 +636,18 @@ def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]
 
     One at a time, each with a grace of at least the cooldown, is what keeps the cooldown.
     """
-    own = [one for one in decisions.values() if one.instance.pool == pool and one.instance.state == "running"]
+    own = [
+        decision
+        for decision in decisions.values()
+        if decision.instance.pool == pool and decision.instance.state == "running"
+    ]
     if any(decision.verdict in LEAVING for decision in own):
         return {}
     lowered = [_alone(situation, decision.instance, requested=True) for decision in own]
-    willing = sorted((one for one in lowered if one.verdict in LEAVING), key=_scale_in_order)
+    willing = sorted((decision for decision in lowered if decision.verdict in LEAVING), key=_scale_in_order)
     return {
-        one.instance.id: replace(one, reason=f"{one.reason} (low load of pool {pool})") for one in willing[:1]
+        decision.instance.id: replace(decision, reason=f"{decision.reason} (low load of pool {pool})")
+        for decision in willing[:1]
     }
 
 
@@ -645,9 +663,9 @@ def _floors(fleet: Inventory, policy: Policy, decisions: Iterable[Decision]) -> 
     kept = {}
     # where another starts in its place, neither pool nor group falls below anything
     leaving = [
-        one
-        for one in decisions
-        if one.verdict in LEAVING and one.instance.state == "running" and not one.replaced
+        decision
+        for decision in decisions
+        if decision.verdict in LEAVING and decision.instance.state == "running" and not decision.replaced
     ]
     for decision in sorted(leaving, key=_leaving_order):
         pool, group = decision.instance.pool, fleet.group_of(decision.instance.id)
@@ -690,11 +708,13 @@ def _oldest_first(decision: Decision) -> tuple[datetime, str]:
 def idle_within_a_day(usual: Usual, plan: Plan, pool: str) -> frozenset[str]:
     """Instances of a pool that are marked or about to be, or waiting, or were ended since yesterday."""
     idle = (
-        one.instance.id
-        for one in plan.decisions
-        if one.verdict in LEAVING and one.instance.pool == pool and one.instance.state == "running"
+        decision.instance.id
+        for decision in plan.decisions
+        if decision.verdict in LEAVING
+        and decision.instance.pool == pool
+        and decision.instance.state == "running"
         # no sensor found that, but its owner said so
-        if not is_given_back(one.instance)
+        if not is_given_back(decision.instance)
     )
     return frozenset(idle) | {key for key, of in usual.ended.items() if of == pool}
 
@@ -710,7 +730,9 @@ def _within_a_day(situation: Situation, plan: Plan, pools: Collection[str]) -> f
     """Instances of pools that run, or were ended since yesterday."""
     idle = (idle_within_a_day(situation.usual, plan, pool) for pool in pools)
     instances = situation.fleet.instances
-    running = frozenset(one.id for one in instances if one.state == "running" and one.pool in pools)
+    running = frozenset(
+        instance.id for instance in instances if instance.state == "running" and instance.pool in pools
+    )
     return running.union(*idle)
 
 
@@ -735,30 +757,30 @@ def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
     """
     if is_given_back(decision.instance):
         return decision
-    told = "; unusually many of its pool, or of the small pools, are idle (mass-idle breaker)"
+    note = "; unusually many of its pool, or of the small pools, are idle (mass-idle breaker)"
     if decision.verdict is Verdict.MARK:
-        return replace(decision, reason=decision.reason + told, alert=True)
+        return replace(decision, reason=decision.reason + note, alert=True)
     if decision.verdict not in ENDS or decision.instance.state != "running" or decision.reap_after is None:
         return decision
     until = decision.reap_after + BREAKER_LASTS
     if situation.now >= until:
         return decision
-    reason = f"{decision.reason}{told}: not before {format_time(until)}"
+    reason = f"{decision.reason}{note}: not before {format_time(until)}"
     return replace(decision, verdict=Verdict.WAIT, reason=reason, alert=True)
 
 
 def _explained(situation: Situation, decision: Decision) -> Decision:
     """An instance that is idle by its heartbeats and never ends says so, and once a day alerts operators."""
-    found = situation.withdrawn.get(decision.instance.id)
+    withdrawn = situation.withdrawn.get(decision.instance.id)
     # one that was used since has another idle time
-    over = found is None or decision.idle_since is None or decision.idle_since > found.last
-    if found is None or over or decision.verdict not in {Verdict.UNMARK, *LEAVING}:
+    over = withdrawn is None or decision.idle_since is None or decision.idle_since > withdrawn.last
+    if withdrawn is None or over or decision.verdict not in {Verdict.UNMARK, *LEAVING}:
         return decision
-    count = found.count + decision.withdrawn
-    reason = f"{decision.reason}; its agent withdrew {count} mark(s) since {format_time(found.first)}"
+    count = withdrawn.count + decision.withdrawn
+    reason = f"{decision.reason}; its agent withdrew {count} mark(s) since {format_time(withdrawn.first)}"
     often = decision.withdrawn and count >= OFTEN_WITHDRAWN
-    told = ": its journal says why (journalctl -u gpu-reaper)" if often else ""
-    return replace(decision, reason=reason + told, alert=decision.alert or often)
+    note = ": its journal says why (journalctl -u gpu-reaper)" if often else ""
+    return replace(decision, reason=reason + note, alert=decision.alert or often)
 
 
 def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> tuple[Decision, ...]:
@@ -770,20 +792,22 @@ def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) ->
     counts = Counter(replaced.values())
     late = set()
     new = [
-        one
-        for one in decisions
-        if one.replaced and one.verdict in ENDS and one.instance.id not in replaced  # or it is tried again
+        decision
+        for decision in decisions
+        if decision.replaced
+        and decision.verdict in ENDS
+        and decision.instance.id not in replaced  # or it is tried again
     ]
     for decision in sorted(new, key=_oldest_first):
         counts[decision.instance.pool] += 1
         if counts[decision.instance.pool] > MOST_REPLACED_IN_A_DAY:
             late.add(decision.instance.id)
-    told = f"; {MOST_REPLACED_IN_A_DAY} of its pool were replaced within a day: look at image and type"
+    note = f"; {MOST_REPLACED_IN_A_DAY} of its pool were replaced within a day: look at image and type"
     return tuple(
-        replace(one, verdict=Verdict.ALERT, reason=one.reason + told, alert=True)
-        if one.instance.id in late
-        else one
-        for one in decisions
+        replace(decision, verdict=Verdict.ALERT, reason=decision.reason + note, alert=True)
+        if decision.instance.id in late
+        else decision
+        for decision in decisions
     )
 
 
@@ -795,22 +819,24 @@ def _capped(situation: Situation, decisions: Iterable[Decision]) -> tuple[Decisi
     decisions = tuple(decisions)
     limit = action_limit(situation.policy, len(situation.fleet.instances))
     due = sorted(
-        (one for one in decisions if one.verdict in ENDS),
-        key=lambda one: (not is_closed(situation.words, one), *_oldest_first(one)),
+        (decision for decision in decisions if decision.verdict in ENDS),
+        key=lambda decision: (not is_closed(situation.replies, decision), *_oldest_first(decision)),
     )
-    late = {one.instance.id for one in due[limit:]}
-    told = f"; this sweep ends {limit} at most"
+    late = {decision.instance.id for decision in due[limit:]}
+    note = f"; a sweep terminates or stops {limit} at most"
     return tuple(
-        replace(one, verdict=Verdict.WAIT, reason=one.reason + told) if one.instance.id in late else one
-        for one in decisions
+        replace(decision, verdict=Verdict.WAIT, reason=decision.reason + note)
+        if decision.instance.id in late
+        else decision
+        for decision in decisions
     )
 
 
-def is_closed(words: Words, decision: Decision) -> bool:
+def is_closed(replies: Replies, decision: Decision) -> bool:
     """Whether the instance says for this very mark that its door is shut and nothing runs there."""
     if decision.reap_after is None:
         return False
-    return said_of(words, decision.instance.id, decision.reap_after).word is Word.CLOSED
+    return said_of(replies, decision.instance.id, decision.reap_after).reply is Reply.CLOSED
 
 
 def is_asked(policy: Policy, instance: Instance) -> bool:

@@ -64,7 +64,7 @@ class Watch:
 
         What its owner gave back is ended indeed.
         """
-        open_ids = {one["instance_id"] for one in self.would_end if one["used_again_at"] is None}
+        open_ids = {entry["instance_id"] for entry in self.would_end if entry["used_again_at"] is None}
         present = {decision.instance.id for decision in plan.decisions}
         self.marks = {key: mark for key, mark in self.marks.items() if key in present}
         new = []
@@ -86,9 +86,9 @@ class Watch:
         return new
 
     def _used_again(self, instance_id: str, now: datetime) -> None:
-        for one in self.would_end:
-            if one["instance_id"] == instance_id and one["used_again_at"] is None:
-                one["used_again_at"] = format_time(now)
+        for entry in self.would_end:
+            if entry["instance_id"] == instance_id and entry["used_again_at"] is None:
+                entry["used_again_at"] = format_time(now)
 
     def to_json(self) -> dict[str, Any]:
         """As the object holds it."""
@@ -106,17 +106,17 @@ def load(store: Store, now: datetime) -> Watch:
     Raises:
         CloudError: it cannot be read, so that nobody knows whether the sweep may act.
     """
-    found = store.get(KEY)
-    if found is None:
+    stored = store.get(KEY)
+    if stored is None:
         return Watch(now)
     try:
-        content = found.content
+        content = stored.content
         return Watch(
             parse_time(content["began"]),
             dict(content["marks"]),
             list(content["would_end"]),
             bool(content["summed_up"]),
-            found.version,
+            stored.version,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         anew = f"{KEY} cannot be read; to begin the watch anew {store.to_forget(KEY)}"
@@ -153,7 +153,7 @@ def _would_end(decision: Decision, now: datetime) -> dict[str, Any]:
 
 def worth(would_end: list[dict[str, Any]]) -> Decimal:
     """What these would have cost in a month, where their price is known."""
-    prices = (Decimal(one["price_per_hour"]) for one in would_end if one["price_per_hour"] is not None)
+    prices = (Decimal(entry["price_per_hour"]) for entry in would_end if entry["price_per_hour"] is not None)
     return sum(prices, Decimal(0)) * HOURS_PER_MONTH
 
 
@@ -163,11 +163,13 @@ def text_of(would_end: list[dict[str, Any]], until: datetime, currency: str) -> 
 
 
 def _lines(would_end: list[dict[str, Any]], currency: str) -> Iterator[str]:
-    for one in would_end:
-        price = f", {one['price_per_hour']} {currency} an hour" if one["price_per_hour"] else ""
-        again = f"; USED AGAIN at {one['used_again_at']}" if one["used_again_at"] else ""
-        what = f"{one['instance_id']} ({one['type']}, pool {one['pool']}, owner {one['owner']}{price})"
-        yield f"- {what}: {one['action']} at {one['at']}, idle since {one['idle_since']}{again}"
+    for entry in would_end:
+        price = f", {entry['price_per_hour']} {currency} an hour" if entry["price_per_hour"] else ""
+        again = f"; USED AGAIN at {entry['used_again_at']}" if entry["used_again_at"] else ""
+        what = (
+            f"{entry['instance_id']} ({entry['type']}, pool {entry['pool']}, owner {entry['owner']}{price})"
+        )
+        yield f"- {what}: {entry['action']} at {entry['at']}, idle since {entry['idle_since']}{again}"
 
 
 def _closing(would_end: list[dict[str, Any]], until: datetime, currency: str) -> Iterator[str]:
@@ -177,7 +179,7 @@ def _closing(would_end: list[dict[str, Any]], until: datetime, currency: str) ->
 
 def summary(watch: Watch, policy: Policy) -> tuple[str, str]:
     """(subject, message) of the watch as a whole."""
-    again = sum(one["used_again_at"] is not None for one in watch.would_end)
+    again = sum(entry["used_again_at"] is not None for entry in watch.would_end)
     subject = (
         f"{policy.stack}: watched {policy.watch_days} days, {len(watch.would_end)} instances would have been "
         f"stopped or terminated, {again} of them used again"

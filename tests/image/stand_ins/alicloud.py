@@ -40,7 +40,7 @@ from tests.image.stand_ins.signatures import Keys, SignatureError, check
 from tests.image.virtual_machine import Network, VirtualMachine
 from tests.reaper.alicloud_server import ENVIRON, SECRET, serving
 from tests.reaper.alicloud_world import Actions, _point
-from tests.reaper.world import Machine, World
+from tests.reaper.world import SimulatedInstance, World
 
 STACK, POOL, REGION = "alicloud-dev", "spot", "cn-shenzhen"
 SUBNET, FRONT, METADATA = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"
@@ -146,7 +146,7 @@ class Alicloud:
     metadata: MetadataService
     front: Front
     actions: LiveActions
-    instance: Machine
+    instance: SimulatedInstance
     user_data: str
     function: Path
     environment: dict[str, str]
@@ -286,7 +286,7 @@ def _stored(endpoint: str, rehearsed: Rehearsed, buckets: list[str]) -> Any:
     return s3
 
 
-def _told(instance: Machine, declared: Mapping[str, Any]) -> Tree:
+def _told(instance: SimulatedInstance, declared: Mapping[str, Any]) -> Tree:
     """Paths of https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata."""
     now = datetime.now(UTC)
     role = declared["ramRoleName"]

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
-from image.reaper.handshake import PREFIX, Word, key
+from image.reaper.handshake import PREFIX, Reply, key
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
@@ -244,7 +244,7 @@ def saved_in(s3: Any, bucket: str, ending: str) -> bytes:
 def said_idle(s3: Any, bucket: str, instance_id: str, mark: datetime) -> bool:
     """Whether an instance has answered a mark, under whatever name the cloud calls it."""
     listed = s3.list_objects_v2(Bucket=bucket, Prefix=f"reaper/{PREFIX}/").get("Contents", [])
-    answer = key(instance_id, mark, Word.IDLE).removeprefix(f"{PREFIX}/")
+    answer = key(instance_id, mark, Reply.IDLE).removeprefix(f"{PREFIX}/")
     return any(one["Key"].endswith(answer) for one in listed)
 
 

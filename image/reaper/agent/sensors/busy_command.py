@@ -83,13 +83,13 @@ def refuse_changeable(path: Path) -> None:
     """
     for part in (path, *path.parents):
         try:
-            found = part.lstat()
+            status = part.lstat()
         except OSError as error:
             raise SensorError(f"idle.command {path}: {part}: {error.strerror}") from error
-        if stat.S_ISLNK(found.st_mode) and part == path:
+        if stat.S_ISLNK(status.st_mode) and part == path:
             raise SensorError(f"idle.command {path}: is a link; name the program itself")
-        writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
-        if found.st_uid != 0 or writable:
+        writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+        if status.st_uid != 0 or writable:
             raise SensorError(f"idle.command {path}: {part} can be changed by others than root")
 
 

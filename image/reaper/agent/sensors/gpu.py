@@ -76,7 +76,7 @@ class GpuSensor:
             gpus = tuple(self._gpu(device, fresh=fresh) for device in self._open())
         except self._nvml.NVMLError as error:
             self._close()
-            raise SensorError(self._told(error, " on opening the GPUs")) from error
+            raise SensorError(self._message(error, " on opening the GPUs")) from error
         except SensorError:
             self._close()
             raise
@@ -97,7 +97,7 @@ class GpuSensor:
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                 return []
-            raise SensorError(self._told(error, " in nvmlInit")) from error
+            raise SensorError(self._message(error, " in nvmlInit")) from error
         self._devices = [self._device(index) for index in range(self._nvml.nvmlDeviceGetCount())]
         return self._devices
 
@@ -168,7 +168,7 @@ class GpuSensor:
                 if error.value == self._nvml.NVML_ERROR_NOT_FOUND:  # no instance in this place
                     continue
                 raise SensorError(
-                    self._told(error, f" in MIG instance {index} of GPU {device.name}")
+                    self._message(error, f" in MIG instance {index} of GPU {device.name}")
                 ) from error
             part = _Device(f"{device.name} MIG {index}", handle)
             running = self._must(part, "nvmlDeviceGetComputeRunningProcesses")
@@ -181,15 +181,15 @@ class GpuSensor:
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                 return None
-            raise SensorError(self._told(error, f" in {call} of GPU {device.name}")) from error
+            raise SensorError(self._message(error, f" in {call} of GPU {device.name}")) from error
 
     def _must(self, device: _Device, call: str) -> Any:
         try:
             return getattr(self._nvml, call)(device.handle)
         except self._nvml.NVMLError as error:
-            raise SensorError(self._told(error, f" in {call} of GPU {device.name}")) from error
+            raise SensorError(self._message(error, f" in {call} of GPU {device.name}")) from error
 
-    def _told(self, error: Any, where: str) -> str:
+    def _message(self, error: Any, where: str) -> str:
         return f"{error_name(self._nvml, error.value)}{where}"
 
 

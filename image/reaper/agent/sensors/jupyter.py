@@ -85,8 +85,8 @@ def servers_of(
     kernels: Sequence[Process], table: Mapping[int, Process], root: Path = Path("/")
 ) -> list[Server]:
     """Every server that one of the kernels belongs to; arguments as of ``kernel_sessions``."""
-    found = (server_of(kernel, table, root) for kernel in kernels)
-    return list({server.pid: server for server in found if server is not None}.values())
+    servers = (server_of(kernel, table, root) for kernel in kernels)
+    return list({server.pid: server for server in servers if server is not None}.values())
 
 
 def put_notice(server: Server, text: str, root: Path = Path("/")) -> None:
@@ -106,7 +106,7 @@ def remove_notice(server: Server, root: Path = Path("/")) -> None:
         parent = f"api/contents/{urllib.parse.quote(folder)}".rstrip("/")
         try:
             answer = ask(server, root, f"{parent}{NO_USE}&content=1&type=directory")
-            there = {str(one["name"]) for one in answer["content"]}
+            there = {str(entry["name"]) for entry in answer["content"]}
         except (TypeError, KeyError) as error:
             raise SensorError("its list of files cannot be read") from error
         if NOTICE in there:
@@ -115,7 +115,7 @@ def remove_notice(server: Server, root: Path = Path("/")) -> None:
 
 def _open_folders(server: Server, root: Path) -> list[str]:
     try:
-        notebooks = [str(one["path"]) for one in ask(server, root, SESSIONS)]
+        notebooks = [str(session["path"]) for session in ask(server, root, SESSIONS)]
     except (TypeError, KeyError) as error:
         raise SensorError("its list of sessions cannot be read") from error
     # a server is its user's: whatever number of sessions it names, an end is not to wait for them all
@@ -166,8 +166,8 @@ def _inner_pid(pid: int, root: Path) -> int:
         lines = (root / f"proc/{pid}/status").read_bytes().split(b"\n")
     except OSError:
         return pid
-    told = next((line.split() for line in lines if line.startswith(b"NSpid:")), None)
-    return int(told[-1]) if told else pid
+    namespaces = next((line.split() for line in lines if line.startswith(b"NSpid:")), None)
+    return int(namespaces[-1]) if namespaces else pid
 
 
 def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
@@ -177,8 +177,8 @@ def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner.uid or found.st_size > LARGEST_FILE:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != owner.uid or status.st_size > LARGEST_FILE:
             return None
         try:
             content = json.loads(file.read(LARGEST_FILE))

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.agent.sensors.jupyter import kernel_sessions
 from image.reaper.agent.sensors.processes import ProcessTable
 from image.reaper.agent.sensors.reading import Gpu, Presence, Rates, Reading
+from image.reaper.agent.sensors.slow_answer import SlowAnswer
 from image.reaper.errors import SensorError
 
 Read = TypeVar("Read", covariant=True)  # noqa: PLC0105 - a plain word reads better than Read_co
@@ -59,6 +61,7 @@ class Sensors:
         rates: CPU, disk and network.
         presence: process table, terminals and notebooks; None where only one process tree is watched.
         asked: what the stack asks for at the moment.
+        real_s: real seconds, monotonic.
     """
 
     def __init__(
@@ -67,13 +70,15 @@ class Sensors:
         gpus: Gpus,
         presence: Comparing[Presence] | None,
         asked: Callable[[], SensorOptions] = SensorOptions,
+        real_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rates = rates
         self._gpus = gpus
         self._presence = presence
         self._asked = asked
+        self._busy = SlowAnswer[bool](real_s)
         self._lock = threading.Lock()
-        self._crashes_told = set[str]()
+        self._reported_crashes = set[str]()
 
     def look(self, now: datetime) -> Reading:
         """Look at everything at this moment, without a trace: the next sample compares with the one before.
@@ -95,17 +100,18 @@ class Sensors:
     def _read(self, now: datetime, *, everything: bool, keep: bool) -> Reading:
         failures: list[str] = []
         with self._lock:
+            looks = everything and self._presence is not None
+            # what may take long comes first: all that begins until the end of the look is to be seen by it
+            busy = self._tried("command", self._command, failures) if looks else None
             reading = Reading(
                 at=now,
                 rates=self._tried("instance", lambda: self._rates.read(keep=keep), failures),
                 # what began a moment ago is known with its GPU: an end may follow, and habits are learned
                 gpus=self._tried("gpu", lambda: self._gpus.read(fresh=everything), failures) or (),
             )
-            if everything and self._presence is not None:
-                presence = self._presence
-                found = self._tried("processes", lambda: presence.read(keep=keep), failures)
-                busy = self._tried("command", self._command, failures)
-                reading = replace(reading, presence=_with(found or Presence(), busy))
+            if looks and (presence := self._presence) is not None:
+                seen = self._tried("processes", lambda: presence.read(keep=keep), failures)
+                reading = replace(reading, presence=_with(seen or Presence(), busy))
         return replace(reading, failures=tuple(failures))
 
     def _tried(self, name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
@@ -117,9 +123,9 @@ class Sensors:
         # over everybody's work, nor make the instance idle. Its text may hold their secrets: the log has it.
         except Exception as error:
             failure = f"{name}: {type(error).__name__}, which the agent did not expect; its log says where"
-            if failure not in self._crashes_told:  # once for each kind, not every five seconds
+            if failure not in self._reported_crashes:  # once for each kind, not every five seconds
                 LOG.exception("event=sensor-crashed sensor=%s", name)
-            self._crashes_told.add(failure)
+            self._reported_crashes.add(failure)
             failures.append(failure)
         return None
 
@@ -128,7 +134,8 @@ class Sensors:
         asked = self._asked()
         if asked.problem:
             raise SensorError(asked.problem)
-        return asked.command.command[0] if asked.command and asked.command.is_busy() else ""
+        command = asked.command
+        return command.command[0] if command and self._busy.get(command.is_busy, command) else ""
 
 
 def _with(presence: Presence, busy: str | None) -> Presence:
@@ -151,7 +158,7 @@ def whole_instance(
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
     presence = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
-    return Sensors(RateSensor(InstanceCounters(own), real_s), gpus, presence, asked)
+    return Sensors(RateSensor(InstanceCounters(own), real_s), gpus, presence, asked, real_s)
 
 
 def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Sensors:

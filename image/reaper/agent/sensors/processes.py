@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from pwd import getpwuid
 import psutil
 
 from image.reaper.agent.sensors.reading import Presence, ProcessUse, Session, Started
+from image.reaper.agent.sensors.slow_answer import SlowAnswer
 from image.reaper.errors import SensorError
 from image.reaper.model import Tie
 
@@ -31,6 +33,8 @@ LAUNCHERS = frozenset(
     }
 )
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
+# ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): any command may run below it
+SUBMITTED = ("-m", "gpu_fleet", "work")
 LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
 BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
 BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
@@ -51,6 +55,8 @@ CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
 SETTLED_S = 60.0  # after it began: what starts a container puts its process there within a second
 FIRST_PERSON = 1000  # the first user id of users (login.defs, UID_MIN)
 STARTED_LATELY_S = 900.0
+# Where notebooks' servers took longer to answer, the table is read again: what began meanwhile is to be seen.
+NEW_TABLE_AFTER_S = 1.0
 TTY_STEP_S = 8.0
 PROC_CHUNK = 1 << 16
 PSEUDO_TERMINALS, CONSOLES, FIRST_SERIAL = 136, 4, 64  # majors, and a minor (admin-guide/devices.txt)
@@ -106,7 +112,7 @@ def user_name(uid: int) -> str:
 
 
 def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> bool:
-    """Whether a command is work while it runs: a launcher, a copy, an image build, a task of Ray.
+    """Whether a command is work while it runs: a launcher, a submitted run, a copy, a build, a task of Ray.
 
     Args:
         command: the arguments, the program first.
@@ -118,6 +124,7 @@ def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> b
     return (
         bool(words.intersection(names))
         or is_launcher(command)
+        or tuple(command[1:4]) == SUBMITTED
         or (names[0] == "rsync" and "--daemon" not in command)
         or (names[0].startswith("ray::") and not command[0].startswith(RAY_AT_REST))
         or ("ray" in names and bool(RAY_COMMANDS.intersection(command[1:3])))
@@ -153,7 +160,7 @@ def _base(word: str) -> str:
 def kernel_id(command: Sequence[str]) -> str | None:
     """The id of a notebook's kernel, or None for any other command."""
     files = (word for word in command if word.endswith(".json"))
-    return next((found["id"] for word in files if (found := CONNECTION_FILE.fullmatch(word))), None)
+    return next((match["id"] for word in files if (match := CONNECTION_FILE.fullmatch(word))), None)
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,14 @@ class _Used:
     began_s: float
     cpu_s: float
     moved_bytes: float
+
+    def rates_since(self, before: "_Used") -> tuple[float, float]:
+        """Cores, and bytes per second, since an earlier look; none where its id was another's then."""
+        over_s = self.at_s - before.at_s
+        if before.began_s != self.began_s or over_s <= 0:
+            return 0.0, 0.0
+        moved_bytes = max(0.0, self.moved_bytes - before.moved_bytes)
+        return max(0.0, self.cpu_s - before.cpu_s) / over_s, moved_bytes / over_s
 
 
 class ProcessTable:
@@ -190,6 +205,7 @@ class ProcessTable:
         self._kernels = kernels
         self._words = words
         self._root = root
+        self._notebooks = SlowAnswer[tuple[list[Session], list[str]]](real_s)
         self._before: dict[int, _Used] = {}
         self._world: dict[tuple[int, float], int] = {}
         self._in_container: dict[tuple[int, float], bool] = {}
@@ -203,30 +219,38 @@ class ProcessTable:
         Raises:
             SensorError: the table cannot be read.
         """
-        try:
-            table = {process.pid: process for process in processes(self._root)}
-        except OSError as error:
-            raise SensorError(f"process table: {error}") from error
+        table, began_s = self._table(), self._real_s()
         kernels = [process for process in table.values() if kernel_id(process.command)]
+        notebooks, unknown = self._notebooks.get(partial(self._kernels, kernels, table))
+        if self._real_s() - began_s > NEW_TABLE_AFTER_S:
+            table = self._table()
+            kernels = [process for process in table.values() if kernel_id(process.command)]
         uses = self._uses(table.values(), kernels, keep=keep)
-        notebooks, unknown = self._kernels(kernels, table)
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
-        of_people = self._of_people(table)
-        started, older = self._started(table, of_people), _older(table, of_people)
+        of_users = self._of_users(table)
+        started, older = self._started(table, of_users), _older(table, of_users)
         words = self._words()
-        watched = [one for one in table.values() if is_watched(one.command, words)]
-        users = [(one.user, Tie.LAUNCHED) for one in watched] + [(one.user, Tie.RUNS) for one in started]
-        users += [(one.user, Tie.LOGGED_IN) for one in open_sessions]
-        users += [(one.user, Tie.LOGGED_IN if one.kind == "ssh" else Tie.RUNS) for one in uses]
+        watched = [process for process in table.values() if is_watched(process.command, words)]
+        users = [(process.user, Tie.LAUNCHED) for process in watched] + [
+            (process.user, Tie.RUNS) for process in started
+        ]
+        users += [(session.user, Tie.LOGGED_IN) for session in open_sessions]
+        users += [(use.user, Tie.LOGGED_IN if use.kind == "ssh" else Tie.RUNS) for use in uses]
         return Presence(
             sessions=tuple(open_sessions),
-            watched=tuple(one.shown for one in watched),
+            watched=tuple(process.shown for process in watched),
             processes=tuple(uses),
             started=tuple(started),
             older=tuple(older),
             unknown=tuple(unknown),
             users=tuple(sorted((name, tie) for name, tie in set(users) if name)),
         )
+
+    def _table(self) -> dict[int, Process]:
+        try:
+            return {process.pid: process for process in processes(self._root)}
+        except OSError as error:
+            raise SensorError(f"process table: {error}") from error
 
     def _terminals(self, table: Iterable[Process]) -> Iterator[Session]:
         """Every terminal, at its last input."""
@@ -237,22 +261,22 @@ class ProcessTable:
         seen = set[tuple[int, int]]()
         for path in paths:
             try:
-                found = path.stat()
+                status = path.stat()
             except (FileNotFoundError, NotADirectoryError, ProcessLookupError):  # it was closed meanwhile
                 continue
             except OSError as error:
                 raise SensorError(f"terminal {path}: {error.strerror}") from error
-            if (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
-                unused_s = max(0.0, time.time() - found.st_atime - TTY_STEP_S)
-                user = user_name(found.st_uid)
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                unused_s = max(0.0, time.time() - status.st_atime - TTY_STEP_S)
+                user = user_name(status.st_uid)
                 yield Session("terminal", f"{user} on {path.parent.name}/{path.name}", unused_s, user)
 
     def _uses(self, table: Iterable[Process], kernels: Sequence[Process], *, keep: bool) -> list[ProcessUse]:
         """What GPU processes, kernels and connections without a terminal used since the look before."""
         gpu_pids, kernel_pids = self._gpu_pids(), {kernel.pid for kernel in kernels}
         now: dict[int, _Used] = {}
-        found = []
+        uses = []
         for process in table:
             ssh = SSH_WITHOUT_TERMINAL.match(process.command[0])
             kind = "gpu" if process.pid in gpu_pids else "kernel" if process.pid in kernel_pids else "ssh"
@@ -263,10 +287,12 @@ class ProcessTable:
                 continue
             now[process.pid] = used
             who = f"{ssh['user']} without a terminal ({process.pid})" if ssh else process.shown
-            found.append(self._use(kind, who, process, used))
+            uses.append(self._use(kind, who, process, used))
+        known = {(pid, used.began_s) for pid, used in now.items()}
+        self._world = {key: self._world[key] for key in self._world.keys() & known}
         if not keep:
             self._before = now
-        return found
+        return uses
 
     def _used(self, process: Process) -> _Used | None:
         """None for one that ended meanwhile; raises SensorError."""
@@ -279,12 +305,7 @@ class ProcessTable:
         return _Used(self._real_s(), process.began_s, process.cpu_s, float(moved[1]) + float(moved[3]))
 
     def _use(self, kind: str, who: str, process: Process, used: _Used) -> ProcessUse:
-        before = self._before.get(process.pid)
-        over_s = used.at_s - before.at_s if before and before.began_s == used.began_s else 0.0
-        cpu_cores = max(0.0, used.cpu_s - before.cpu_s) / over_s if before and over_s > 0 else 0.0
-        bytes_per_s = (
-            max(0.0, used.moved_bytes - before.moved_bytes) / over_s if before and over_s > 0 else 0.0
-        )
+        cpu_cores, bytes_per_s = used.rates_since(self._before.get(process.pid, used))
         age_s = max(0.0, _uptime_s() - process.began_s)
         use = ProcessUse(kind, who, age_s, cpu_cores, bytes_per_s, user=process.user)
         ranks = self._ranks(process) if kind == "gpu" else 1
@@ -296,27 +317,30 @@ class ProcessTable:
         """Ranks of the job that a process is one of; 1 for any other."""
         key = (process.pid, process.began_s)
         if key not in self._world:
-            self._world = {kept: size for kept, size in self._world.items() if kept[0] in self._gpu_pids()}
             try:
-                told = psutil.Process(process.pid).environ()
+                environment = psutil.Process(process.pid).environ()
             except psutil.NoSuchProcess:
                 return 1
             except psutil.Error as error:
                 raise SensorError(f"environment of process {process.pid}: {error}") from error
-            sizes = [told[name] for name in WORLD_SIZES if WORLD_SIZE.fullmatch(told.get(name, ""))]
+            sizes = [
+                environment[name] for name in WORLD_SIZES if WORLD_SIZE.fullmatch(environment.get(name, ""))
+            ]
             self._world[key] = max(map(int, sizes), default=1)
         return self._world[key]
 
-    def _of_people(self, table: Mapping[int, Process]) -> frozenset[int]:
+    def _of_users(self, table: Mapping[int, Process]) -> frozenset[int]:
         """Ids of users' processes, as they are now."""
-        keys = {(one.pid, one.began_s) for one in table.values()}
+        keys = {(process.pid, process.began_s) for process in table.values()}
         self._in_container = {key: known for key, known in self._in_container.items() if key in keys}
-        return frozenset(one.pid for one in table.values() if self._is_a_users(one))
+        return frozenset(process.pid for process in table.values() if self._is_a_users(process))
 
-    def _started(self, table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
+    def _started(self, table: Mapping[int, Process], of_users: Collection[int]) -> list[Started]:
         uptime_s = _uptime_s()
-        young = {pid: one for pid, one in table.items() if uptime_s - one.began_s < STARTED_LATELY_S}
-        lines = {pid: list(_upwards(one, young)) for pid, one in young.items()}
+        young = {
+            pid: process for pid, process in table.items() if uptime_s - process.began_s < STARTED_LATELY_S
+        }
+        lines = {pid: list(_upwards(process, young)) for pid, process in young.items()}
         below: dict[int, list[Process]] = defaultdict(list)
         for pid, line in lines.items():
             for above in line:
@@ -324,18 +348,18 @@ class ProcessTable:
         gpu_pids = self._gpu_pids()
         return [
             Started(
-                one.pid,
-                one.name,
-                one.user,
-                uptime_s - one.began_s,
-                one.began_s,
-                blake2b(one.line, digest_size=16).hexdigest(),
-                _identity(table.get(lines[one.pid][-1].parent)),
-                sum(each.cpu_s for each in below[one.pid]),
-                any(each.pid in gpu_pids for each in below[one.pid]),
+                process.pid,
+                process.name,
+                process.user,
+                uptime_s - process.began_s,
+                process.began_s,
+                blake2b(process.line, digest_size=16).hexdigest(),
+                _identity(table.get(lines[process.pid][-1].parent)),
+                sum(each.cpu_s for each in below[process.pid]),
+                any(each.pid in gpu_pids for each in below[process.pid]),
             )
-            for one in young.values()
-            if one.pid in of_people
+            for process in young.values()
+            if process.pid in of_users
         ]
 
     def _is_a_users(self, process: Process) -> bool:
@@ -359,21 +383,24 @@ class ProcessTable:
             return False
 
 
-def _older(table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
+def _older(table: Mapping[int, Process], of_users: Collection[int]) -> list[Started]:
     """Users' processes that began earlier than lately: only a mark that is due for long asks for them."""
     uptime_s = _uptime_s()
-    found = [table[pid] for pid in of_people if uptime_s - table[pid].began_s >= STARTED_LATELY_S]
-    return [Started(one.pid, one.name, one.user, uptime_s - one.began_s, one.began_s) for one in found]
+    older = [table[pid] for pid in of_users if uptime_s - table[pid].began_s >= STARTED_LATELY_S]
+    return [
+        Started(process.pid, process.name, process.user, uptime_s - process.began_s, process.began_s)
+        for process in older
+    ]
 
 
 def _upwards(process: Process, among: Mapping[int, Process]) -> Iterator[Process]:
     """A process, its parent, and so on, as far as they are among those given."""
     passed = set[int]()
-    found: Process | None = process
-    while found is not None and found.pid not in passed:
-        passed.add(found.pid)  # ids that were given anew while the table was read may make a circle
-        yield found
-        found = among.get(found.parent)
+    ancestor: Process | None = process
+    while ancestor is not None and ancestor.pid not in passed:
+        passed.add(ancestor.pid)  # ids that were given anew while the table was read may make a circle
+        yield ancestor
+        ancestor = among.get(ancestor.parent)
 
 
 def _identity(process: Process | None) -> tuple[int, float]:
@@ -392,8 +419,12 @@ def _peers(process: Process) -> int:
         return 0
     except psutil.Error as error:
         raise SensorError(f"connections of process {process.pid}: {error}") from error
-    alive = [one for one in connections if one.status in (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT)]
-    return sum(bool(one.raddr) and one.raddr[0] != one.laddr[0] for one in alive)
+    alive = [
+        connection
+        for connection in connections
+        if connection.status in (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT)
+    ]
+    return sum(bool(connection.raddr) and connection.raddr[0] != connection.laddr[0] for connection in alive)
 
 
 def processes(root: Path = Path("/")) -> Iterator[Process]:
@@ -475,7 +506,9 @@ def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
     """
     chosen = among() if among is not None else None
     return [
-        one.shown for one in processes() if is_trainer(one.command) and (chosen is None or one.pid in chosen)
+        process.shown
+        for process in processes()
+        if is_trainer(process.command) and (chosen is None or process.pid in chosen)
     ]
 
 

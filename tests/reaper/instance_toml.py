@@ -1,6 +1,6 @@
 """An ``instance.toml`` as the stack writes it."""
 
-MACHINE_FILE = """
+INSTANCE_TOML = """
 schema_version = 1
 cloud = "aws"
 region = "us-east-1"

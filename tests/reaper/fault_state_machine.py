@@ -31,7 +31,7 @@ POLICY = policy(**POOL)
 # Coverage is counted in whole quarter hours, the last of which must have ended and arrived.
 COVERED = IDLE_AFTER + timedelta(minutes=15) + OLDEST_HEARTBEAT
 
-machines = st.integers(min_value=0, max_value=7)
+instances = st.integers(min_value=0, max_value=7)
 chances = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6])
 
 
@@ -47,7 +47,7 @@ def same_runs_each_time(count: int) -> settings:
     )
 
 
-class FaultMachine(RuleBasedStateMachine):
+class FaultStateMachine(RuleBasedStateMachine):
     """At most eight instances, four in a group that keeps one; sweeps among everything that goes wrong."""
 
     policy: ClassVar[Policy] = POLICY
@@ -67,85 +67,95 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.start(TAGS | FOREIGN[seed % 3])
         self.world.pass_minutes(5)
         self.steps_here = 0
-        FaultMachine.runs += 1
+        FaultStateMachine.runs += 1
 
     def pick(self, index):
         """One of the instances that still run, or None."""
-        running = [one for one in self.world.machines.values() if one.state == "running"]
+        running = [one for one in self.world.instances.values() if one.state == "running"]
         return running[index % len(running)] if running else None
 
-    @rule(index=machines)
+    @rule(index=instances)
     def owner_begins_to_work(self, index):
-        if machine := self.pick(index):
-            machine.busy = True
+        if instance := self.pick(index):
+            instance.busy = True
 
-    @rule(index=machines)
+    @rule(index=instances)
     def somebody_types(self, index):
-        if machine := self.pick(index):
-            machine.type()
+        if instance := self.pick(index):
+            instance.type()
 
-    @rule(index=machines)
+    @rule(index=instances)
     def a_job_begins_in_an_open_terminal(self, index):
-        if machine := self.pick(index):
-            machine.begin_behind_the_door()
+        if instance := self.pick(index):
+            instance.begin_behind_the_door()
 
-    @rule(index=machines)
+    @rule(index=instances)
     def owner_leaves(self, index):
-        if machine := self.pick(index):
-            machine.leave()
+        if instance := self.pick(index):
+            instance.leave()
 
     @rule()
     def everybody_leaves(self):
-        for machine in self.world.machines.values():
-            machine.leave()
+        for instance in self.world.instances.values():
+            instance.leave()
 
     @rule(tags=st.sampled_from([{}, {}, *FOREIGN]), grouped=st.booleans())
-    def someone_starts_a_machine(self, tags, grouped):
-        if len(self.world.machines) < 8:
+    def someone_starts_an_instance(self, tags, grouped):
+        if len(self.world.instances) < 8:
             if grouped:
                 self.world.join("pool", TAGS | tags)
             else:
                 self.world.start(TAGS | tags)
 
-    @rule(index=machines, hours=st.integers(-1, 30))
+    @rule(index=instances, hours=st.integers(-1, 30))
     def owner_holds(self, index, hours):
-        if machine := self.pick(index):
-            machine.keep(self.world.now + timedelta(hours=hours))
+        if instance := self.pick(index):
+            instance.keep(self.world.now + timedelta(hours=hours))
 
-    @rule(index=machines, text=st.sampled_from(["", "tomorrow", "2026-03-02", "2026-03-02T10:00:00", "∞"]))
+    @rule(index=instances, text=st.sampled_from(["", "tomorrow", "2026-03-02", "2026-03-02T10:00:00", "∞"]))
     def owner_writes_a_malformed_hold(self, index, text):
-        if machine := self.pick(index):
-            machine.keep(text)
+        if instance := self.pick(index):
+            instance.keep(text)
 
-    @rule(index=machines)
+    @rule(index=instances)
     def owner_releases(self, index):
-        if machine := self.pick(index):
-            machine.release()
+        if instance := self.pick(index):
+            instance.release()
 
-    @rule(index=machines, how=st.sampled_from(["dead", "frozen", "blind"]))
+    @rule(index=instances, how=st.sampled_from(["dead", "frozen", "blind"]))
     def an_agent_fails(self, index, how):
-        if machine := self.pick(index):
-            machine.agent = how
+        if instance := self.pick(index):
+            instance.agent = how
 
-    @rule(index=machines)
+    @rule(index=instances)
+    def owner_gives_back(self, index):
+        if instance := self.pick(index):
+            instance.give_back()
+
+    @rule(index=instances)
+    def a_user_takes_it(self, index):
+        if instance := self.pick(index):
+            instance.take()
+
+    @rule(index=instances)
     def an_agent_restarts(self, index):
-        if machine := self.pick(index):
-            self.world.restart_agent(machine)
+        if instance := self.pick(index):
+            self.world.restart_agent(instance)
 
-    @rule(index=machines)
-    def an_operator_ends_a_machine(self, index):
-        if machine := self.pick(index):
-            machine.state = "terminated"
+    @rule(index=instances)
+    def an_operator_ends_an_instance(self, index):
+        if instance := self.pick(index):
+            instance.state = "terminated"
 
-    @rule(index=machines, on=st.booleans())
+    @rule(index=instances, on=st.booleans())
     def termination_protection_changes(self, index, on):
-        if machine := self.pick(index):
-            machine.lock(on=on)
+        if instance := self.pick(index):
+            instance.lock(on=on)
 
-    @rule(index=machines, stubborn=st.booleans())
-    def the_cloud_refuses_to_end_a_machine(self, index, stubborn):
-        if machine := self.pick(index):
-            machine.stubborn = stubborn
+    @rule(index=instances, stubborn=st.booleans())
+    def the_cloud_refuses_to_end_an_instance(self, index, stubborn):
+        if instance := self.pick(index):
+            instance.stubborn = stubborn
 
     @rule(
         throttled=chances,
@@ -159,7 +169,7 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.faults = Faults(**chances_of)
 
     @rule()
-    def nobody_can_be_told(self):
+    def nobody_can_be_notified(self):
         self.world.faults = Faults(deaf=1.0)
 
     @rule()
@@ -179,6 +189,10 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.skew = timedelta(minutes=minutes)
         self.sweep()
         self.world.skew = timedelta(0)
+
+    @rule(seconds=st.sampled_from([0, 30, 120]))
+    def heartbeats_are_shown_late(self, seconds):
+        self.world.shown_after = timedelta(seconds=seconds)
 
     @rule(page=st.sampled_from([1, 2, 1000]))
     def pages_change(self, page):
@@ -232,11 +246,11 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.faults.back_to_work = chance
         self.sweeps_run_on_schedule(sweeps)
 
-    @rule(index=machines, how=st.sampled_from(["dead", "frozen", "blind"]), minutes=st.integers(1, 30))
+    @rule(index=instances, how=st.sampled_from(["dead", "frozen", "blind"]), minutes=st.integers(1, 30))
     def work_begins_unseen(self, index, how, minutes):
         """The agent fails at the very moment at which its instance is used again."""
-        if machine := self.pick(index):
-            machine.agent, machine.busy = how, True
+        if instance := self.pick(index):
+            instance.agent, instance.busy = how, True
             self.world.pass_minutes(minutes)
             self.sweep()
 
@@ -257,16 +271,16 @@ class FaultMachine(RuleBasedStateMachine):
         """All that a sweep can change; agents go on answering meanwhile."""
         tags = [
             {key: value for key, value in one.tags.items() if key != TAG_WITHDRAWN}
-            for one in self.world.machines.values()
+            for one in self.world.instances.values()
         ]
         stored = {key: body for key, body in self.world.objects.items() if "/handshake/" not in key}
-        states = [one.state for one in self.world.machines.values()]
+        states = [one.state for one in self.world.instances.values()]
         return states, tags, len(self.world.messages), stored
 
     @invariant()
     def every_end_was_right(self):
         if hasattr(self, "world"):
-            FaultMachine.steps += 1
+            FaultStateMachine.steps += 1
             self.steps_here += 1
             assert self.world.wrongs + self.world.floors() == []
 
@@ -274,13 +288,13 @@ class FaultMachine(RuleBasedStateMachine):
         """When the faults stop, whoever is forgotten goes within one sweep of the earliest allowed time."""
         if not hasattr(self, "world"):
             return
-        FaultMachine.ends_amid_faults += len(self.world.ends)
+        FaultStateMachine.ends_amid_faults += len(self.world.ends)
         self.recover()
         eligible = self._eligible()
         self._sweep_for(COVERED + GRACE + timedelta(minutes=3 * EVERY_MINUTES))
-        FaultMachine.ends += len(self.world.ends)
+        FaultStateMachine.ends += len(self.world.ends)
         # the first step is that the instances stand up
-        FaultMachine.long_runs += self.steps_here > LONG_RUN
+        FaultStateMachine.long_runs += self.steps_here > LONG_RUN
         assert self.world.wrongs + self.world.floors() == []
         left = [one.id for one in eligible if one.state == "running"]
         spared = [one for one in eligible if one.id in self.world.groups["pool"]["members"]]
@@ -289,18 +303,19 @@ class FaultMachine(RuleBasedStateMachine):
     def recover(self):
         """Nothing goes wrong any more, and everybody leaves."""
         self.world.faults, self.world.skew, self.world.page = Faults(), timedelta(0), 1000
+        self.world.shown_after = timedelta(0)
         self.forget_leases()
-        for machine in self.world.machines.values():
-            machine.stubborn = False
-            machine.lock(on=False)
-            machine.leave()
-            if machine.state == "running":
-                self.world.restart_agent(machine)
+        for instance in self.world.instances.values():
+            instance.stubborn = False
+            instance.lock(on=False)
+            instance.leave()
+            if instance.state == "running":
+                self.world.restart_agent(instance)
 
     def _eligible(self):
         return [
             one
-            for one in self.world.machines.values()
+            for one in self.world.instances.values()
             if one.state == "running"
             and one.tags[TAG_MANAGED] == "true"
             and one.tags[TAG_STACK] == STACK

@@ -8,14 +8,14 @@ from pathlib import Path
 import boto3
 from moto.server import ThreadedMotoServer
 
-from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.instance_toml import INSTANCE_TOML
 
 REGION = "us-east-1"
 NO_SERVICE = "http://127.0.0.1:9"
 
 
 @contextmanager
-def one_machine(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str, str]]:
+def one_instance(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str, str]]:
     """The environment of its processes.
 
     Args:
@@ -24,7 +24,7 @@ def one_machine(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str, 
     """
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    (folder / "instance.toml").write_text(MACHINE_FILE)
+    (folder / "instance.toml").write_text(INSTANCE_TOML)
     host, port = server.get_host_and_port()
     yield os.environ | {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",

@@ -1,0 +1,96 @@
+"""What takes seconds to find out is asked beside the looks, so that no look is late by it.
+
+Behind a shut door the agent looks every second and says what it saw. A look that waited eight seconds for
+``idle.command`` or a notebook's server would vouch for a process table of eight seconds before.
+"""
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+# A look waits so long: most answer within it.
+PATIENCE_S = 0.5
+# An answer that was asked for longer ago says nothing of now. Asked again and again behind a shut door, one
+# that takes T seconds is at most 2 T and a look old.
+LASTS_S = 25.0
+LOOK_S = 2.0
+
+
+class SlowAnswer(Generic[Value]):
+    """The newest answer to a question, asked again and again in a thread of its own.
+
+    Args:
+        real_s: real seconds, monotonic.
+    """
+
+    def __init__(self, real_s: Callable[[], float]) -> None:
+        self._real_s = real_s
+        self._asking: _Asking[Value] | None = None
+        self._newest: _Asking[Value] | None = None
+
+    def get(self, ask: Callable[[], Value], key: Hashable = None) -> Value:
+        """The answer to a question that is asked now; where that takes long, to the one asked before.
+
+        One that was asked for longer ago than twice the time it took, and a look, is no answer any more: then
+        the next one is waited for.
+
+        Args:
+            ask: finds the answer, in another thread.
+            key: says which question it is: an answer to another one is none.
+
+        Raises:
+            Exception: what ``ask`` raised.
+        """
+        self._take()
+        if self._asking is None or self._asking.key != key:
+            self._asking = _Asking(ask, key, self._real_s)
+            self._asking.start()
+        newest = self._newest
+        young = newest is not None and newest.key == key and newest.is_young(self._real_s())
+        self._asking.join(PATIENCE_S if young else None)
+        newest = self._take() or newest
+        if newest is None:
+            raise AssertionError("it was waited for")
+        return newest.answer()
+
+    def _take(self) -> "_Asking[Value] | None":
+        """What was asked, once it is answered."""
+        if self._asking is None or self._asking.is_alive():
+            return None
+        self._newest, self._asking = self._asking, None
+        return self._newest
+
+
+class _Asking(threading.Thread, Generic[Value]):
+    """One question, in a thread that ends with the process."""
+
+    def __init__(self, ask: Callable[[], Value], key: Hashable, real_s: Callable[[], float]) -> None:
+        super().__init__(name="slow-answer", daemon=True)
+        self.key = key
+        self._asked_s = self._answered_s = real_s()
+        self._ask = ask
+        self._real_s = real_s
+        self._answers: list[Value] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Ask."""
+        try:
+            self._answers.append(self._ask())
+        except Exception as error:  # noqa: BLE001 - whoever waits for the answer gets it
+            self._error = error
+        finally:
+            self._answered_s = self._real_s()
+
+    def is_young(self, now_s: float) -> bool:
+        """Whether its answer is one of now."""
+        took_s = self._answered_s - self._asked_s
+        return now_s - self._asked_s <= min(2 * took_s + LOOK_S, LASTS_S)
+
+    def answer(self) -> Value:
+        """What was answered; raises what asking raised."""
+        if self._error is not None:
+            raise self._error
+        return self._answers[0]

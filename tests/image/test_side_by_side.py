@@ -1,0 +1,60 @@
+"""What shares minutes of set-up runs in one process of ``make test-image``."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.image.side_by_side import GROUPS, GroupScheduling, group_of
+
+FOLDER = Path(__file__).parent
+# A fixture of conftest.py that takes minutes -> the group of the modules that ask for it.
+DEAR = {"baked": "baked", "root": "baked", "disk": "baked", "inside": "baked", "plain": "plain"}
+ASKING = {
+    file.name: {
+        argument.arg
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for argument in function.args.args
+    }
+    for file in FOLDER.glob("test_*.py")
+    if "pytest.mark.image" in file.read_text(encoding="utf-8") and file != Path(__file__)
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "fixture"), [(m, f) for m in sorted(ASKING) for f in sorted(ASKING[m] & {*DEAR})]
+)
+def test_who_asks_for_a_dear_fixture_is_in_its_group(module, fixture):
+    assert GROUPS[module] == DEAR[fixture]
+
+
+def test_tests_of_one_group_are_one_piece_of_work():
+    tests = [f"tests/image/{module}::test_x[a::b]" for module in (*GROUPS, "test_recipe.py")]
+
+    assert {group_of(test) for test in tests} == {"baked", "plain", "tests/image/test_recipe.py"}
+
+
+def test_processes_take_whole_groups(pytestconfig):
+    scheduler = pytestconfig.hook.pytest_xdist_make_scheduler(
+        config=Dist("loadgroup"), log=SimpleNamespace(loadscopesched=None)
+    )
+    other = pytestconfig.hook.pytest_xdist_make_scheduler(
+        config=Dist("worksteal"), log=SimpleNamespace(loadscopesched=None)
+    )
+
+    assert isinstance(scheduler, GroupScheduling)
+    assert not isinstance(other, GroupScheduling)
+
+
+class Dist:
+    """What a scheduler asks of pytest's configuration."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def getvalue(self, key):
+        return {"dist": self.name, "tx": ["2*popen"], "numprocesses": 2}[key]
+
+    getoption = getvalue

@@ -1,0 +1,46 @@
+"""How CloudWatch is asked and told: in calls that it takes, with the dimensions that alarms watch."""
+
+from datetime import timedelta
+
+from image.reaper.aws.metrics import Heartbeats, _batches
+from image.reaper.calls import Calls
+from image.reaper.cloud import MAX_POINTS, MAX_QUERIES, Query, Span
+from image.reaper.metrics import Figure
+from tests.reaper.samples import NOON
+
+
+class CloudWatch:
+    """Keeps what is published."""
+
+    def __init__(self):
+        self.data = []
+
+    def put_metric_data(self, Namespace, MetricData):  # noqa: N803 - boto3's names
+        self.data += MetricData
+        return {}
+
+
+def queries(count, period_s):
+    return [Query(f"i-{number}", "SecondsSinceActivity", period_s, 0.0) for number in range(count)]
+
+
+def test_a_batch_of_queries_is_of_what_one_call_takes():
+    day = Span(NOON - timedelta(days=1), NOON)
+
+    few_points, many_points = queries(1_200, 86_400), queries(200, 60)
+
+    assert [len(batch) for batch in _batches(few_points, day)] == [MAX_QUERIES, MAX_QUERIES, 200]
+    most = MAX_POINTS // 1_441  # points of a minute in a day, both ends counted
+    assert [len(batch) for batch in _batches(many_points, day)] == [most, most, 200 - 2 * most]
+    assert [one for batch in _batches(many_points, day) for one in batch] == many_points
+    assert list(_batches([], day)) == []
+
+
+def test_a_figure_is_of_its_pool_or_of_the_whole_stack():
+    cloudwatch = CloudWatch()
+
+    Heartbeats(cloudwatch, Calls(lambda: NOON), "gpu-fleet/test").publish(
+        [Figure("HourCost", 2.5, "dev"), Figure("SweepRuns", 1)]
+    )
+
+    assert [one["Dimensions"] for one in cloudwatch.data] == [[{"Name": "Pool", "Value": "dev"}], []]

@@ -1,0 +1,58 @@
+"""The clients of a sweep: patient with questions, and never with what ends instances."""
+
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ClientError
+
+from image.reaper.aws.instances import Instances
+from image.reaper.aws.session import ATTEMPTS, clients
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError
+from tests.reaper.samples import NOON
+
+CODE = "RequestLimitExceeded"
+THROTTLED = f"<Response><Errors><Error><Code>{CODE}</Code></Error></Errors></Response>".encode()
+
+
+class Body:
+    """What urllib3 gives a client."""
+
+    @staticmethod
+    def stream(**_size):
+        yield THROTTLED
+
+
+@pytest.fixture
+def throttled(monkeypatch):
+    """The clients of a region that throttles EC2, and the requests that reached it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_context: 0.0)
+    made, requests = clients("us-east-1"), []
+
+    def answer(request, **_more):
+        requests.append(request)
+        return AWSResponse(request.url, 503, {}, Body())
+
+    for client in (made.ec2, made.ending):
+        client.meta.events.register("before-send.ec2.*", answer)
+    return made, requests
+
+
+@pytest.mark.parametrize("end", [Instances.stop, Instances.terminate])
+def test_what_ends_instances_is_called_once(throttled, end):
+    made, requests = throttled
+
+    with pytest.raises(CloudError, match=CODE):
+        end(Instances(made, Calls(lambda: NOON), "aws-dev"), ["i-1"])
+
+    assert len(requests) == 1
+
+
+def test_a_question_that_is_throttled_is_asked_again(throttled):
+    made, requests = throttled
+
+    with pytest.raises(ClientError, match=CODE):
+        made.ec2.describe_instances()
+
+    assert len(requests) == ATTEMPTS

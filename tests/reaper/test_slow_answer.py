@@ -1,0 +1,151 @@
+"""No look is late by what takes long to find out, and none goes by an answer that is too old."""
+
+import threading
+
+import pytest
+
+from image.reaper.agent.sensors import slow_answer
+from image.reaper.agent.sensors.look import SensorOptions, Sensors
+from image.reaper.agent.sensors.processes import ProcessTable
+from image.reaper.agent.sensors.reading import Presence, Rates
+from image.reaper.agent.sensors.slow_answer import LOOK_S, SlowAnswer
+from image.reaper.errors import SensorError
+from tests.reaper.samples import NOON
+from tests.reaper.test_sensors import Resting, RestingGpus
+
+
+class Question:
+    """Answers 1, 2, 3, ... each as soon as it may, and after so many seconds.
+
+    Attributes:
+        clock: real seconds.
+        takes_s: how long each answer takes.
+    """
+
+    def __init__(self):
+        self.asked = 0
+        self.clock = 0.0
+        self.takes_s = 0.0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def __call__(self):
+        self.asked += 1
+        number = self.asked
+        assert self.may_answer.wait(60)
+        self.clock += self.takes_s
+        return number
+
+    def answers_soon(self):
+        """Lets it answer in a moment, while somebody waits."""
+        threading.Timer(0.05, self.may_answer.set).start()
+
+
+@pytest.fixture
+def question(monkeypatch):
+    monkeypatch.setattr(slow_answer, "PATIENCE_S", 0.01)
+    made = Question()
+    yield made
+    made.may_answer.set()
+
+
+@pytest.fixture
+def slow(question):
+    return SlowAnswer(lambda: question.clock)
+
+
+def test_what_answers_at_once_is_asked_each_time(slow, question, monkeypatch):
+    monkeypatch.setattr(slow_answer, "PATIENCE_S", 60)
+
+    assert [slow.get(question) for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_takes_long_is_not_waited_for_while_the_answer_before_is_young(slow, question):
+    question.takes_s = 8.0
+    slow.get(question)
+    question.may_answer.clear()
+    question.clock = 8.0 + 8.0 + LOOK_S  # it was asked at 0
+
+    assert [slow.get(question), slow.get(question)] == [1, 1]
+    assert question.asked == 2  # one at a time
+
+
+@pytest.mark.parametrize(("takes_s", "later_s"), [(0.6, 0.7 + LOOK_S), (8.0, 8.1 + LOOK_S), (20.0, 5.1)])
+def test_an_answer_that_is_too_old_is_none(slow, question, takes_s, later_s):
+    question.takes_s = takes_s
+    slow.get(question)
+    question.may_answer.clear()
+    question.clock += later_s
+    question.answers_soon()
+
+    assert slow.get(question) == 2
+
+
+def test_what_was_asked_at_an_old_look_and_answered_since_is_asked_anew(slow, question):
+    question.takes_s = 0.6
+    slow.get(question)
+    question.may_answer.clear()
+    slow.get(question)
+    waiting = slow._asking
+    question.may_answer.set()
+    waiting.join()
+    question.clock += 10.0
+
+    assert slow.get(question) == 3
+
+
+def test_the_answer_to_another_question_is_none(slow, question):
+    slow.get(question, key="before")
+    question.may_answer.clear()
+    question.answers_soon()
+
+    assert slow.get(question, key="now") == 2
+
+
+def test_what_asking_raised_is_raised_until_there_is_an_answer(slow, question, monkeypatch):
+    monkeypatch.setattr(slow_answer, "PATIENCE_S", 60)
+
+    def fail():
+        raise SensorError("exit code 3")
+
+    with pytest.raises(SensorError, match="exit code 3"):
+        slow.get(fail)
+    assert slow.get(question) == 1
+
+
+class Taking:
+    """An ``idle.command`` during which something begins."""
+
+    def __init__(self, meanwhile):
+        self.command = ("/usr/local/bin/is-busy",)
+        self.meanwhile = meanwhile
+
+    def is_busy(self):
+        self.meanwhile()
+        return False
+
+
+def test_a_look_sees_what_began_while_the_command_ran():
+    presence = Resting(Presence())
+
+    def begin():
+        presence.value = Presence(watched=("torchrun (7)",))
+
+    sensors = Sensors(Resting(Rates()), RestingGpus(), presence, lambda: SensorOptions(command=Taking(begin)))
+
+    assert sensors.look(NOON).presence.watched == ("torchrun (7)",)
+
+
+def test_a_look_sees_what_began_while_a_notebooks_server_was_asked(monkeypatch):
+    tables, clock = [["idle"], ["idle", "began"]], [0.0]
+
+    def ask(*_kernels):
+        clock[0] += 4.0
+        return [], []
+
+    table = ProcessTable(frozenset, lambda: clock[0], ask)
+    monkeypatch.setattr(table, "_table", lambda: tables.pop(0) and {})
+
+    table.read()
+
+    assert tables == []
