@@ -38,8 +38,9 @@ rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a s
 test: $(READY) ## Run the tests
 	@$(PY) -m pytest -m "not image and not libraries" -n 2 --dist worksteal $(ARGS)
 
+# Two at a time, the modules of one `xdist_group` one after another: an emulated computer leaves half the cores idle.
 test-image: $(READY) ## Check what instances boot with: needs root and Debian packages
-	@$(PY) -m pytest -m image $(ARGS)
+	@$(PY) -m pytest -m image -n 2 --dist loadgroup $(ARGS)
 
 test-libraries: $(READY) ## Check the callbacks with the libraries themselves, which this brings from PyPI
 	@$(PY) -m pytest -m libraries $(ARGS)

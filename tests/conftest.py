@@ -5,10 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.image.side_by_side import GroupScheduling
 from tests.reaper.alicloud_api import UNDOCUMENTED
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
@@ -36,6 +38,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # what it changed; `make bench` plays new ones.
 settings.register_profile("gpu-fleet", deadline=None, derandomize=True)
 settings.load_profile("gpu-fleet")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """Groups of modules where they are asked for."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish() -> None:

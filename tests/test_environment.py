@@ -43,6 +43,22 @@ def test_each_version_is_written_once():
     assert bare == set(written)
 
 
+def test_what_the_libraries_requirements_pin_is_pinned_in_no_module():
+    """Tests and benches that install such a package ask ``tests.pins``."""
+    libraries = pins((ROOT / "tests/libraries/requirements.txt").read_text())
+    modules = [(path, path.read_text()) for path in (ROOT / "tests").rglob("*.py")]
+
+    again = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, source in modules
+        for name in libraries
+        if f'"{name}==' in source
+    ]
+
+    assert libraries
+    assert again == []
+
+
 @pytest.mark.parametrize("lock", environment.REQUIREMENTS)
 def test_the_locks_are_of_the_requirements(lock):
     """Run `make lock` after a change of requirements.txt."""

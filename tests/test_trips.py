@@ -1,14 +1,16 @@
 """Three trips through the house, as the READMEs draw them: the files a reader opens from end to end.
 
 A README holds a block ``text`` whose first line is ``trip: ...``. Each line after it is a stop: a file, the
-name in it that the trip passes, and what happens there. Every stop must be tied to one before it, by an
-import or by a text that both files hold. A drawing of more files than its limit fails here, and one that
-passes a name that is gone.
+name in it that the trip passes, and what happens there. Every stop must be tied to the one before it, by an
+import or by a text that both files hold, or to the earlier one that ``BY_AN_OBJECT`` names. A drawing
+of more files than its limit fails here, and one that passes a name that is gone. A stop that is left out is
+seen only where the two beside it are not tied to each other.
 """
 
 import ast
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,13 @@ HANDED_ON = {
     ("image/reaper/agent/publish.py", "image/reaper/sweep/evidence.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
     ("image/reaper/sweep/evidence.py", "image/reaper/aws/metrics.py"): "Heartbeats",
     ("image/reaper/sweep/carry_out.py", "image/reaper/aws/instances.py"): "terminate",
+}
+# Stops that the one before reaches through an object alone -> the stop that brings it.
+BY_AN_OBJECT = {
+    "training/gpu_fleet/parallel/spread.py": "training/gpu_fleet/prepared_run.py",
+    "training/gpu_fleet/evaluation.py": "training/gpu_fleet/loop.py",
+    "image/reaper/sweep/verdict.py": "image/reaper/sweep/evidence.py",
+    "image/reaper/sweep/carry_out.py": "image/reaper/sweep/sweep.py",
 }
 
 
@@ -111,14 +120,26 @@ def test_every_stop_of_a_trip_is_where_the_readme_says(readme):
 
 
 @pytest.mark.parametrize("readme", TRIPS)
-def test_every_stop_of_a_trip_is_tied_to_one_before_it(readme):
+def test_every_stop_of_a_trip_is_tied_to_the_one_before_it(readme):
     stops = trip(readme)
+    files = [stop.file for stop in stops]
 
-    loose = [
-        stop for at, stop in enumerate(stops) if at and not any(tied(stop, other) for other in stops[:at])
-    ]
+    loose = [stop for at, stop in enumerate(stops) if at and not tied(stop, _brought_by(stops, at))]
 
     assert loose == []
+    assert len(files) == len(set(files))
+
+
+def test_what_an_object_brings_is_tied_to_no_neighbour():
+    neighbours = [pair for readme in TRIPS for pair in pairwise(trip(readme))]
+
+    assert {after.file for before, after in neighbours if not tied(after, before)} == set(BY_AN_OBJECT)
+
+
+def _brought_by(stops, at):
+    """The stop that brings another: the one before, or an earlier one of the trip."""
+    before = BY_AN_OBJECT.get(stops[at].file, stops[at - 1].file)
+    return next(stop for stop in stops[:at] if stop.file == before)
 
 
 @pytest.mark.parametrize("readme", TRIPS)

@@ -13,6 +13,7 @@ BY_CLICK = re.compile(r"\b(command|group)\b")
 CALLED_BY_NAME = {
     **dict.fromkeys(("connect", "instances", "caller", "account_id", "AgentCloud"), "image/reaper: by cloud"),
     "handle": "Lambda, Function Compute; what the mover finds of a cloud",
+    **dict.fromkeys(("send", "addresses"), "image/runs: by cloud"),
     "ask": "catalog refresh: by cloud",
     "look": "preflight: by cloud",
     "AlicloudAccount": "acceptance: by cloud",

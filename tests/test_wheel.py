@@ -20,10 +20,11 @@ from image.wheels import pins
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
+ROOMS = ("capacity", "console", "instance", "reaper", "runs")
 # Folder of the wheel -> where it lies in a checkout.
 FOLDERS = {
     "gpu_fleet": ROOT / "training/gpu_fleet",
-    **{f"image/{name}": ROOT / "image" / name for name in ("capacity", "console", "instance", "reaper")},
+    **{f"image/{name}": ROOT / "image" / name for name in ROOMS},
 }
 FOR_READERS = {"README.md", "requirements.txt"}
 # Who asks for them names them: trackers, DALI and callbacks say so where they are not there.
@@ -153,6 +154,7 @@ def test_the_console_has_users_commands_and_says_where_the_others_are(python: Pa
 
     assert re.findall(r"^  ([a-z-]+)  ", helped.stdout, re.MULTILINE) == [
         *("take", "give-back", "status", "explain", "keep", "release", "connect", "train"),
+        *("submit", "runs", "logs", "cancel"),
         *("sweep", "unfreeze", "report", "agent"),
     ]
     assert refused.returncode == 2
@@ -172,7 +174,9 @@ def test_the_trainer_says_what_it_lacks(site: Path, tmp_path: Path) -> None:
     assert done.returncode == 65
 
 
-@pytest.mark.parametrize("command", ["take", "status", "connect", "sweep", "report", "agent"])
+@pytest.mark.parametrize(
+    "command", ["take", "status", "connect", "submit", "runs", "sweep", "report", "agent"]
+)
 def test_a_command_loads_from_the_wheel_alone(command: str, python: Path, tmp_path: Path) -> None:
     done = run(python, tmp_path, "-c", CONSOLE, command, "--help")
 

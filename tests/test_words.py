@@ -25,7 +25,23 @@ HOUSE_WORDS = {
     r"\basks nobody\b": "skip peer discovery",
     r"\binstance goes\b(?! (?:on|to|by|into|through)\b)|; goes\b": "is interrupted, stopped or terminated",
 }
+# the same in what users read; a docstring may say where a loop ends
+USER_WORDS = {
+    r"\btell(?:s|ing)?\b": "notify, report, show or distinguish",
+    r"\ball (?:it|they) meant to\b": "had failed actions",
+    r"\bend(?:s|ed|ing)? (?:it|them|that one|nobody|none|any|(?:any|no)thing|instances?)\b": "terminate",
+    r"\b(?:is|are|be|being|was|were) ended\b": "terminated, stopped",
+    r"\bends (?:if unused|of idle)\b|\b(?:confirmed|every) ends?\b|\bdenies the end\b": "terminate",
+    r"\bmarked, ended\b|\} ended\b(?! (?:as|with))|\bby \{\} ends\b|\bsweep ends\b": "terminated or stopped",
+}
+# a name of product code says what it holds
+NAMELESS = {"one", "found", "told", "tell", "tells", "Found", "Word", "machine", "machines"}
+HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}
+IN_TEST_NAMES = {"told", "tell", "tells", "sound", "people", "somebody"}  # machines of tests are virtual ones
+TEST_NAME = re.compile(r"^def (test_\w+)", re.MULTILINE)
 ROOMS = ("stacks", "image", "training")
+SCRIPTS = ("stacks", "image", "training", ".ci")
+NO_SCRIPTS = {".py", ".md", ".json", ".lock", ".pyc"}
 DOCUMENTS = ("*.md", "docs/**/*.md", "tests/README.md")  # of no room
 # file -> text that holds such a word, and why it may
 EXCEPTIONS = {
@@ -33,6 +49,10 @@ EXCEPTIONS = {
     "image/wheels.py": {
         "so the machine has no CUDA of its own": "the bytes of the list name wheels in deployed buckets",
     },
+    "image/wheels/ubuntu-24.04.txt": {"so the machine has no CUDA of its own": "the same bytes"},
+    "image/packages.toml": {"[machine]": "a name of deployed images' package groups"},
+    "image/steps/10-base.sh": {"install_group machine": "the same"},
+    "image/steps/90-seal.sh": {"machine-id": "systemd's own name"},
     "image/reaper/people/status.py": {"told apart": "tell apart, set off from one another"},
     "image/reaper/agent/listening.py": {"told apart": "the same"},
     "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
@@ -47,15 +67,23 @@ EXCEPTIONS = {
 
 
 def texts(path):
-    """What of a file users read: a README's text, or the strings of a module that are no docstrings."""
-    if path.suffix == ".md":
+    """What of a file users read: its text, or of a module the strings that are no docstrings."""
+    if path.suffix != ".py":
         return path.read_text().splitlines()
     tree = ast.parse(path.read_text())
     bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
     docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    strings = [node.value for node in constants if isinstance(node.value, str) and id(node) not in docstrings]
+    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = docstrings.union(id(part) for node in formatted for part in node.values)
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in parts]
+    strings = [node.value for node in constants if isinstance(node.value, str)]
+    strings += ["".join(getattr(part, "value", "{}") for part in _flat(node)) for node in formatted]
     return [text for text in strings if " " in text.strip()]  # a text of one word is a key, a name or a path
+
+
+def _flat(text):
+    """The parts of a formatted text: a Constant, or None where a value stands."""
+    return [part if isinstance(part, ast.Constant) else None for part in text.values]
 
 
 def notes(path):
@@ -69,8 +97,35 @@ def notes(path):
     return [text for text in (*docstrings, *comments) if text]
 
 
+def bound_names(path):
+    """Every name that a module binds: variable, attribute, argument, function, class, alias."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname
+
+
+def nameless(path):
+    """A line for every name that says nothing, or says it in a word of the house."""
+    for name in sorted(set(bound_names(path))):
+        bare = name.strip("_")
+        if bare in NAMELESS or HOUSE_PARTS & set(bare.lower().split("_")):
+            yield f"{path.relative_to(ROOT)}: {name}"
+
+
 def files(room):
     return sorted([*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("README.md")])
+
+
+def scripts():
+    """Scripts, units and settings of all rooms."""
+    paths = [path for room in SCRIPTS for path in sorted((ROOT / room).rglob("*"))]
+    return [path for path in paths if path.is_file() and path.suffix not in NO_SCRIPTS]
 
 
 def found(path, read=texts):
@@ -78,7 +133,7 @@ def found(path, read=texts):
     allowed = EXCEPTIONS.get(str(path.relative_to(ROOT)), {})
     for text in read(path):
         left = functools.reduce(lambda rest, part: rest.replace(part, ""), allowed, text)
-        for word, instead in HOUSE_WORDS.items():
+        for word, instead in (HOUSE_WORDS | USER_WORDS if read is texts else HOUSE_WORDS).items():
             if hit := re.search(word, left, re.IGNORECASE):
                 line = " ".join(left.split())[:100]
                 yield f"{path.relative_to(ROOT)}: {hit[0]!r} (write {instead}): {line}"
@@ -98,6 +153,30 @@ def test_docstrings_and_comments_have_the_words_of_the_field(room):
 
     assert len(paths) > 20
     assert [line for path in paths for line in found(path, notes)] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_names_of_product_code_say_what_they_hold(room):
+    paths = [path for path in files(room) if path.suffix == ".py"]
+
+    assert len(paths) > 20
+    assert [line for path in paths for line in nameless(path)] == []
+
+
+def test_names_of_tests_have_the_words_of_the_field():
+    names = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in TEST_NAME.findall(path.read_text())
+    }
+
+    assert len(names) > 1000
+    assert [name for name in sorted(names) if IN_TEST_NAMES & set(name.split("_"))] == []
+
+
+def test_scripts_units_and_settings_have_the_words_of_the_field():
+    paths = scripts()
+
+    assert len(paths) > 90
+    assert [line for path in paths for line in found(path)] == []
 
 
 def test_documents_have_the_words_of_the_field():

@@ -311,13 +311,13 @@ class PretendCloud:
     def _meter(self) -> bytes:
         now = self.clock.now()
         factor = 0.5 if "meter" in self.broken else 1.0
-        machines = {
+        instances = {
             name: {
                 "seconds": int(((box.ended_at or now) - box.instance.launched_at).total_seconds() * factor)
             }
             for name, box in self.boxes.items()
         }
-        reading = {"until": now.isoformat(), "month": {"people": "1.00"}, "day": {"machines": machines}}
+        reading = {"until": now.isoformat(), "month": {"people": "1.00"}, "day": {"machines": instances}}
         return json.dumps(reading).encode()
 
     def watched(self, topic: str) -> dict[str, list[str]]:

@@ -339,7 +339,7 @@ def test_a_stack_with_erdma_has_it_proven_where_the_type_can(kind, erdma):
     assert people["size"] == NONE
 
 
-def test_a_group_without_capacity_is_told_in_the_words_of_the_cloud(play, cloud):
+def test_a_group_without_capacity_is_reported_in_the_words_of_the_cloud(play, cloud):
     cloud.broken = {"no capacity spot"}
     result, evidence = play()
 

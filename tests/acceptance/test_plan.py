@@ -32,7 +32,7 @@ def small(name: str, kind: str | None = None, cap: str = "20"):
 
 
 @pytest.mark.parametrize("name", AWS)
-def test_the_variant_of_every_shipped_stack_is_sound_and_small(name):
+def test_the_variant_of_every_shipped_stack_is_valid_and_small(name):
     made, real = small(name), stack_files.settings_of(name)
 
     assert {pool.name: (pool.market, pool.size.max) for pool in made.pools} == {

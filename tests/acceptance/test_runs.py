@@ -148,7 +148,7 @@ def test_a_step_that_was_not_tried_makes_the_run_no_success(play):
 
 
 @pytest.mark.parametrize("minute", [1, 5, 15, 30, 40])
-def test_ctrl_c_at_any_time_tears_down_and_is_told(play, minute):
+def test_ctrl_c_at_any_time_tears_down_and_is_reported(play, minute):
     played = play(at=[(minute, KeyboardInterrupt())])
 
     assert played.code == 1

@@ -1,9 +1,9 @@
-"""What the agent costs a machine, beside what a loop of psutil and boto3 costs.
+"""What the agent costs an instance, beside what a loop of psutil and boto3 costs.
 
-The agents run as processes of their own on the wall's time, watching the whole machine; CPU time and memory
+The agents run as processes of their own on the wall's time, watching the whole instance; CPU time and memory
 are the kernel's own account of them. Their start (imports) is not counted: it comes once. One of them has a
-mark that is due: it looks at all sensors and asks for the sweep's decision every five seconds. It shows the
-notice of that on every terminal of this machine, once.
+mark that is due: it looks at all sensors every five seconds and asks for the sweep's decision every fifteen.
+It shows the notice of that on every terminal of this instance, once.
 """
 
 import json
@@ -22,7 +22,7 @@ import psutil
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import format_time
 from stacks.rehearsal.metadata import metadata_service
-from tests.reaper.one_machine import client, one_machine
+from tests.reaper.one_instance import client, one_instance
 
 MEASURED_S = 125.0  # two judgements and more
 GOAL_CPU_PERCENT = 0.2
@@ -100,12 +100,12 @@ def running(command: list[str], environment: dict[str, str] | None = None) -> It
 
 @contextmanager
 def cloud(tags: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
-    """The environment of a machine with these tags, a metadata service, and the bucket of its stack."""
+    """The environment of an instance with these tags, a metadata service, and the bucket of its stack."""
     with metadata_service() as metadata, tempfile.TemporaryDirectory() as folder:
         metadata.answers["/latest/meta-data/instance-id"] = "i-bench"
         for key, value in (tags or {}).items():
             metadata.answers[f"/latest/meta-data/tags/instance/{key}"] = value
-        with one_machine(Path(folder), metadata.endpoint) as environment:
+        with one_instance(Path(folder), metadata.endpoint) as environment:
             client(environment, "s3").create_bucket(Bucket="made-up")
             yield environment
 

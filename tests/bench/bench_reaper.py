@@ -26,7 +26,7 @@ from rich.console import Console
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from tests.bench.reaper_cloud import PERIOD_S, STACK
 from tests.reaper.custodian_cases import CASES
-from tests.reaper.fault_machine import LONG_RUN, FaultMachine
+from tests.reaper.fault_state_machine import LONG_RUN, FaultStateMachine
 from tests.reaper.moto_fleet import policy_json, pool_policy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ SIZES = (200, 1000, 3000)
 LARGE = 10_000
 CASE_SIZES = {"just-booted": 1, "agent-dead": 1, "denied": 100, "vanished": 80}
 MIXED, IDLE_HOURS = 30, 24
-MACHINE_RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS", "2000"))
+FAULT_RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS", "2000"))
 
 Entries = dict[str, dict[str, Any]]
 
@@ -49,13 +49,13 @@ def measure() -> Entries:
     install_custodian()
     found: Entries = {}
     for count in SIZES:
-        say(f"{count} machines, this sweep and Cloud Custodian")
+        say(f"{count} instances, this sweep and Cloud Custodian")
         found |= calls(count)
-    say(f"{LARGE} machines")
+    say(f"{LARGE} instances")
     found |= large()
     say("wrong verdicts")
     found |= right_verdicts() | wrong_verdicts()
-    say(f"{MACHINE_RUNS} runs of {LONG_RUN} steps under every fault")
+    say(f"{FAULT_RUNS} runs of {LONG_RUN} steps under every fault")
     return found | false_kills()
 
 
@@ -83,7 +83,7 @@ class Server:
         }
 
     def asked(self) -> dict[str, Any]:
-        """``calls`` by name since the last time, and machines ``ended``."""
+        """``calls`` by name since the last time, and instances ``ended``."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(self._endpoint) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -103,7 +103,7 @@ def cloud(count: int, case: str = "") -> Iterator[Server]:
 
 
 def sweep(server: Server) -> tuple[int, float, list[str]]:
-    """One dry sweep in a process of its own: calls it made, seconds, and which machines it would mark."""
+    """One dry sweep in a process of its own: calls it made, seconds, and which instances it would mark."""
     with TemporaryDirectory() as folder:
         policy = Path(folder, "policy.json")
         pools = {"dev": pool_policy(idle_after_hours=IDLE_HOURS)}
@@ -147,7 +147,7 @@ def custodian_policy() -> dict[str, Any]:
 
 
 def custodian(server: Server, *flags: str) -> tuple[int, list[str], float]:
-    """One run of Cloud Custodian: its exit code, which machines it matched, seconds."""
+    """One run of Cloud Custodian: its exit code, which instances it matched, seconds."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "policy.json")
         file.write_text(json.dumps({"policies": [custodian_policy()]}), encoding="utf-8")
@@ -168,7 +168,7 @@ def calls(count: int) -> Entries:
         own, own_s, _ = sweep(server)
         _, matched, peer_s = custodian(server, "--dryrun")
         peer = sum(server.asked()["calls"].values())
-    assert len(matched) == count // 10, "both must find the same idle machines"
+    assert len(matched) == count // 10, "both must find the same idle instances"
     goal = f"<= {8 + count // 150} (8 + N/150)"
     return {
         f"reaper_calls_{count}": entry(own, "read calls", peer, goal),
@@ -177,7 +177,7 @@ def calls(count: int) -> Entries:
 
 
 def large() -> Entries:
-    """A sweep over ten thousand machines; Cloud Custodian would make as many calls."""
+    """A sweep over ten thousand instances; Cloud Custodian would make as many calls."""
     with cloud(LARGE) as server:
         made, seconds, _ = sweep(server)
     memory_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
@@ -215,7 +215,7 @@ def custodian_is_wrong(case: str, count: int) -> bool:
     wrong = {
         "just-booted": ended > 0,
         "agent-dead": ended > 0,
-        # machines were left out, and nobody is told
+        # instances were left out, and nobody is told
         "denied": code == 0 and len(matched) < count,
         "vanished": ended < count - 1,
     }
@@ -224,12 +224,12 @@ def custodian_is_wrong(case: str, count: int) -> bool:
 
 def false_kills() -> Entries:
     """The state machine of the tests, as many full runs as are asked for; a false kill would raise."""
-    while FaultMachine.long_runs < MACHINE_RUNS:
+    while FaultStateMachine.long_runs < FAULT_RUNS:
         run_state_machine_as_test(
-            FaultMachine,
+            FaultStateMachine,
             settings=settings(
                 # those that hypothesis ends early are made up for
-                max_examples=max(20, MACHINE_RUNS - FaultMachine.long_runs),
+                max_examples=max(20, FAULT_RUNS - FaultStateMachine.long_runs),
                 stateful_step_count=LONG_RUN + 1,  # hypothesis counts the standing up
                 suppress_health_check=list(HealthCheck),
                 phases=[Phase.generate, Phase.shrink],
@@ -237,9 +237,9 @@ def false_kills() -> Entries:
                 database=None,
             ),
         )
-    runs = f"{FaultMachine.long_runs} runs of {LONG_RUN} steps and {FaultMachine.runs} in all"
-    ends = f"{FaultMachine.ends} ends, {FaultMachine.ends_amid_faults} of them amid faults"
-    unit = f"of {ends}, in {runs}, {FaultMachine.steps} steps"
+    runs = f"{FaultStateMachine.long_runs} runs of {LONG_RUN} steps and {FaultStateMachine.runs} in all"
+    ends = f"{FaultStateMachine.ends} ends, {FaultStateMachine.ends_amid_faults} of them amid faults"
+    unit = f"of {ends}, in {runs}, {FaultStateMachine.steps} steps"
     return {"reaper_false_kills": entry(0, unit, None, "0")}
 
 

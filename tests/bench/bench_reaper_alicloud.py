@@ -15,9 +15,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
 from image.reaper.sweep import evidence as observe
-from tests.reaper.fault_machine import FaultMachine
+from tests.reaper.fault_state_machine import FaultStateMachine
 from tests.reaper.sweeping import policy, sweep_world
-from tests.reaper.test_alicloud_faults import CLOUD, AlicloudFaultMachine
+from tests.reaper.test_alicloud_faults import CLOUD, AlicloudFaultStateMachine
 from tests.reaper.world import World
 
 COMMAND = "python -m tests.bench.bench_reaper_alicloud"
@@ -32,8 +32,8 @@ Entries = dict[str, dict[str, Any]]
 def measure() -> Entries:
     """Everything, in one run."""
     say = Console(stderr=True).print
-    say(f"{COUNT} machines, the newest heartbeats first, and every window")
-    found = calls("busy", idle_every=0, goal=f"<= {8 + COUNT // 100} (8 + N/100: a page has 100 machines)")
+    say(f"{COUNT} instances, the newest heartbeats first, and every window")
+    found = calls("busy", idle_every=0, goal=f"<= {8 + COUNT // 100} (8 + N/100: a page has 100 instances)")
     found |= calls("idle", idle_every=IDLE_EVERY, goal="<= 50")
     say(f"{RUNS} runs of {STEPS} steps under every fault")
     with contextlib.redirect_stdout(sys.stderr):  # each notice is a line of the sweep's log
@@ -53,15 +53,20 @@ def calls(name: str, *, idle_every: int, goal: str) -> Entries:
         peer = sweep_world(world, checked, dry_run=True)
     verdicts = [(one.instance.id, one.verdict) for one in own.plan.decisions]
     assert verdicts == [(one.instance.id, one.verdict) for one in peer.plan.decisions]
-    unit = f"read calls, {COUNT} machines, {COUNT // idle_every if idle_every else 0} of them idle"
+    unit = f"read calls, {COUNT} instances, {COUNT // idle_every if idle_every else 0} of them idle"
     return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal)}
 
 
 def false_kills() -> Entries:
     """The state machine of the tests, more of it; a false kill would raise."""
-    before = (FaultMachine.ends, FaultMachine.ends_amid_faults, FaultMachine.runs, FaultMachine.steps)
+    before = (
+        FaultStateMachine.ends,
+        FaultStateMachine.ends_amid_faults,
+        FaultStateMachine.runs,
+        FaultStateMachine.steps,
+    )
     run_state_machine_as_test(
-        AlicloudFaultMachine,
+        AlicloudFaultStateMachine,
         settings=settings(
             max_examples=RUNS,
             stateful_step_count=STEPS + 1,
@@ -71,7 +76,12 @@ def false_kills() -> Entries:
             database=None,
         ),
     )
-    after = (FaultMachine.ends, FaultMachine.ends_amid_faults, FaultMachine.runs, FaultMachine.steps)
+    after = (
+        FaultStateMachine.ends,
+        FaultStateMachine.ends_amid_faults,
+        FaultStateMachine.runs,
+        FaultStateMachine.steps,
+    )
     ends, amid, runs, steps = (now - then for now, then in zip(after, before, strict=True))
     unit = f"of {ends} ends, {amid} of them amid faults, in {runs} runs, {steps} steps"
     return {"reaper_alicloud_false_kills": entry(0, unit, None, "0")}

@@ -5,8 +5,10 @@ whole product tells which of them evaluates which condition: nobody else can see
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
 and is shown to those who evaluate it until one fails: who saw it the last time
 (``build/reaper_mutants.json``), then who saw others in the same function, then the quickest. So a second run
-takes less than the first, and still believes nothing that it has not run. Who evaluates what is kept
-(``build/reaper_evaluated.json``) until any source or test changes.
+takes less than the first. Who evaluates what (``build/reaper_evaluated.json``) and who saw what are kept
+together with a stamp of what that depends on: the product, what the tests share, and the file of that test.
+Where the stamp is the same, neither is run again: a hunt that was cut off goes on from there, and one after
+a new test shows what survived, and no more. A survivor is shown to everybody in each run.
 
 A survivor must be explained in ``tests/reaper/survivors.toml``: it changes nothing. An explanation of what
 is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants verdict
@@ -18,13 +20,15 @@ import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +38,7 @@ from _pytest.runner import runtestprotocol
 from hypothesis import Phase, settings
 from rich.console import Console
 
+from image.reaper.calls import batches
 from tests.reaper.findings import FINDINGS, Finding
 from tests.reaper.mutants import Mutant, explained, home, negations, probe
 from tests.reaper.plays import CLOUDS, PLAYS, perform
@@ -42,7 +47,9 @@ from tests.reaper.test_mutants import CASES, NAMED
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ROOT / "build" / "reaper_mutants.json"
 EVALUATED = ROOT / "build" / "reaper_evaluated.json"
+SHOWN = ROOT / "build" / "reaper_shown.json"
 SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
+IMPORTED = re.compile(r"^from tests\.reaper\.(test_\w+) import", re.MULTILINE)
 COMMAND = "python -m tests.bench.bench_reaper_mutants"
 # A function of each module on the way of a verdict, wherever it lies.
 DECIDING = (
@@ -68,6 +75,14 @@ DECIDING = (
     "alicloud:Leftovers.find",
     "alicloud:Hook.complete",
     "_judge_one",
+    "aws:Heartbeats.read",
+    "alicloud:Heartbeats.read",
+    "bisect",
+    "Accustomed.look",
+    "Inventory.group_of",
+    "agent:is_unfit",
+    "whole_instance",
+    "ProcessTable.read",
 )
 NO_WITNESSES = (
     # they break the product themselves, or look at processes of their own, which no mutant reaches
@@ -77,8 +92,10 @@ NO_WITNESSES = (
 )
 WITNESS_MAY_TAKE_S = 4.0  # of the processor's time
 EXAMPLES = 25  # of a property; the tests themselves try more
-NO_END_S = 60.0
+NO_END_S = 120.0  # a computer that does much else is slow, and that is no answer
+LOOPS_S = 15.0  # of the processor's time
 TELL_EVERY = 200
+SOON_S = 15.0  # of the processor's time, for each mutant, before all others are shown to the rest
 SAY = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
 
 Entries = dict[str, dict[str, Any]]
@@ -102,12 +119,21 @@ class Evaluated:
     """What one witness came across in the whole product.
 
     Attributes:
+        stamp: of what it depends on.
+        fails: on the whole product; it sees nothing then.
         seconds: of the processor's time.
         conditions: names of their negations.
     """
 
+    stamp: str
+    fails: bool
     seconds: float
     conditions: frozenset[str]
+
+    @property
+    def may_see(self) -> bool:
+        """Whether mutants are shown to it."""
+        return not self.fails and self.seconds <= WITNESS_MAY_TAKE_S
 
 
 class Hunt:
@@ -125,51 +151,150 @@ class Hunt:
 
     def __init__(self, modules: Sequence[ModuleType], *, named: bool) -> None:
         self._modules, self._named = modules, named
-        self._last: dict[str, str] = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
-        self._keen = dict[str, list[str]]()
+        self._last: dict[str, str] = _kept(MEMORY)
+        self._keen, self._soonest = dict[str, list[str]](), dict[str, list[str]]()
+        self._shown = Shown()
         self.made, self.survivors, self.missed = 0, list[str](), list[str]()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """In the place of running the tests."""
         gc.freeze()
+        if self._modules:
+            chosen = [one for one in session.items if Path(one.path).stem not in NO_WITNESSES]
+            witnesses = {one.name: one for one in (*_plays(), *map(_test, chosen))}
+            self._hunt(witnesses, _evaluated(list(witnesses.values()), self._shown.stamps))
         if self._named:
-            self.missed = [f"{name} on {cloud}" for name, cloud in CASES if not _named_is_seen(name, cloud)]
-            self.missed += [one.was for one in FINDINGS if not _is_seen_to_come_back(one, session.items)]
+            self.missed = [
+                f"{name} on {cloud}" for name, cloud in CASES if not self._named_is_seen(name, cloud)
+            ]
+            self.missed += [one.was for one in FINDINGS if not self._is_seen_to_come_back(one, session.items)]
             SAY(f"{len(CASES)} named mutants, {len(FINDINGS)} findings, missed: {self.missed}")
-        chosen = [one for one in session.items if Path(one.path).stem not in NO_WITNESSES]
-        if not self._modules:
-            return True
-        witnesses = {one.name: one for one in (*_plays(), *map(_test, chosen))}
-        evaluated = _evaluated(list(witnesses.values()))
-        for module in self._modules:
-            mutants = list(negations(module))
-            began, before = time.monotonic(), len(self.survivors)
-            for mutant in mutants:
-                self._show(mutant, [witnesses[name] for name in self._order(mutant, evaluated)])
-            seconds = time.monotonic() - began
-            self.made += len(mutants)
-            left = len(self.survivors) - before
-            SAY(f"{module.__name__}: {len(mutants)} negations, {left} survive, {seconds:.0f} s")
         return True
 
-    def _order(self, mutant: Mutant, evaluated: dict[str, Evaluated]) -> list[str]:
+    def _hunt(self, witnesses: Mapping[str, Witness], evaluated: Mapping[str, Evaluated]) -> None:
+        """First those who may see a mutant soonest, of all modules; then the others, for what is left."""
+        left = list[Mutant]()
+        for module in self._modules:
+            mutants = list(negations(module))
+            began, before = _spent_s(), len(left)
+            for mutant in mutants:
+                if not self._is_seen(mutant, [witnesses[name] for name in self._soon(mutant, evaluated)]):
+                    left.append(mutant)
+                    SAY(f"not seen in {SOON_S:.0f} s: {mutant.name}")
+            self.made += len(mutants)
+            told = f"{len(mutants)} negations, {len(left) - before} left"
+            SAY(f"{module.__name__}: {told}, {_spent_s() - began:.0f} s of CPU")
+        for mutant in left:
+            names = self._order(mutant, evaluated)
+            others = set(names) - set(self._soon(mutant, evaluated))
+            if not self._is_seen(mutant, [witnesses[name] for name in names if name in others]):
+                self.survivors.append(mutant.name)
+                reason = explained().get(mutant.name, "no reason is given")
+                SAY(f"SURVIVES {len(names)} that evaluate it: {mutant.name} ({reason})")
+
+    def _named_is_seen(self, name: str, cloud: str) -> bool:
+        make, play, _ = NAMED[name]
+        mutant, seen_by = make(), f"{cloud}: {play}"
+        if self._shown.seen_by(what := f"{name} on {cloud}: {mutant.name}") != seen_by:
+            seen = bool(first_to_fail([mutant], [Witness(play, partial(_goes_wrong, play, cloud))]))
+            self._shown.note(what, seen_by if seen else "")
+        return bool(self._shown.seen_by(what))
+
+    def _is_seen_to_come_back(self, finding: Finding, items: Iterable[pytest.Item]) -> bool:
+        mutants = [make() for make in finding.broken]
+        what = f"{finding.was}: {', '.join(one.name for one in mutants)}"
+        if self._shown.seen_by(what).partition("[")[0] != finding.node:
+            tests = [_test(one) for one in items if one.nodeid.partition("[")[0] == finding.node]
+            assert tests, f"there is no {finding.node}"
+            assert not (failed := first_to_fail([], tests)), f"on the whole product: {failed}"
+            self._shown.note(what, first_to_fail(mutants, tests))
+        return bool(self._shown.seen_by(what))
+
+    def _order(self, mutant: Mutant, evaluated: Mapping[str, Evaluated]) -> list[str]:
         """Who may see a mutant, the likeliest first."""
-        names = [name for name, one in evaluated.items() if mutant.name in one.conditions]
+        names = [name for name, one in evaluated.items() if one.may_see and mutant.name in one.conditions]
         last, keen = self._last.get(mutant.name), self._keen.get(_function_of(mutant), [])
         return sorted(names, key=lambda name: (name != last, name not in keen, evaluated[name].seconds))
 
-    def _show(self, mutant: Mutant, witnesses: Sequence[Witness]) -> None:
-        seen = first_to_fail([mutant], witnesses)
+    def _soon(self, mutant: Mutant, evaluated: Mapping[str, Evaluated]) -> list[str]:
+        """Of those the first, as far as they take no longer than ``SOON_S`` together."""
+        if mutant.name not in self._soonest:
+            names = self._order(mutant, evaluated)
+            taken_s = accumulate(evaluated[name].seconds for name in names)
+            self._soonest[mutant.name] = [
+                name for name, seconds in zip(names, taken_s, strict=True) if seconds <= SOON_S
+            ]
+        return self._soonest[mutant.name]
+
+    def _is_seen(self, mutant: Mutant, witnesses: Sequence[Witness]) -> bool:
+        seen = self._shown.seen_by(mutant.name) or first_to_fail([mutant], witnesses)
+        self._shown.note(mutant.name, seen)
         if seen:
             self._last[mutant.name] = seen
             self._keen.setdefault(_function_of(mutant), []).append(seen)
-        else:
-            self._last.pop(mutant.name, None)
-            self.survivors.append(mutant.name)
-            reason = explained().get(mutant.name, "no reason is given")
-            SAY(f"SURVIVES {len(witnesses)} that evaluate it: {mutant.name} ({reason})")
-        MEMORY.parent.mkdir(exist_ok=True)
-        MEMORY.write_text(json.dumps(self._last, indent=0))
+            MEMORY.write_text(json.dumps(self._last, indent=0))
+        return bool(seen)
+
+
+class Stamps:
+    """What the answer of a witness depends on, in a digest: another one where anything differs.
+
+    The product, what tests share, and of the files of tests those that other tests import and its own.
+    """
+
+    def __init__(self) -> None:
+        files = sorted(one for folder in SOURCES for one in (ROOT / folder).rglob("*") if one.is_file())
+        whole = {
+            str(one.relative_to(ROOT)): one.read_bytes()
+            for one in files
+            if not {"__pycache__", "bench"} & set(one.parts)
+        }
+        self._own = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
+        texts = [content.decode() for name, content in whole.items() if name.startswith("tests/reaper/test_")]
+        shared = {f"tests/reaper/{one}.py" for text in texts for one in IMPORTED.findall(text)}
+        lines = [
+            f"{name} {digest}"
+            for name, digest in self._own.items()
+            if name in shared or not Path(name).name.startswith("test_")
+        ]
+        self._base = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def of(self, witness: str) -> str:
+        """The stamp of a witness, by its name."""
+        own = self._own.get(witness.partition("::")[0], "")
+        return hashlib.sha256(f"{self._base} {own}".encode()).hexdigest()
+
+
+class Shown:
+    """Which mutants were seen already, by whom, and whether that still holds.
+
+    Attributes:
+        stamps: of this tree.
+    """
+
+    def __init__(self) -> None:
+        self.stamps = Stamps()
+        self._seen: dict[str, list[str]] = _kept(SHOWN)
+
+    def seen_by(self, mutant: str) -> str:
+        """Who saw a mutant in this tree; nobody is an empty text."""
+        witness, stamp = self._seen.get(mutant, ["", ""])
+        return witness if stamp == self.stamps.of(witness) else ""
+
+    def note(self, mutant: str, witness: str) -> None:
+        """Keep who saw a mutant now."""
+        self._seen[mutant] = [witness, self.stamps.of(witness)]
+        SHOWN.parent.mkdir(exist_ok=True)
+        SHOWN.write_text(json.dumps(self._seen, indent=0))
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return kept
+
+
+def _spent_s() -> float:
+    return sum(os.times()[:4])
 
 
 def measure() -> Entries:
@@ -237,47 +362,46 @@ def _test(item: pytest.Item) -> Witness:
     return Witness(item.nodeid, fails)
 
 
-def _named_is_seen(name: str, cloud: str) -> bool:
-    make, play, _ = NAMED[name]
-    return bool(first_to_fail([make()], [Witness(play, partial(_goes_wrong, play, cloud))]))
-
-
-def _is_seen_to_come_back(finding: Finding, items: Iterable[pytest.Item]) -> bool:
-    tests = [_test(one) for one in items if one.nodeid.partition("[")[0] == finding.node]
-    assert tests, f"there is no {finding.node}"
-    assert not (failed := first_to_fail([], tests)), f"on the whole product: {failed}"
-    return bool(first_to_fail([make() for make in finding.broken], tests))
-
-
 def _function_of(mutant: Mutant) -> str:
     return ": ".join(mutant.name.split(": ")[:2])
 
 
-def _evaluated(witnesses: Sequence[Witness]) -> dict[str, Evaluated]:
-    """What each witness evaluates in all modules, looked at anew where anything changed since."""
-    stamp = _stamp(witnesses)
-    kept: dict[str, Any] = json.loads(EVALUATED.read_text()) if EVALUATED.exists() else {}
-    if kept.get("stamp") == stamp:
-        return {name: Evaluated(seconds, frozenset(told)) for name, (seconds, told) in kept["seen"].items()}
-    found = _survey(witnesses, [home(name) for name in DECIDING])
-    seen = {name: (one.seconds, sorted(one.conditions)) for name, one in found.items()}
-    EVALUATED.parent.mkdir(exist_ok=True)
-    EVALUATED.write_text(json.dumps({"stamp": stamp, "seen": seen}))
-    return found
+def _evaluated(witnesses: Sequence[Witness], stamps: Stamps) -> dict[str, Evaluated]:
+    """What each witness evaluates in all modules, looked at anew where what it depends on changed since."""
+    modules = sorted({home(name).__name__ for name in DECIDING})
+    kept = _kept(EVALUATED)
+    if not set(modules) <= set(kept.get("modules", [])):
+        kept = {"modules": modules, "seen": {}}
+    found = {
+        name: Evaluated(stamp, failed, seconds, frozenset(told))
+        for name, (stamp, failed, seconds, told) in kept["seen"].items()
+        if stamp == stamps.of(name)
+    }
+
+    def keep(news: dict[str, Evaluated]) -> None:
+        found.update(news)
+        seen = {
+            name: (one.stamp, one.fails, one.seconds, sorted(one.conditions)) for name, one in found.items()
+        }
+        EVALUATED.parent.mkdir(exist_ok=True)
+        EVALUATED.write_text(json.dumps({"modules": kept["modules"], "seen": seen}))
+
+    new = [one for one in witnesses if one.name not in found]
+    for few in batches(new, TELL_EVERY):
+        keep(_survey(few, [home(name) for name in DECIDING], stamps))
+        SAY(f"{len(found)} of {len(witnesses)} plays and tests looked at")
+    taken = {one.name: found[one.name] for one in witnesses}
+    # who fails anyway sees nothing; without its witness fewer mutants are caught, never more
+    if failed := [name for name, one in taken.items() if one.fails]:
+        SAY(f"NO WITNESSES, for they fail on the whole product: {failed}")
+    slow = sum(not one.fails and not one.may_see for one in taken.values())
+    SAY(f"{len(taken)} plays and tests; {slow} take more than {WITNESS_MAY_TAKE_S} s, and are left out")
+    return taken
 
 
-def _stamp(witnesses: Sequence[Witness]) -> str:
-    """Of all that is looked at and all that looks: another one where anything differs."""
-    digest = hashlib.sha256("\n".join(one.name for one in witnesses).encode())
-    for file in sorted(one for folder in SOURCES for one in (ROOT / folder).rglob("*") if one.is_file()):
-        if "__pycache__" not in file.parts:
-            digest.update(
-                f"{file.relative_to(ROOT)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
-            )
-    return digest.hexdigest()
-
-
-def _survey(witnesses: Sequence[Witness], modules: Sequence[ModuleType]) -> dict[str, Evaluated]:
+def _survey(
+    witnesses: Sequence[Witness], modules: Sequence[ModuleType], stamps: Stamps
+) -> dict[str, Evaluated]:
     """What each witness evaluates.
 
     Raises:
@@ -293,24 +417,13 @@ def _survey(witnesses: Sequence[Witness], modules: Sequence[ModuleType]) -> dict
             failed = one.fails()
             tell([one.name, failed, time.process_time() - began, sorted(conditions)])
 
-    def hear(one: Any) -> None:
-        told.append(one)
-        if len(told) % TELL_EVERY == 0:
-            SAY(f"{len(told)} of {len(witnesses)} plays and tests looked at")
-
-    told, began = list[Any](), time.monotonic()
-    status = _in_a_child(look, hear)
+    told = list[Any]()
+    status = _in_a_child(look, told.append)
     assert (status, len(told)) == (0, len(witnesses)), f"the survey ended with {status} after {told[-1:]}"
-    # who fails anyway sees nothing; without its witness fewer mutants are caught, never more
-    failed = [name for name, failed, *_ in told if failed]
-    if failed:
-        SAY(f"NO WITNESSES, for they fail on the whole product: {failed}")
-    taken = [one for one in told if one[2] <= WITNESS_MAY_TAKE_S and not one[1]]
-    SAY(
-        f"{len(told)} plays and tests looked at in {time.monotonic() - began:.0f} s; "
-        f"{len(told) - len(taken)} fail, or take more than {WITNESS_MAY_TAKE_S} s, and are left out"
-    )
-    return {name: Evaluated(seconds, frozenset(conditions)) for name, _, seconds, conditions in taken}
+    return {
+        name: Evaluated(stamps.of(name), failed, seconds, frozenset(conditions))
+        for name, failed, seconds, conditions in told
+    }
 
 
 def first_to_fail(mutants: Iterable[Mutant], witnesses: Iterable[Witness]) -> str:
@@ -336,7 +449,7 @@ def first_to_fail(mutants: Iterable[Mutant], witnesses: Iterable[Witness]) -> st
 def _end_after(seconds: float) -> None:
     """End this process after so long; a loop that never ends comes first, by the processor's time."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, seconds / 4)
+    signal.setitimer(signal.ITIMER_PROF, LOOPS_S)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 

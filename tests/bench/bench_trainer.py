@@ -38,7 +38,7 @@ from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 
 COMMAND = "python -m tests.bench.bench_trainer"
-STEPS_A_TURN = 5  # few, for both loops to have the same share of what else the machine does
+STEPS_A_TURN = 5  # few, for both loops to have the same share of what else the computer does
 STEPS_A_BLOCK = 20  # one log interval
 BLOCKS = 200
 SAVES = 12

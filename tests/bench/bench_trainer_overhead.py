@@ -1,7 +1,7 @@
 """A step of 9 ms in the trainer, Accelerate, Lightning and Hugging Face's Trainer, each against a bare loop.
 
 Every loop lies in a process of its own, and after each of its steps a bare loop in the same process does one,
-so that both share what else the machine does. `bare` beside itself says how far equal loops lie apart. The
+so that both share what else the computer does. `bare` beside itself says how far equal loops lie apart. The
 peers come from PyPI, into an environment in build/ that borrows torch from this one.
 """
 
@@ -17,17 +17,18 @@ from typing import Any
 
 from tests.bench.bench_trainer_gpu import write_tokens
 from tests.bench.step_loops import FOREVER, LOOPS, STEPS_A_BLOCK, VOCABULARY
+from tests.pins import pinned
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m tests.bench.bench_trainer_overhead"
 PEERS = ROOT / "build" / "peers"
-PEER_PINS = ("accelerate==1.15.0", "lightning==2.6.6")
+PEER_PINS = pinned("accelerate", "lightning")
 ROUNDS = 3
 LOG_EVERY = {"log_on": 10, "log_off": FOREVER}
 CLOCKS = {
     "wall": "",
     "cpu": "_cpu",
-}  # on a busy machine processor time says what a loop adds, the wall what others do
+}  # on a busy computer processor time says what a loop adds, the wall what others do
 GOAL = "ratio <= 1.05, below the peers"
 Blocks = list[dict[str, tuple[float, float]]]  # of each clock: seconds of the loop, of the bare loop
 

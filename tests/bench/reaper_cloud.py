@@ -1,6 +1,6 @@
 """A large fleet on loopback, behind 20 ms of distance and the token buckets of a real account.
 
-Answers what a sweep and Cloud Custodian ask. moto takes minutes to list three thousand machines: it would be
+Answers what a sweep and Cloud Custodian ask. moto takes minutes to list three thousand instances: it would be
 what is measured.
 """
 
@@ -27,7 +27,7 @@ BUCKETS = {
     "GetMetricStatistics": (400, 400),
 }
 TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
-IDLE_EVERY, IDLE_FOR_S = 10, 30 * 3600  # one machine of ten is idle
+IDLE_EVERY, IDLE_FOR_S = 10, 30 * 3600  # one instance of ten is idle
 UP_FOR = timedelta(hours=72)
 JUST_BOOTED = timedelta(minutes=10)
 PERIOD_S = 300
@@ -63,15 +63,15 @@ class RefusedError(Exception):
 
 
 class Account:
-    """The machines and what is known of them.
+    """The instances and what is known of them.
 
     Args:
-        count: how many machines run.
+        count: how many instances run.
         case: one of ``tests.reaper.custodian_cases``, as far as the cloud plays a part in it; ``mixed``, each
             idle for two hours more than the one before; or empty.
 
     Attributes:
-        ended: machines that were terminated.
+        ended: instances that were terminated.
     """
 
     def __init__(self, count: int, case: str = "") -> None:
@@ -80,7 +80,7 @@ class Account:
         self._statistics_asked = 0
         self.ended = 0
         launched = datetime.now(UTC) - (JUST_BOOTED if case == "just-booted" else UP_FOR)
-        self._machines = [_machine_xml(index, launched) for index in range(count)]
+        self._instances = [_instance_xml(index, launched) for index in range(count)]
         self._idle_for_s = {_id(index): self._idle_time(index) for index in range(count)}
 
     def _idle_time(self, index: int) -> float:
@@ -91,8 +91,8 @@ class Account:
     def describe_instances(self, ask: dict[str, Any]) -> str:
         """One page."""
         start, size = int(ask.get("NextToken", 0)), int(ask.get("MaxResults", DEFAULT_PAGE))
-        page = "".join(self._machines[start : start + size])
-        more = f"<nextToken>{start + size}</nextToken>" if start + size < len(self._machines) else ""
+        page = "".join(self._instances[start : start + size])
+        more = f"<nextToken>{start + size}</nextToken>" if start + size < len(self._instances) else ""
         body = f"<reservationSet>{page}</reservationSet>{more}"
         return f'<DescribeInstancesResponse xmlns="{EC2_XMLNS}">{body}</DescribeInstancesResponse>'
 
@@ -120,13 +120,13 @@ class Account:
         self._statistics_asked += 1
         if self._case == "denied" and self._statistics_asked % DENIED_ONE_OF == 0:
             raise RefusedError("AccessDenied")
-        machine = next(one["Value"] for one in ask["Dimensions"] if one["Name"] == "InstanceId")
+        instance = next(one["Value"] for one in ask["Dimensions"] if one["Name"] == "InstanceId")
         now, start = time.time(), float(ask["StartTime"])
         if self._case == "just-booted":  # the only word of its agent so far
             point = {"Timestamp": now - PERIOD_S, "Minimum": 0.0, "Unit": "Seconds"}
         else:
             # an agent that died two hours ago said the same before
-            idle_s = self._idle_for_s[machine]
+            idle_s = self._idle_for_s[instance]
             point = {"Timestamp": start, "Minimum": max(0.0, start - now + idle_s), "Unit": "Seconds"}
         return {"Label": ask["MetricName"], "Datapoints": [point]}
 
@@ -134,7 +134,7 @@ class Account:
         """All or nothing.
 
         Raises:
-            RefusedError: the first machine vanished, in that case.
+            RefusedError: the first instance vanished, in that case.
         """
         ids = [value for key, value in ask.items() if key.startswith("InstanceId.")]
         if self._case == "vanished" and _id(0) in ids:
@@ -147,7 +147,7 @@ def _id(index: int) -> str:
     return f"i-{index:017x}"
 
 
-def _machine_xml(index: int, launched: datetime) -> str:
+def _instance_xml(index: int, launched: datetime) -> str:
     tags = "".join(f"<item><key>{key}</key><value>{value}</value></item>" for key, value in TAGS.items())
     return (
         f"<item><reservationId>r-{index:017x}</reservationId><ownerId>123456789012</ownerId><instancesSet><item>"
@@ -158,7 +158,7 @@ def _machine_xml(index: int, launched: datetime) -> str:
     )
 
 
-# Nothing but machines: no groups, volumes or addresses; and who asks.
+# Nothing but instances: no groups, volumes or addresses; and who asks.
 NOTHING = {
     "DescribeAutoScalingGroups": f'<DescribeAutoScalingGroupsResponse xmlns="{AUTOSCALING_XMLNS}">'
     "<DescribeAutoScalingGroupsResult><AutoScalingGroups/></DescribeAutoScalingGroupsResult>"

@@ -4,7 +4,7 @@
 
 NAME is one of LOOPS: the same model, loss, optimizer and batches for each, in the words of each library, with
 a plain DataLoader but for our own. After every step of the loop the bare loop does one, so that both share
-what else the machine does, and the answer is what BLOCKS blocks of both took.
+what else the instance does, and the answer is what BLOCKS blocks of both took.
 """
 
 import itertools

@@ -42,7 +42,7 @@ def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
     assert "not exact" not in undisturbed[1]
 
 
-def test_a_loader_that_cannot_go_on_is_told_at_the_start(python: Path, tmp_path: Path) -> None:
+def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_path: Path) -> None:
     status, said = run(python, "plain_lightning", tmp_path, workers=0)
 
     assert status == 0

@@ -203,6 +203,7 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:sns/topicSubscription:TopicSubscription": call("sns", "unsubscribe", SubscriptionArn="id"),
     "aws:sqs/queue:Queue": call("sqs", "delete_queue", QueueUrl="url"),
     "aws:sqs/queuePolicy:QueuePolicy": nothing,  # it is deleted with its queue
+    "aws:ssm/document:Document": call("ssm", "delete_document", Name="name"),
     "aws:ssm/parameter:Parameter": call("ssm", "delete_parameter", Name="name"),
     "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": revoke("egress"),
     "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": revoke("ingress"),

@@ -55,7 +55,7 @@ def test_figures_without_a_fault_break_no_promise():
         ("reaper", {"changed_by_dry_run": 1}, "the dry sweep changed 1 instances"),
     ],
 )
-def test_a_figure_that_must_never_be_is_told(act, changes, words):
+def test_a_figure_that_must_never_be_is_reported(act, changes, words):
     figures = {"trainer": dict(TRAINER), "reaper": dict(REAPER)}
     figures[act] |= changes
 
@@ -73,7 +73,7 @@ def test_the_figures_are_written_by_act_with_money_as_a_number(tmp_path):
     assert '"seconds": 1.24' in target.read_text()
 
 
-def test_a_child_that_fails_tells_its_last_words(tmp_path):
+def test_a_child_that_fails_leaves_its_last_words(tmp_path):
     command = [sys.executable, "-c", "import sys; print('out of disk'); sys.exit(3)"]
 
     with pytest.raises(ChildError, match=r"exit code 3(.|\n)*out of disk"):

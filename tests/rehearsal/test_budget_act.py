@@ -42,7 +42,7 @@ def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_instance_is_tou
         ({"limits_given_back": 0}, "did not get its limit back"),
     ],
 )
-def test_a_figure_of_the_budget_that_must_never_be_is_told(changes, words):
+def test_a_figure_of_the_budget_that_must_never_be_is_reported(changes, words):
     right = {
         "alarms_raised": 2,
         "alarms_declared": 2,

@@ -108,7 +108,7 @@ def group(create, template, subnet_id):
     )[0]
 
 
-def test_a_scaling_policy_tells_its_arn(clients, create, group):
+def test_a_scaling_policy_reports_its_arn(clients, create, group):
     name, outputs = create(
         "aws:autoscaling/policy:Policy",
         autoscalingGroupName=group,

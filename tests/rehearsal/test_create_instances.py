@@ -21,7 +21,7 @@ def data(clients, create):
     return told
 
 
-def test_a_template_tells_its_versions_and_carries_its_tags(clients, create):
+def test_a_template_reports_its_versions_and_carries_its_tags(clients, create):
     made, outputs = create(TEMPLATE, imageId="ami-12c6146b", description="first", tags=TAGS)
 
     seen = clients("ec2").describe_launch_templates(LaunchTemplateIds=[made])["LaunchTemplates"][0]

@@ -20,7 +20,7 @@ def test_a_vpc_has_its_cidr_tags_and_dns(clients, create):
     assert dns["EnableDnsHostnames"]["Value"] is True
 
 
-def test_a_vpc_tells_its_default_group_and_main_table(clients, create):
+def test_a_vpc_reports_its_default_group_and_main_table(clients, create):
     made, outputs = create("aws:ec2/vpc:Vpc", cidrBlock="10.1.0.0/16")
 
     group = clients("ec2").describe_security_groups(GroupIds=[outputs["defaultSecurityGroupId"]])
@@ -102,7 +102,7 @@ def test_a_subnet_follows_the_table_it_is_associated_with(clients, create, vpc_i
     assert [(one["RouteTableAssociationId"], one["SubnetId"]) for one in seen] == [(made, subnet_id)]
 
 
-def test_a_gateway_endpoint_tells_the_prefix_list_of_its_service(clients, create, vpc_id):
+def test_a_gateway_endpoint_reports_the_prefix_list_of_its_service(clients, create, vpc_id):
     table, _ = create("aws:ec2/routeTable:RouteTable", vpcId=vpc_id)
     service = f"com.amazonaws.{REGION}.s3"
 

@@ -180,7 +180,7 @@ def home(create):
     )
 
 
-def test_a_home_is_encrypted_and_tells_where_to_mount_it(clients, home):
+def test_a_home_is_encrypted_and_reports_where_to_mount_it(clients, home):
     made, outputs = home
 
     seen = clients("efs").describe_file_systems(FileSystemId=made)["FileSystems"][0]
@@ -216,7 +216,7 @@ def test_a_home_has_its_policy(clients, create, home):
     assert json.loads(seen) == json.loads(KEY_POLICY)
 
 
-def test_a_scratch_file_system_tells_where_to_mount_it(clients, create, vpc_id, subnet_id, group_id):
+def test_a_scratch_file_system_reports_where_to_mount_it(clients, create, vpc_id, subnet_id, group_id):
     made, outputs = create(
         "aws:fsx/lustreFileSystem:LustreFileSystem",
         deploymentType="PERSISTENT_2",

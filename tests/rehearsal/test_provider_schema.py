@@ -16,7 +16,7 @@ def found(type_token, **inputs):
     return problems(registration)
 
 
-def test_sound_inputs_have_no_problem():
+def test_valid_inputs_have_no_problem():
     assert found(SUBNET, vpcId="vpc-1", cidrBlock="10.0.0.0/24", tags={"Name": "mine"}) == []
 
 

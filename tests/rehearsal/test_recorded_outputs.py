@@ -48,7 +48,7 @@ def test_a_type_that_no_sdk_knows_returns_its_inputs(clients):
         ("aws:route53/zone:Zone", "the rehearsal has no creator for it"),
     ],
 )
-def test_the_reason_is_told(token, words):
+def test_the_reason_is_reported(token, words):
     assert reason(token) == words
 
 

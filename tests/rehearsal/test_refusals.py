@@ -68,7 +68,7 @@ def test_an_error_of_the_program_itself_comes_out_as_it_is(clients):
         run(program)
 
 
-def test_a_run_after_a_refusal_is_sound(clients):
+def test_a_run_after_a_refusal_succeeds(clients):
     with pytest.raises(CreationError):
         run(lambda: aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24"))
 
