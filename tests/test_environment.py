@@ -1,6 +1,7 @@
 """The development environment: each version written once, current locks, torch without CUDA where it can."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -218,3 +219,46 @@ def test_the_workflow_runs_what_a_laptop_runs_and_takes_actions_by_commit():
 
     assert runs == [".ci/run"]
     assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in actions)
+
+
+MAKE = """#!/bin/bash
+echo "$*" >>asked
+[ "$1" = test ] || exit 0
+[ "$(grep --count ^test asked)" -le {failing} ] || exit 0
+mkdir -p .pytest_cache/v/cache
+echo '{failed}' >.pytest_cache/v/cache/lastfailed
+exit 2
+"""
+
+
+def run_ci(folder, *, failed, failing):
+    """CI with a `make` of which the first so many `test` fail. Gives it and what it asked for."""
+    for path, text in {
+        ".ci/run": (ROOT / ".ci/run").read_text(),
+        "bin/make": MAKE.format(failed=json.dumps(dict.fromkeys(failed, True)), failing=failing),
+        "bin/promtool": "",
+    }.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+        (folder / path).chmod(0o755)
+    own = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    ran = subprocess.run([folder / ".ci/run"], env=own, capture_output=True, text=True, check=False)
+    return ran, (folder / "asked").read_text().splitlines()
+
+
+def test_ci_names_a_test_that_passes_only_when_it_is_run_again(tmp_path):
+    ran, asked = run_ci(tmp_path, failed=["tests/test_a.py::test_b"], failing=1)
+
+    assert ran.returncode == 0, ran.stderr
+    assert asked[1:3] == ["test", "test ARGS=-n 0 --last-failed --last-failed-no-failures none"]
+    assert "passed only when run again, please look: tests/test_a.py::test_b" in ran.stdout
+
+
+@pytest.mark.parametrize(("tests", "failing"), [(1, 2), (4, 1), (0, 1)])
+def test_ci_ends_where_a_test_fails_again_or_many_fail_or_none_is_named(tmp_path, tests, failing):
+    failed = [f"tests/test_a.py::test_{number}" for number in range(tests)]
+
+    ran, asked = run_ci(tmp_path, failed=failed, failing=failing)
+
+    assert ran.returncode != 0
+    assert "rehearse" not in asked
