@@ -243,7 +243,7 @@ def _show(make: Callable[[bake.Listener], BakeReport]) -> None:
 
 
 def _reason(error: ImageError | OSError) -> str:
-    """What to tell: of a folder that cannot be written or a disk that is full, which one it is."""
+    """What to report: of a folder that cannot be written or a disk that is full, which one it is."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; use --output"
     return str(error)

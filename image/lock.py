@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 FILE = FOLDER / "versions.toml"
 SCHEMA = 2
 BASES = ("debian-12", "ubuntu-24.04")
-# What an artefact of a kind must say beside kind, version and source; versions.toml tells what holds each.
+# What an artefact of a kind must say beside kind, version and source; versions.toml says what holds each.
 KEY = ("key_fingerprint", "key_sources")
 HOLDS = {
     "archive": ("uri", "suites", *KEY),

@@ -23,11 +23,13 @@ HOUSE_WORDS = {
     r"\bwill go\b": "will be terminated",
     r"\b(?:is|are|was|were) sound\b": "OK, healthy",
     r"\basks nobody\b": "skip peer discovery",
+    r"\btell(?:s|ing)?\b(?! apart)": "notify, report, say, show or distinguish",
+    r"\bnotified before (?:it|they) go": "notified before it is terminated",
+    r"\bended (?:one|instance)s?\b": "terminated or stopped",
     r"\binstance goes\b(?! (?:on|to|by|into|through)\b)|; goes\b": "is interrupted, stopped or terminated",
 }
 # the same in what users read; a docstring may say where a loop ends
 USER_WORDS = {
-    r"\btell(?:s|ing)?\b": "notify, report, show or distinguish",
     r"\ball (?:it|they) meant to\b": "had failed actions",
     r"\bend(?:s|ed|ing)? (?:it|them|that one|nobody|none|any|(?:any|no)thing|instances?)\b": "terminate",
     r"\b(?:is|are|be|being|was|were) ended\b": "terminated, stopped",

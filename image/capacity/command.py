@@ -253,8 +253,8 @@ def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
     """Return an instance: the sweep terminates it once nothing runs there and /scratch/keep is saved.
 
     Its hold ends at once. Without INSTANCE the one that you took, where it is the only one. One that another
-    took needs --owner and the cloud's permission to tag it; its owner is notified before it goes, by whom it
-    was given back too, and the times of its pool hold.
+    took needs --owner and the cloud's permission to tag it; its owner is notified first, and by whom
+    it was given back; the times of its pool hold.
     """
     desk = open_desk(asked)
     fleet = desk.cloud.instances.fleet()
@@ -293,7 +293,7 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
         said = "--owner is missing" if owner is None else f"--owner {owner}"
         raise ConfigurationError(
             f"{said}: {described(meant)} was taken by {meant.owner}. Who may give it back in their place "
-            f"says --owner {meant.owner}; they are notified before it goes"
+            f"says --owner {meant.owner}; they are notified before it is terminated"
         )
     return meant
 
@@ -307,7 +307,7 @@ def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
     wish = {TAG_GIVE_BACK: f"{format_time(desk.now())} {by}"}
     desk.cloud.instances.tag([instance.id], wish)
     desk.cloud.instances.untag([instance.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
-    # what marks it has tell of an earlier time
+    # what marks it has are of an earlier time
     gone = (TAG_KEEP_UNTIL, TAG_KEEP_REASON, TAG_IDLE_SINCE, TAG_REAP_AFTER)
     kept = {key: value for key, value in instance.tags.items() if key not in gone}
     return replace(instance, tags=kept | wish)

@@ -149,7 +149,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class MoverState:
-    """What one pass tells the next.
+    """What one pass hands to the next.
 
     Attributes:
         requests: key -> request, open ones and those of the last two days.

@@ -42,7 +42,7 @@ SILENT = timedelta(minutes=5)
 # A group without room is not tried again sooner, while another may have some.
 COOL_OFF = timedelta(minutes=5)
 LOAD_COOLDOWN = timedelta(minutes=5)
-# Clocks differ, and Alibaba Cloud tells whole minutes.
+# Clocks differ, and Alibaba Cloud reports whole minutes.
 CLOCK = timedelta(minutes=1)
 SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
 SPARE_REASON = "hot spare"

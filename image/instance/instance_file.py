@@ -1,4 +1,4 @@
-"""``instance.toml``: what the stack tells an instance about itself."""
+"""``instance.toml``: what the stack declares about an instance."""
 
 import math
 import tomllib

@@ -5,12 +5,12 @@ from pathlib import Path
 
 
 def instance_file() -> Path:
-    """What the stack tells the instance about itself (``GPU_FLEET_INSTANCE_FILE``)."""
+    """What the stack declares about the instance (``GPU_FLEET_INSTANCE_FILE``)."""
     return Path(os.environ.get("GPU_FLEET_INSTANCE_FILE", "/etc/gpu-fleet/instance.toml"))
 
 
 def run_dir() -> Path:
-    """Folder of what agent and gate tell trainers and users; root alone writes it (``GPU_FLEET_RUN_DIR``)."""
+    """What agent and gate report to trainers and users; root alone writes it (``GPU_FLEET_RUN_DIR``)."""
     return Path(os.environ.get("GPU_FLEET_RUN_DIR", "/run/gpu-fleet"))
 
 
@@ -40,7 +40,7 @@ def stop_file() -> Path:
 
 
 def closed_file() -> Path:
-    """Its presence tells ``gpu-fleet train launch`` to start nothing: the instance is being terminated."""
+    """With it ``gpu-fleet train launch`` starts nothing: the instance is being terminated."""
     return run_dir() / "closed"
 
 

@@ -1,9 +1,9 @@
 """``python -m image.readiness.scratch_disk``: the pool's cloud disk as /scratch.
 
 Alibaba Cloud's types have no disks of their own, so the stack gives an instance a cloud disk named
-``scratch``. The metadata service tells the serial number and the name of each cloud disk, and the guest sees
-the same serial: no other disk is ever taken, and this one only while nothing is on it but what this program
-put there.
+``scratch``. The metadata service reports the serial number and the name of each cloud disk, and the guest
+sees the same serial: no other disk is ever taken, and this one only while nothing is on it but what this
+program put there.
 https://www.alibabacloud.com/help/en/ecs/user-guide/instance-metadata-items
 """
 
@@ -81,7 +81,7 @@ def serial_of(metadata: Metadata, name: str) -> str | None:
 
 
 def disk_of(listing: dict[str, Any], serial: str) -> Disk | None:
-    """The disk of a serial number in what ``lsblk --json`` tells, or None."""
+    """The disk of a serial number in what ``lsblk --json`` prints, or None."""
     for device in listing["blockdevices"]:
         if device["type"] == "disk" and str(device.get("serial") or "").strip() == serial:
             everything = list(_with_children(device))

@@ -96,13 +96,13 @@ class Instances(Protocol):
         """Every managed instance of the stack, and its scaling groups."""
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
-        """The same instances and groups, read anew; in ``gone`` those of the instances that ended."""
+        """The same instances and groups, read anew; in ``gone`` the terminated ones of the instances."""
 
     def tags(self, instance_id: str) -> dict[str, str]:
         """An instance's tags; none for one that is not there."""
 
     def lock(self, instance_id: str, action: str) -> str:
-        """Why the cloud would not stop or terminate an instance, where its list does not tell."""
+        """Why the cloud would not stop or terminate an instance, where its list does not say."""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
         """Those of the alarms that are in the state ALARM."""
@@ -164,7 +164,7 @@ class SweepCloud:
 
     Attributes:
         calls: counts every call of the others.
-        notifier: tells users; None only in a dry run.
+        notifier: notifies users; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
         spot_prices: what an hour of some types costs on the spot market now, in the policy's currency, types
             without a price left out; raises CloudError. None where the policy's own prices are all there is.
@@ -224,7 +224,7 @@ def connect(
         clock: the time now.
         deadline: no call is made after it.
         read_only: no call changes anything.
-        environ: where the ledger, and what tells users, are named.
+        environ: where the ledger, and what notifies users, are named.
         made: the cloud's ``Clients`` to use instead of new ones.
 
     Raises:

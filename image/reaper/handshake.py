@@ -115,7 +115,7 @@ def key(caller: str, reap_after: datetime, name: str) -> str:
 
 
 def replies(listed: Iterable[Listed]) -> Replies:
-    """What a listing below ``PREFIX`` tells; names that are none of these are passed over."""
+    """What a listing below ``PREFIX`` says; names that are none of these are passed over."""
     said_by: dict[tuple[str, str], Said] = {}
     for entry in listed:
         match entry.key.removesuffix(".json").split("/"):

@@ -20,7 +20,7 @@ from image.reaper.times import format_time, parse_time
 
 # Two estimates of one idle instance's ``idle_since`` differ by at most two heartbeats.
 SAME_IDLENESS = timedelta(minutes=2)
-# Accounts that images and session managers come with, for whoever has the key: they tell nobody from another.
+# Accounts that images and session managers come with, for whoever has the key: they name no user.
 EVERYBODYS = frozenset(
     {"admin", "debian", "ec2-user", "ecs-assist-user", "ecs-user", "root", "ssm-user", "ubuntu"}
 )

@@ -148,7 +148,7 @@ class Inventory:
     Attributes:
         instances: those that are not gone.
         groups: every group of the stack.
-        gone: terminated ones that the cloud still tells of, for the meter alone.
+        gone: terminated ones that the cloud still lists, for the meter alone.
     """
 
     instances: tuple[Instance, ...]
@@ -181,7 +181,7 @@ class Activity:
         newest_at: start of the metric period of the newest heartbeat; None without any.
         newest_value: that period's smallest ``SecondsSinceActivity``: seconds, or a negative code.
         last_active_at: the latest moment at or after which something is known to have been active; None when
-            no heartbeat tells.
+            no heartbeat says.
         coverage: of each window that was looked at.
         complete: the cloud answered the whole query.
         contradictory: the heartbeats disagree with one another.
@@ -208,7 +208,7 @@ class Decision:
         alert: a user should be notified.
         hourly_price: of the instance in the policy's currency, where known.
         replaced: its group starts another in its place.
-        withdrawn: its agent withdrew the mark, though its heartbeats tell of no use.
+        withdrawn: its agent withdrew the mark, though its heartbeats show no use.
     """
 
     instance: Instance
@@ -254,7 +254,7 @@ class Leftover:
 
     Attributes:
         size_gib: of a volume, or of a stopped instance's volumes; 0 for an address.
-        unused_since: where the cloud tells; else the note on it counts.
+        unused_since: where the cloud reports it; else the note on it counts.
         in_use: it carries a note but is used again.
     """
 

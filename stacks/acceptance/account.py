@@ -121,7 +121,7 @@ class Account(Protocol):
         """The account's id, of the credentials in use."""
 
     def instances(self) -> Sequence[TestedInstance]:
-        """Every instance that carries the stack's tag, ended ones as long as the cloud tells of them."""
+        """Every instance that carries the stack's tag, terminated ones as long as the cloud lists them."""
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> Sequence[Kept]:
         """What each pool's groups have of what the program asked; pool -> its groups."""

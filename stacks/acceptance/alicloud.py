@@ -1,6 +1,6 @@
 """An Alibaba Cloud account as an acceptance run asks it; ``CALLS`` has every call and its page.
 
-Products answer by their RPC interface, OSS by its S3 interface. What the cloud does not have or not tell
+Products answer by their RPC interface, OSS by its S3 interface. What the cloud does not have or not say
 there is left out, and said: it interrupts no spot instance on request, and its functions answer by another
 protocol, so that the schedule is proven by the mark alone.
 """
@@ -90,7 +90,7 @@ STATISTICS = (
     "Maximum",
     "Sum",
     "Value",
-)  # which of them a metric has, DescribeMetricMetaList tells
+)  # which of them a metric has, DescribeMetricMetaList says
 TAGGED_PAGE = 1000  # ListTagResources
 KEY_WAITS_DAYS = 7
 PENDING_DELETION = "PendingDeletion"
@@ -136,7 +136,7 @@ class AlicloudAccount:
         return list(self._known.values())
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
-        """What no schema tells: what Auto Scaling makes of a 0, of an option alone, of an inactive group."""
+        """What no schema says: what Auto Scaling makes of a 0, of an option alone, of an inactive group."""
         settings: list[Kept] = []
         for pool in self._stack.pools:
             for group in groups[pool.name]:
@@ -172,7 +172,7 @@ class AlicloudAccount:
         """What CloudMonitor says of the stack's log stores.
 
         Simple Log Service signs requests by a way of its own, which the official SDK's core lacks; its own
-        SDK brings protobuf, lz4 and elasticsearch. What arrived, CloudMonitor tells as well.
+        SDK brings protobuf, lz4 and elasticsearch. What arrived, CloudMonitor says as well.
         """
         return {label: self._inflow(label) for label in LOG_STORES}
 
@@ -455,7 +455,7 @@ class AlicloudAccount:
 
 
 def _kept(pool: Pool, group: str, raw: Mapping[str, Any]) -> Iterator[Kept]:
-    """Every setting of a group that only an account can tell; the API's words (DescribeScalingGroups)."""
+    """Every setting of a group that only an account can show; the API's words (DescribeScalingGroups)."""
     options = raw.get("CapacityOptions") or {}
     yield Kept(group, "LifecycleState", "Active", raw.get("LifecycleState"))
     yield Kept(group, "EnableDesiredCapacity", pool.size.desired > 0, expects_a_number(raw))

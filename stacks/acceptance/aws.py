@@ -80,7 +80,7 @@ CALLS = {
 # docs.aws.amazon.com/systems-manager/latest/userguide/documents-command-ssm-plugin-reference.html
 SHELL_DOCUMENT = "AWS-RunShellScript"
 SCRIPT_TIMEOUT_S = 900
-# InvalidInstanceId: not registered yet, or ended; API page of SendCommand, "Errors".
+# InvalidInstanceId: not registered yet, or terminated; API page of SendCommand, "Errors".
 NOT_REGISTERED = frozenset({"InvalidInstanceId"})
 # Right after SendCommand the invocation is not known yet; API page of GetCommandInvocation, "Errors".
 NOT_KNOWN_YET = frozenset({"InvocationDoesNotExist"})
@@ -123,7 +123,7 @@ class AwsAccount:
         return str(self._ask("sts.get_caller_identity")["Account"])
 
     def instances(self) -> list[TestedInstance]:
-        """Every instance that carries the stack's tag; EC2 forgets ended ones after about an hour."""
+        """Every instance that carries the stack's tag; EC2 forgets terminated ones after about an hour."""
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         pages = self._pages("ec2.describe_instances", "Reservations", Filters=own)
         return [_instance(instance) for reservation in pages for instance in reservation["Instances"]]

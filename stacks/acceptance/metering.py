@@ -35,7 +35,7 @@ class Metering:
     prices: dict[tuple[str, bool], Money | None] = field(default_factory=dict)
 
     def observe(self, instances: Sequence[TestedInstance], now: datetime) -> None:
-        """Count every instance that runs up to now; an ended one keeps what it had."""
+        """Count every instance that runs up to now; a terminated one keeps what it had."""
         for instance in instances:
             if not instance.ended:
                 ran = max(0.0, (now - instance.launched_at).total_seconds())

@@ -502,7 +502,7 @@ def _meter(run: AcceptanceRun) -> StepResult:
 
 
 def _logs(run: AcceptanceRun) -> StepResult:
-    """Wait until something arrived in every log store that the cloud tells of."""
+    """Wait until something arrived in every log store that the cloud lists."""
 
     def arrived() -> Mapping[str, float] | None:
         rates = run.account.logged()

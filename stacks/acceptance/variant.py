@@ -23,7 +23,7 @@ GRACE_MINUTES = 10
 SWEEP_EVERY_MINUTES = 5
 LEAST_VOLUME_GIB = 100
 # A pool of Alibaba Cloud that is made for none expects no number and grows by request: only an account can
-# tell whether it does.
+# show whether it does.
 DESIRED = {Cloud.AWS: 1, Cloud.ALICLOUD: 0}
 SCRATCH_GIB = {Cloud.AWS: 0, Cloud.ALICLOUD: 100}  # types of Alibaba Cloud have no local disks
 # Names of prices.toml that the variant pays for, so that a stack file's assumptions of them hold for it too.

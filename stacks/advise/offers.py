@@ -71,7 +71,7 @@ class _Instance(_Exact):
 
 
 class Vendor(_Exact):
-    """One vendor as the file tells of it; instances only where the catalog has none of it."""
+    """One vendor as the file has it; instances only where the catalog has none of it."""
 
     title: str
     instances: list[_Instance] = []

@@ -23,7 +23,7 @@ def alarm(
     contact_group: pulumi.Input[str],
     parent: pulumi.Resource,
 ) -> alicloud.cms.Alarm:
-    """Tell the stack's contacts, once a day at most, that a metric of the stack passed a threshold.
+    """Notify the stack's contacts, once a day at most, that a metric of the stack passed a threshold.
 
     Args:
         name: the alarm's name, logical and physical.

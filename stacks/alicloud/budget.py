@@ -32,7 +32,7 @@ class Budget(pulumi.ComponentResource):
     """A monthly budget: contacts, and one alarm a threshold on what the sweep's meter says.
 
     Attributes:
-        contact_group: whom all alarms of the stack tell.
+        contact_group: whom all alarms of the stack notify.
     """
 
     contact_group: pulumi.Output[str]
@@ -63,7 +63,7 @@ class Budget(pulumi.ComponentResource):
         self.register_outputs({"contact_group": self.contact_group})
 
     def _contacts(self, stack: Stack) -> pulumi.Output[str]:
-        """One contact an address. CloudMonitor mails each a link, and tells only those who follow it.
+        """One contact an address. CloudMonitor mails each a link, and notifies only those who follow it.
 
         Until then it hides the address, which the provider would read as a change to make again.
         """

@@ -13,7 +13,7 @@ Two resources take more than one ``pulumi up`` to come to what the program means
 - An alarm on a custom metric. Auto Scaling takes one only once CloudMonitor knows the metric (API
   CreateAlarm), so it is left out until a first value was reported into the stack's application group.
 
-The plan tells which resources are in this position, whatever an earlier ``up`` left half done. The program
+The plan says which resources are in this position, whatever an earlier ``up`` left half done. The program
 learns of it by one environment variable; without it, it means the finished stack, so that a bare
 ``pulumi up`` of a deployed stack takes nothing back.
 """

@@ -14,7 +14,7 @@ class MonitorGroupArgs:
     """What the group depends on.
 
     Attributes:
-        contact_group: whom CloudMonitor tells of alarms in it.
+        contact_group: whom CloudMonitor notifies of alarms in it.
     """
 
     stack: Stack

@@ -114,7 +114,7 @@ def _records(args: RoleArgs) -> Sequence[policies.Statement]:
 
 
 def _notices(stack: Stack) -> Sequence[policies.Statement]:
-    """Mail users and read webhooks' secrets; CloudMonitor's alarm, which tells operators, is a metric."""
+    """Mail users and read webhooks' secrets; CloudMonitor's alarm, which notifies operators, is a metric."""
     notify, statements = stack.notify, list[policies.Statement]()
     if notify.sender is not None:
         # knows neither resource nor condition (Direct Mail, API SingleSendMail, RAM authorization)

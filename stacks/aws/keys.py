@@ -117,7 +117,7 @@ def _logs(stack: Stack) -> policies.Statement:
 
 
 def _builds(stack: Stack) -> policies.Statement:
-    """Image Builder's own role may tell the topic how a build ended.
+    """Image Builder's own role may write to the topic how a build ended.
 
     By condition, since a policy that names a role which is not there yet is refused, and the account's first
     build makes this one (docs.aws.amazon.com/imagebuilder/latest/userguide/integ-sns.html).

@@ -75,7 +75,7 @@ class InstanceType:
 
     Attributes:
         name: as the cloud's API takes it.
-        gpu_model: NVIDIA's name, without the maker's; None where the cloud does not tell it.
+        gpu_model: NVIDIA's name, without the maker's; None where the cloud does not say it.
         gpu_memory_gib: nominal memory of each GPU; what the driver reports is a little less.
         gpu_architecture: NVIDIA's generation.
         vcpu: default number of virtual CPUs.

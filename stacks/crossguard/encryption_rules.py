@@ -40,7 +40,7 @@ def of_customer(key: Any) -> bool:
 
 
 def topics(resource: Resource) -> Iterator[Finding]:
-    """Alarms tell what runs where."""
+    """Alarms say what runs where."""
     yield from _whole(resource, "topic")
 
 

@@ -100,7 +100,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def _hottest() -> str:
-    """The ten hottest GPUs; DCGM tells 9.2e18 where it knows no temperature."""
+    """The ten hottest GPUs; DCGM reports 9.2e18 where it knows no temperature."""
     return f"topk(10, DCGM_FI_DEV_GPU_TEMP{OF_STACK} < 200)"
 
 

@@ -78,7 +78,7 @@ def semantic_version(sha256: str) -> str:
     """A version that follows from a content, for things that a cloud makes immutable: 1.<28 bits>.<28 bits>.
 
     Image Builder takes whole numbers below 2^30 in each place
-    (docs.aws.amazon.com/imagebuilder/latest/userguide/ibhow-semantic-versioning.html). Versions tell contents
+    (docs.aws.amazon.com/imagebuilder/latest/userguide/ibhow-semantic-versioning.html). Versions keep contents
     apart and say nothing of which is newer; nothing here asks for the newest.
     """
     return f"1.{int(sha256[:7], 16)}.{int(sha256[7:14], 16)}"

@@ -45,7 +45,7 @@ def increase(product: str, code: str, value: int, region: str) -> str:
 
 
 def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int) -> Finding:
-    """What is in use counts this stack too where it stands already: the cloud does not tell them apart."""
+    """What is in use counts this stack too where it stands already: the cloud does not separate them."""
     names = [f"{bound}-{quota}-instance-vcpu-count" for bound in ("max", "used")]
     asked = {f"AttributeName.{number}": name for number, name in enumerate(names, 1)}
     answer = cloud.ask("ecs", "DescribeAccountAttributes", RegionId=stack.region, **asked)

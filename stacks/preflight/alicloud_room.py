@@ -31,7 +31,7 @@ def room(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 
 
 def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
-    """Sold, and in stock right now: this cloud tells both."""
+    """Sold, and in stock right now: this cloud reports both."""
     subject, wanted = f"types of {pool.name}", stack.zones_of(pool)
     stock = _stock(stack, cloud, pool)
     full = [zone for zone in wanted if IN_STOCK in stock.get(zone, {}).values()]

@@ -12,7 +12,7 @@ from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
 
-# No call of theirs tells whether they are open without opening them: their references list no code of a read
+# No call of theirs says whether they are open without opening them: their references list no code of a read
 # for it, and the provider's data sources of the same name call Open...Service
 # (terraform-provider-alicloud, data_source_alicloud_fc_service.go, cms_service.go, nas_service.go).
 UNTOLD = {

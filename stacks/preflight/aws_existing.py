@@ -14,7 +14,7 @@ ANYWHERE = "0.0.0.0/0"
 INTERNET_GATEWAY = "igw-"
 # A route's state once its gateway is gone (API Route).
 BLACKHOLE = "blackhole"
-# What tells where a route leads, and so never stands for the VPC itself (API Route).
+# What says where a route leads, and so never stands for the VPC itself (API Route).
 TARGETS = ("GatewayId", "NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "VpcPeeringConnectionId")
 
 

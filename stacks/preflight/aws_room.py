@@ -62,7 +62,7 @@ def _some(pool: Pool) -> str:
 
 
 def _efa(aws: Aws, pool: Pool) -> Finding:
-    """As many adapters as the launch template asks for; EC2 tells the most that a type has."""
+    """As many adapters as the launch template asks for; EC2 reports the most that a type has."""
     subject, wanted = f"EFA of {pool.name}", max(kind.efa_interfaces for kind in types_of(pool))
     (name,) = pool.types  # a rule of the settings
     (kind,) = aws.ask("ec2", "describe_instance_types", InstanceTypes=[name])["InstanceTypes"]

@@ -38,7 +38,7 @@ class LaunchedInstance:
 
 
 def launched(clients: RegionClients, stack: str) -> tuple[LaunchedInstance, ...]:
-    """Every instance that carries the stack's tag, ended ones among them, by pool and id."""
+    """Every instance that carries the stack's tag, terminated ones among them, by pool and id."""
     members = {
         member["InstanceId"]: member
         for page in clients("autoscaling").get_paginator("describe_auto_scaling_instances").paginate()
@@ -66,7 +66,7 @@ def _launched(instance: dict[str, Any], member: dict[str, Any]) -> LaunchedInsta
 
 
 def running(instances: Iterable[LaunchedInstance]) -> set[str]:
-    """The ids of those that have not ended."""
+    """The ids of those that are not terminated."""
     return {instance.id for instance in instances if instance.state not in ENDED}
 
 

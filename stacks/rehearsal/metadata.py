@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from stacks.rehearsal.moto_server import LOOPBACK
 
 SPOT_ACTION = "/latest/meta-data/spot/instance-action"
-# EC2 tells two minutes ahead:
+# EC2 says it two minutes ahead:
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 NOTICE = timedelta(minutes=2)
 ROLE_KEYS = "/latest/meta-data/iam/security-credentials/"

@@ -77,7 +77,7 @@ class _Handler(MotoRequestHandler):
         super().finish()
 
     def handle_expect_100(self) -> bool:
-        """Tell at once a client that waits for it before it sends a body."""
+        """Answer at once a client that waits for it before it sends a body."""
         going_on = super().handle_expect_100()
         self.wfile.flush()
         return going_on

@@ -71,7 +71,7 @@ class Registrations:
         self._listener = listener
 
     def add(self, registration: Registration) -> None:
-        """Append, and tell the listener."""
+        """Append, and call the listener."""
         with self._lock:
             self._all.append(registration)
             if self._listener is not None:

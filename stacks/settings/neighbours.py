@@ -16,7 +16,7 @@ from stacks.settings import Grouping, Pool, Stack
 
 
 def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
-    """What tells the pool's scaling groups apart in the stack: its name, with the zone where each has one."""
+    """Names the pool's scaling groups apart in the stack: its name, with the zone where each has one."""
     if pool.grouping is Grouping.SINGLE:
         return (pool.name,)
     return tuple(f"{pool.name}-{zone}" for zone in stack.zones_of(pool))

@@ -1,4 +1,4 @@
-"""What a stack holds, as its cloud tells it: instances, stores of data, and what else lies under its key."""
+"""What a stack holds, as its cloud reports it: instances, stores of data, and the rest under its key."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -208,7 +208,7 @@ class Checkpoint(Section):
 
 
 class Interrupt(Section):
-    """How often notices are looked for and the ranks tell each other, and how long the last save may take."""
+    """How often notices are looked for and the ranks agree, and how long the last save may take."""
 
     rebalance: bool = False  # stop at a recommendation, too: it ends nothing, and most never come to a notice
     poll_s: Annotated[float, Field(gt=0, le=3600)] = 1.0

@@ -1,4 +1,4 @@
-"""What the cloud tells this instance about itself, by its metadata service."""
+"""What the cloud says about this instance, by its metadata service."""
 
 import json
 import logging
@@ -64,7 +64,7 @@ SERVICES = {
 
 
 class MetadataClient:
-    """What the cloud tells this instance about itself; asked with a token, as both clouds want."""
+    """What the cloud says about this instance; asked with a token, as both clouds want."""
 
     def __init__(self, cloud: str) -> None:
         """Raises LaunchError when the service is silent."""

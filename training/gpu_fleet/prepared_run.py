@@ -368,7 +368,7 @@ def rehearse(run: PreparedRun, state: State) -> None:
 
 
 def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
-    """What tells the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
+    """Computes the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
     if run.where.device.type != "cuda" or run.is_task:  # whose batches cannot be cut to one sample
         return None
     inputs = first_batch(run).inputs[:1]

@@ -84,7 +84,7 @@ def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def fingerprint(dataset: Dataset | OwnData, looked_at: int = LOOKED_AT) -> str:
-    """Hex digits that tell one data set from another of equal length, without reading all of it."""
+    """Hex digits that distinguish one data set from another of equal length, without reading all of it."""
     digest = hashlib.sha256()
     for index in sorted({int(place) for place in np.linspace(0, len(dataset) - 1, looked_at)}):
         part = dataset.fingerprint(index)

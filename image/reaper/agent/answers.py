@@ -198,7 +198,7 @@ def _answering(view: View) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    # before the first reply heartbeats alone tell the sweep, which may never show what began since
+    # before the first reply heartbeats alone inform the sweep, which may never show what began since
     if seen.signs and (seen.is_new or talk.reply is Reply.IDLE) and talk.busy_looks >= BUSY_LOOKS:
         return Act.WITHDRAW
     return _say(view, Reply.IDLE, Act.SAY_IDLE)

@@ -24,7 +24,7 @@ class Fence(Protocol):
 
 
 class NoFence:
-    """For a cloud whose policies cannot tell one instance of a role from another."""
+    """For a cloud whose policies cannot distinguish instances of one role."""
 
     def raise_for(self, mark: datetime) -> None:
         """Nothing."""

@@ -36,7 +36,7 @@ class Limits:
         disk_bytes_per_s: mean of a minute.
         network_bytes_per_s: mean of a minute.
         gpu_percent: utilisation in any one sample; NVML gives whole percents, and an idle GPU gives 0.
-        power_share: of the power limit, above which a GPU that does not tell its utilisation is computing.
+        power_share: of the power limit, above which a GPU that does not report its utilisation is computing.
         hung_percent: utilisation in every sample of a GPU that may hang.
         hung_power_share: of the power limit, below which such a GPU is not computing: a kernel that spins on
             a lost peer draws little more than idle power (github.com/NVIDIA/nccl issue 968).
@@ -223,7 +223,7 @@ def _unknown_presence(presence: Presence) -> Iterator[str]:
 
 
 def _not_known_idle(gpu: Gpu, limits: Limits) -> str:
-    """Why a GPU that does not tell its utilisation is not known to be idle, or nothing.
+    """Why a GPU that does not report its utilisation is not known to be idle, or nothing.
 
     Without a process it is idle. With one, low power proves nothing: a job on one MIG slice draws little.
     """

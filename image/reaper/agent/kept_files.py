@@ -36,7 +36,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Version:
-    """What tells one state of a file from another; the kernel alone sets ``ctime_ns`` and ``inode``."""
+    """What differs between two states of a file; the kernel alone sets ``ctime_ns`` and ``inode``."""
 
     size: int
     mtime_ns: int

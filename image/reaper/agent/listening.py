@@ -115,7 +115,7 @@ class Door:
         """Since when this refuses anything, by the file's own time, as ``open-door`` goes by it.
 
         Returns:
-            Now where nobody can tell, None where it refuses nothing.
+            Now where it is unknown, None where it refuses nothing.
         """
         if not self.is_shut:
             return None

@@ -16,7 +16,7 @@ REAL_PAUSE_S = 0.1  # shortest real time between two looks: /proc counts CPU in 
 
 
 class Clock:
-    """Tells the agent's time and waits in it.
+    """Gives the agent's time and waits in it.
 
     It takes the wall's time once and counts on monotonically, so that a corrected wall clock neither makes a
     instance idle nor hides that it is.

@@ -16,7 +16,7 @@ from image.reaper.errors import AnswerError, CloudError
 
 
 def passed(file: Path) -> bool | None:
-    """Whether the gate let the instance be used; None while it has not said, or where nobody can tell.
+    """Whether the gate let the instance be used; None while it has not said, or where it is unknown.
 
     Args:
         file: the gate's report; on tmpfs, so never of an earlier boot.
@@ -30,7 +30,7 @@ def passed(file: Path) -> bool | None:
 
 
 def is_unfit(judgement: Judgement, gate_passed: bool | None) -> bool:
-    """Whether the instance may be replaced as far as this minute tells: the gate failed it and nothing works.
+    """Whether the instance may be replaced as far as this minute shows: the gate failed it and nothing works.
 
     The GPUs may not answer, which is what such a gate is for. Any other sensor that fails hides too much.
     """

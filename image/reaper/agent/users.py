@@ -21,7 +21,7 @@ class Users:
     """Remembers who did what since boot, and says so once for each new name or deed.
 
     Args:
-        say: tells the sweep, newest first; raises ``CloudError``.
+        say: what reports to the sweep, newest first; raises ``CloudError``.
         file: what an agent that starts anew remembers; on tmpfs, so never of an earlier boot.
         real_s: real seconds, monotonic.
     """

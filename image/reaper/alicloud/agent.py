@@ -140,8 +140,8 @@ class Notices:
     """Interruption and termination notices, and the sweep's mark.
 
     Args:
-        metadata: tells of the spot market.
-        own: clients; they tell of group and tags.
+        metadata: reports spot notices.
+        own: clients; they report group and tags.
         now: the agent's time.
     """
 

@@ -134,7 +134,7 @@ def credentials(environ: Mapping[str, str]) -> Credentials:
 
 
 def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable[[], str]:
-    """The account's id: the stack tells its function; a user's keys are asked for theirs, once."""
+    """The account's id: the stack sets it for its function; a user's keys are asked for theirs, once."""
 
     @cache
     def account() -> str:

@@ -14,7 +14,7 @@ from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, Instance
 from image.reaper.times import format_time, parse_time
 
 TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the instances that it starts
-# The API tells no time of a stop. The sweep writes down its own; what users stop, it never ends.
+# The API reports no time of a stop. The sweep writes down its own; what users stop, it never ends.
 TAG_STOPPED_AT = "gpu-fleet:stopped-at"
 STOPS = frozenset({"stopping", "stopped"})
 LAUNCH = "ScaleOut"  # a scaling process
@@ -30,7 +30,7 @@ STATES = {
 def instance_of(raw: Mapping[str, Any]) -> Instance:
     """One instance of DescribeInstances."""
     tags = {tag["TagKey"]: tag["TagValue"] for tag in raw.get("Tags", {}).get("Tag", [])}
-    # The cloud tells whole minutes. The end of that minute: nobody may count as older than they are.
+    # The cloud reports whole minutes. The end of that minute: nobody may count as older than they are.
     launched_at = parse_time(raw.get("StartTime") or raw["CreationTime"]) + timedelta(minutes=1)
     stopped_at = None
     if raw["Status"] == "Stopped" and TAG_STOPPED_AT in tags:
@@ -112,7 +112,7 @@ class Instances:
         """Every managed instance of the stack, and its scaling groups.
 
         Who is in which group is read here from the instances' tags, at no call more; ``again`` asks Auto
-        Scaling. An instance that was released is gone at once: the cloud tells of it no more.
+        Scaling. An instance that was released is gone at once: the cloud lists it no more.
 
         Raises:
             CloudError: a list could not be read to its end.
@@ -123,7 +123,7 @@ class Instances:
             if TAG_GROUP in instance.tags:
                 members[instance.tags[TAG_GROUP]][instance.id] = IN_SERVICE
         groups = {raw["ScalingGroupId"]: raw for raw in self._groups(Tags=self._own()[1:])}
-        # A group without the stack's tag would replace what is ended behind its back.
+        # A group without the stack's tag would replace what is terminated behind its back.
         unknown = sorted(members.keys() - groups.keys())
         groups |= {raw["ScalingGroupId"]: raw for raw in self._groups_of(unknown)}
         return Inventory(instances, tuple(group_of(raw, members[key]) for key, raw in groups.items()))
@@ -163,7 +163,7 @@ class Instances:
         return dict(listed[0].tags) if listed else {}
 
     def lock(self, instance_id: str, action: str) -> str:  # noqa: ARG002 - as on AWS
-        """Nothing more than ``fleet`` knows: DescribeInstances tells locks and deletion protection."""
+        """Nothing more than ``fleet`` knows: DescribeInstances reports locks and deletion protection."""
         return ""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:

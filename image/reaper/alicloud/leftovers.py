@@ -106,7 +106,7 @@ class Leftovers:
 
 
 def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
-    """A disk; one that was attached before tells since when it is not."""
+    """A disk; one that was attached before says since when it is not."""
     detached = raw.get("DetachedTime") or ""
     return Leftover(
         Kind.VOLUME,

@@ -1,7 +1,7 @@
 """Heartbeats from CloudMonitor: the newest of a fleet in a call, windows only of those that may be idle.
 
 CloudMonitor answers 1,440 points to a call, of 50 instances at most, where CloudWatch answers 100,800 of 500.
-The windows of a thousand instances would take 200 calls. But the newest heartbeat tells by itself how long
+The windows of a thousand instances would take 200 calls. But the newest heartbeat says by itself how long
 ago the last activity was: where that is too short to matter, nothing else is asked for.
 """
 

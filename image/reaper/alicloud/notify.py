@@ -26,7 +26,7 @@ class NoticesAlarm:
         self._stack = stack
 
     def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
-        """Tell one message; raises CloudError when the alarm cannot hear of it. No user listens here."""
+        """Send one message; raises CloudError when the alarm cannot hear of it. No user listens here."""
         del users
         data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
         self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)

@@ -71,7 +71,7 @@ INSIDE = {
 }
 
 Answer = dict[str, Any]
-# The SDK writes every refusal to its log, with the text that was signed; `Calls` tells of it in a line.
+# The SDK writes every refusal to its log, with the text that was signed; `Calls` reports it in a line.
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
@@ -174,7 +174,7 @@ class Product:
             made = AcsClient(
                 region_id=self._region,
                 credential=_for_sdk(keys),
-                auto_retry=False,  # it would sleep where nobody can tell it not to
+                auto_retry=False,  # it would sleep where nobody can stop it
                 connect_timeout=CONNECT_TIMEOUT_S,
                 timeout=READ_TIMEOUT_S,
             )

@@ -132,7 +132,7 @@ class WithdrawnTag:
     """``gpu-fleet:withdrawn`` on this instance: where it stands, the sweep's role may not stop or terminate.
 
     Args:
-        metadata: tells which one stands.
+        metadata: says which one stands.
         instance_id: the instance; its role may set the tag on itself alone.
     """
 

@@ -33,7 +33,7 @@ def spot_prices(ec2: Any, calls: Calls, types: Sequence[str]) -> Mapping[str, De
     arguments: dict[str, Any] = {
         "InstanceTypes": list(types),
         "ProductDescriptions": [PRODUCT],
-        # with both at once the API tells the prices in force then (API DescribeSpotPriceHistory)
+        # with both at once the API returns the prices in force then (API DescribeSpotPriceHistory)
         "StartTime": now,
         "EndTime": now,
     }

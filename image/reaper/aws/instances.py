@@ -48,7 +48,7 @@ class Instances:
         listed = {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
         living = [instance for instance in listed.values() if instance.state not in GONE]
         groups = self._groups()
-        # A group without the stack's tag would replace what is ended behind its back.
+        # A group without the stack's tag would replace what is terminated behind its back.
         named = {instance.tags[TAG_GROUP] for instance in living if TAG_GROUP in instance.tags}
         unknown = sorted(named - {group.name for group in groups})
         return _fleet(listed.values(), groups + (self._groups(unknown) if unknown else ()))
@@ -82,7 +82,7 @@ class Instances:
     def lock(self, instance_id: str, action: str) -> str:
         """Why the cloud would not stop or terminate an instance, or an empty text.
 
-        One call for each: EC2 tells these attributes in no list (API DescribeInstanceAttribute).
+        One call for each: EC2 reports these attributes in no list (API DescribeInstanceAttribute).
 
         Args:
             action: ``stop`` or ``terminate``.

@@ -25,7 +25,7 @@ class SweptFleet:
     """What a sweep leaves to be counted.
 
     Attributes:
-        fleet: what was looked at, ended instances included.
+        fleet: what was looked at, terminated instances included.
         ended: ids of those that it stopped or terminated.
     """
 

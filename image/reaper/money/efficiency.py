@@ -48,7 +48,7 @@ class PoolUse:
         gpu_hours: bought.
         busy: of these, hours in which instances worked.
         unknown: of these, hours of instances whose agent said nothing.
-        saved: hours that ended instances would have run.
+        saved: hours that terminated instances would have run.
     """
 
     pool: str
@@ -67,7 +67,7 @@ class Efficiency:
         name: ``2026-11-21``.
         pools: each pool, by name; what all share is ``_shared``.
         idle: the instances that left most money idle, at most ten.
-        saved_cost: what ended instances would have cost.
+        saved_cost: what terminated instances would have cost.
         samples: that trainers say they worked through; None where none says.
         samples_cost: what the instances of those trainers cost.
         unpriced: instances without a known price; where there are any, every cost is at least what it says.

@@ -2,12 +2,12 @@
 
 The meter stands at a moment and moves on to the next sweep's, however late that comes: each instance is
 counted from when it was last seen running, or from its launch where that is later, until now, until the cloud
-says that it stopped, or, where the cloud tells nothing of it any more, until now at most. So a missed sweep
+says that it stopped, or, where the cloud lists it no more, until now at most. So a missed sweep
 loses no money, and one that runs twice counts nothing twice. Only an instance that came and went within
 one gap of more than an hour, after which EC2 forgets it, is missed.
 
 Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
-tells them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
+has them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
 is cut at midnight UTC, so that days and months add up to the same money.
 """
 
@@ -37,7 +37,7 @@ class MeteredSpan:
 
     Attributes:
         instance_id, instance: whose; None for disks and for what is shared.
-        saved: the instance was ended before: the time costs nothing, and would have.
+        saved: the instance was stopped or terminated before: the time costs nothing, and would have.
     """
 
     begin: datetime
@@ -104,7 +104,7 @@ def advance(
 
     Args:
         before: where the meter stands; None at first: then instances count from their launch this month.
-        fleet: as the cloud tells it at ``now``.
+        fleet: as the cloud reports it at ``now``.
         now: aware; a time before the meter's own changes nothing.
 
     Returns:
@@ -142,9 +142,9 @@ def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], bud
 
 
 def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
-    """The same reading with the instances that a sweep ended.
+    """The same reading with the instances that a sweep terminated.
 
-    The cloud may not tell of them again; until the month ends, or they run again, they save.
+    The cloud may not list them again; until the month ends, or they run again, they save.
     """
     ended = {key: replace(reading.running[key], ends_at=at) for key in ids if key in reading.running}
     return replace(reading, running={**reading.running, **ended}, saved={**reading.saved, **ended})
@@ -169,12 +169,12 @@ def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
 
 
 def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime) -> MeterReading:
-    """The month so far, as far as what is there now tells; what is shared counts from now on."""
+    """The month so far, as far as what is there now shows; what is shared counts from now on."""
     start = _midnight(now).replace(day=1)
     zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
     begin = MeterReading(currency, now, start, zero, Day(start))
     counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
-    # What ran before the meter did tells nothing of the pace.
+    # What ran before the meter did says nothing about the pace.
     today = Day(counted.day.date)
     at_least = _without_price(fleet, {}, budget)
     running = _running(fleet, budget)
@@ -228,7 +228,7 @@ def _spans(
 def _saved_spans(
     saved: Mapping[str, MeteredInstance], fleet: Inventory, budget: BudgetPolicy, now: datetime
 ) -> Iterator[MeteredSpan]:
-    """What instances would have cost that were ended, up to the end of the month they were ended in.
+    """What instances would have cost that were terminated, up to the end of that month.
 
     One that was only stopped goes on paying for its disks.
     """

@@ -18,7 +18,7 @@ class MeteredInstance:
 
     Attributes:
         per_hour: what an hour costs, disks included.
-        ends_at: when a sweep ended it; None for one that no sweep ended.
+        ends_at: when a sweep terminated it; None for one that no sweep terminated.
         priced: whether its own price is in ``per_hour``; without one only its disks are.
     """
 
@@ -48,7 +48,7 @@ class Day:
         date: its first moment.
         costs: pool, or ``_shared``, -> cost.
         instances: instance id -> what it had of the day.
-        saved: instance id -> what it would have had of it, had no sweep ended it.
+        saved: instance id -> what it would have had of it, had no sweep terminated it.
     """
 
     date: datetime
@@ -92,7 +92,7 @@ class MeterReading:
         day: the day of ``until``.
         yesterday: what the day before cost.
         running: instance id -> instance, of those that ran at ``until``.
-        saved: instance id -> instance, of those that sweeps ended this month and that run no more.
+        saved: instance id -> instance, of those that sweeps terminated this month and that run no more.
         unreported: days that ended and that nobody was notified of yet, oldest first.
         at_least: the month's costs lack hours whose price nobody knew.
     """

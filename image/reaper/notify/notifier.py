@@ -31,7 +31,7 @@ class Channel(Protocol):
     """How operators are notified on one cloud, and who else listens there."""
 
     def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
-        """Tell one message, which is for some users too; raises CloudError when it was not taken."""
+        """Send one message, which is for some users too; raises CloudError when it was not taken."""
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
         """Those of the addresses that do not hear the channel, each with the reason; raises CloudError."""
@@ -122,7 +122,7 @@ class Notifier:
         self._reach = reach
 
     def send(self, subject: str, message: str) -> None:
-        """Tell operators one message; raises CloudError when nobody heard it."""
+        """Send operators one message; raises CloudError when nobody heard it."""
         self._channel.send(subject, message)
 
     def seen_on(self, instance: Instance) -> tuple[str, ...]:

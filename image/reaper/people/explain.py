@@ -36,7 +36,7 @@ SHORTEST_WINDOW = timedelta(hours=24)
 @stack_options
 @now_option
 def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_live: bool) -> None:
-    """Say what a sweep would do with an instance, and show the heartbeats that tell it so.
+    """Say what a sweep would do with an instance, and show the heartbeats that it reads.
 
     With --live, on an instance and as root: what each sensor reads now, and what makes the instance busy.
     Changes nothing. Exit code 1 when anything could not be read.

@@ -12,7 +12,7 @@ from image.reaper.times import parse_time
 
 @dataclass(frozen=True)
 class End:
-    """One instance that was ended.
+    """One instance that was stopped or terminated.
 
     Attributes:
         action: ``stop`` or ``terminate``.

@@ -1,6 +1,6 @@
 """What a month's ends saved, by pool and owner, from the ledger's records. Pure.
 
-An instance that was ended counts as if it had run on, unused, to the end of the month and no longer: the
+An instance that was terminated counts as if it had run on, unused, to the end of the month and no longer: the
 next month's saving is nobody's to claim. An instance that users started again counts until then, and a
 stopped one that was terminated later counts once.
 """

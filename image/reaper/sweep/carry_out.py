@@ -44,7 +44,7 @@ class Tools:
     """What it takes to change something.
 
     Attributes:
-        notifier: tells users.
+        notifier: notifies users.
         store: holds the ledger.
         clock: the time now.
         wait: waits some seconds.
@@ -206,7 +206,7 @@ def _is_ours(tools: Tools, decision: Decision, replies: Replies, done: Done) -> 
 
 
 def _winner(tools: Tools, decision: Decision, caller: str, done: Done) -> Winner | None:
-    """What is decided for a mark, the end unless a user was quicker; None where nobody can tell."""
+    """What is decided for a mark, the end unless a user was quicker; None where it is unknown."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
     exchange = Exchange(tools.store, caller, decision.reap_after)

@@ -25,7 +25,7 @@ WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours and
 
 @dataclass
 class SweepMemory:
-    """What one sweep tells the next.
+    """What one sweep hands to the next.
 
     Attributes:
         notified_at: subject of an alert, or an instance whose mark failed -> when users were last notified.
@@ -56,9 +56,9 @@ class SweepMemory:
         return Usual(ended, idle)
 
     def note_ending(self, decisions: Sequence[Decision], now: datetime) -> None:
-        """Remember what is about to be ended, for a day; what is tried again counts once.
+        """Remember what is about to be terminated, for a day; what is tried again counts once.
 
-        What its owner gave back tells nothing of sensors, and so is no matter of the breaker's.
+        What its owner gave back says nothing about sensors, and so is no matter of the breaker's.
         """
         ending = {decision.instance.id: (decision.instance.pool, now) for decision in decisions}
         replaced = {
@@ -199,13 +199,13 @@ class Lease:
 
 
 def remembered(store: Store) -> SweepMemory:
-    """What the newest sweep tells the next, for one that only looks. Raises CloudError."""
+    """What the newest sweep hands to the next, for one that only looks. Raises CloudError."""
     stored = store.get(KEY)
     return SweepMemory() if stored is None else _memory(stored.content)
 
 
 def _memory(content: dict[str, Any]) -> SweepMemory:
-    """What can be read of it; forgetting means telling users once more."""
+    """What can be read of it; forgetting means notifying users once more."""
     raw = content.get("memory")
     raw = raw if isinstance(raw, dict) else {}
     notified = raw.get("told")

@@ -2,7 +2,7 @@
 
 The record is written before the instance is touched, under a key made of the instance and of its mark: no end
 without a record, and a sweep that tries again after a failure finds its own record instead of adding one. It
-tells what is meant. How it ended is said by a second object beside it: ``.ended.json`` once the cloud has
+says what is meant. How it ended is said by a second object beside it: ``.ended.json`` once the cloud has
 confirmed the end, ``.failed.json`` where it failed. Only a confirmed end saves anything: a sweep that was cut
 off in between saves nothing, whatever the instance does afterwards.
 

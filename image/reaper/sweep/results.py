@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass
 class Done:
-    """What a sweep did, filled in as it goes.
+    """What a sweep did, filled in on the way.
 
     Attributes:
         ended: instances stopped or terminated.
@@ -64,7 +64,7 @@ class Done:
 
     @property
     def saved_per_month(self) -> Decimal:
-        """What the ended instances would have cost in a month."""
+        """What the terminated instances would have cost in a month."""
         return sum((saved_usd_per_month(ended.decision) for ended in self.ended), Decimal(0))
 
 
@@ -78,7 +78,7 @@ class Result:
         plan: a verdict on each instance.
         read_calls: calls that only looked.
         write_calls: calls that may have changed something.
-        fleet: what was looked at, ended instances included.
+        fleet: what was looked at, terminated instances included.
         leftovers: volumes, addresses and the like that nobody uses, as JSON objects.
         spending: what the stack costs; None where nothing is metered.
         watch: what was seen so far, of a sweep that only watches.

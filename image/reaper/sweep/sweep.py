@@ -186,7 +186,7 @@ class _Sweep:
         memory.forget(situation.now)
 
     def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
-        """Plan as a sweep that acts, and tell what would have ended; end what was given back."""
+        """Plan as a sweep that acts, and report what would be terminated; terminate what was given back."""
         situation = replace(self._look(), watching=True)
         situation = _remembering(situation, lease.memory)
         self._check_clock()
@@ -222,7 +222,7 @@ class _Sweep:
             raise
 
     def sum_up(self, tools: carry_out.Tools, watch: watching.Watch) -> None:
-        """Tell what the days of watching showed, once; what fails is tried again by the next sweep."""
+        """Report what the days of watching showed, once; what fails is tried again by the next sweep."""
         try:
             tools.notifier.send(*watching.summary(watch, self._policy))
             watch.summed_up = True
@@ -370,7 +370,7 @@ class _Sweep:
                 again = self._look_again(again, still)
                 still = _still(again, still)
             still = [instance for instance in still if not _must_yet_close(again, instance)]
-            # written before they are ended: a sweep that is cut off has counted too many, never too few
+            # written before they are terminated: a sweep that is cut off has counted too many, never too few
             lease.memory.note_ending(still, again.now)
             lease.renew()
         except (CloudError, DeadlineError, LeaseError) as error:
@@ -404,7 +404,7 @@ class _Sweep:
         return replace(situation, now=now, fleet=fleet, activity=activity, replies=replies)
 
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
-        """Tell the operators once a day of each instance that a user should look at."""
+        """Notify the operators once a day of each instance that a user should look at."""
         due, remembered = due_alerts(plan.decisions, lease.memory.notified_at, now)
         floods = {f"{caller} floods": caller for caller in self.done.flooding}
         untold = [caller for key, caller in floods.items() if key not in remembered]

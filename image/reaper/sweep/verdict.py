@@ -487,7 +487,7 @@ class Usual:
     Attributes:
         ended: instance that sweeps stopped or terminated within the last day -> its pool.
         idle: pool -> day of the last two weeks -> number of its instances that were idle then for certain:
-            ended by their own word after a day longer, or known to an operator.
+            terminated by their own word after a day longer, or known to an operator.
     """
 
     ended: Mapping[str, str] = field(default_factory=dict)
@@ -530,7 +530,7 @@ class Situation:
         usual: how many are idle in each pool at other times.
         withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
-        watching: these are days in which only what its owner gave back is marked or ended.
+        watching: these are days in which only what its owner gave back is marked or terminated.
     """
 
     now: datetime
@@ -706,7 +706,7 @@ def _oldest_first(decision: Decision) -> tuple[datetime, str]:
 
 
 def idle_within_a_day(usual: Usual, plan: Plan, pool: str) -> frozenset[str]:
-    """Instances of a pool that are marked or about to be, or waiting, or were ended since yesterday."""
+    """Instances of a pool that are marked or about to be, or waiting, or were terminated since yesterday."""
     idle = (
         decision.instance.id
         for decision in plan.decisions
@@ -727,7 +727,7 @@ def _judged_together(situation: Situation, plan: Plan) -> list[list[str]]:
 
 
 def _within_a_day(situation: Situation, plan: Plan, pools: Collection[str]) -> frozenset[str]:
-    """Instances of pools that run, or were ended since yesterday."""
+    """Instances of pools that run, or were terminated since yesterday."""
     idle = (idle_within_a_day(situation.usual, plan, pool) for pool in pools)
     instances = situation.fleet.instances
     running = frozenset(
@@ -739,7 +739,7 @@ def _within_a_day(situation: Situation, plan: Plan, pools: Collection[str]) -> f
 def _breaker(situation: Situation, plan: Plan, pools: Collection[str]) -> bool:
     """Whether more of the pools fell idle within a day than is usual: blind sensors are likelier than that.
 
-    They may go blind one after another, so those that were ended for it count too.
+    They may go blind one after another, so those that were terminated for it count too.
     """
     if situation.override_breaker:
         return False
@@ -751,7 +751,7 @@ def _breaker(situation: Situation, plan: Plan, pools: Collection[str]) -> bool:
 
 
 def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
-    """One of too many: marked, notified and asked like any other, but not ended for a day.
+    """One of too many: marked, notified and asked like any other, but not terminated for a day.
 
     After that it goes by its own answer, which must be as fresh as ever.
     """

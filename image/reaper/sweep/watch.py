@@ -1,7 +1,8 @@
 """The first days of a stack, in which its sweep only watches: what would have been stopped or terminated.
 
 The same decisions are made as later. Only the marks are not written on the instances but kept in the bucket
-(``watch.json``, with the moment of the first sweep), and what a sweep would have ended is reported instead.
+(``watch.json``, with the moment of the first sweep), and what a sweep would have terminated is reported
+instead.
 """
 
 from collections.abc import Iterator
@@ -27,9 +28,9 @@ class Watch:
 
     Attributes:
         marks: instance id -> the tags that its mark would be.
-        would_end: what would have been ended, oldest first, as JSON objects with ``instance_id``, ``pool``,
-            ``type``, ``owner``, ``action``, ``at``, ``idle_since``, ``price_per_hour``, and ``used_again_at``
-            of one that was.
+        would_end: what would have been terminated, oldest first, as JSON objects with ``instance_id``,
+            ``pool``, ``type``, ``owner``, ``action``, ``at``, ``idle_since``, ``price_per_hour``, and
+            ``used_again_at`` of one that was.
         summed_up: the summary at the end was sent.
         version: of the object that this was read from; None where there is none yet.
     """
@@ -62,7 +63,7 @@ class Watch:
     def note(self, plan: Plan, now: datetime) -> list[dict[str, Any]]:
         """Write down what a plan would do; gives what it would end and none before did.
 
-        What its owner gave back is ended indeed.
+        What its owner gave back is terminated indeed.
         """
         open_ids = {entry["instance_id"] for entry in self.would_end if entry["used_again_at"] is None}
         present = {decision.instance.id for decision in plan.decisions}

@@ -1,7 +1,7 @@
 """Prices of Alibaba Cloud: DescribePrice of ECS, for instances and disks.
 
 www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeprice. What the other products
-cost, no read call tells without an order to price: those stay as they are.
+cost, no read call shows without an order to price: those stay as they are.
 """
 
 import datetime
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 def ask(
     region: str, instances: Mapping[str, str], today: datetime.date, say: Say, cloud: Alicloud | None = None
 ) -> ListedPrices:
-    """Every price of Alibaba Cloud that its API tells.
+    """Every price of Alibaba Cloud that its API publishes.
 
     Args:
         instances: type -> the region its price is of.

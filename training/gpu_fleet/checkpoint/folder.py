@@ -100,7 +100,7 @@ class FolderSync:
         """Brings the folder back where it has no files or older ones, which it sets aside; the files brought.
 
         Several processes may call it at once: one brings, the others wait. Raises CheckpointError, and
-        IdentityError where nothing tells which of folder and bucket is the newer.
+        IdentityError where nothing shows which of folder and bucket is the newer.
         """
         with _alone(self._folder):
             known = self._known = FolderKnowledge.read(self._folder)
@@ -155,7 +155,7 @@ class FolderSync:
         return len(records)
 
     def _date_folders(self, records: Records) -> None:
-        """Gives every folder the time of its newest file, by which programs tell the newest checkpoint."""
+        """Gives every folder the time of its newest file, by which programs choose the newest checkpoint."""
         times: dict[Path, int] = {}
         for name, record in records.items():
             for parent in Path(name).parents[:-1]:

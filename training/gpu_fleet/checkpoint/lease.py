@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, for others to tell whether it can still be alive."""
+    """Who holds a lease, for others to know whether it can still be alive."""
 
     host: str
     boot: str  # changes when the instance starts again

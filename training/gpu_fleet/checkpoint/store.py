@@ -24,7 +24,7 @@ TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # of a key that is
 LEASE = "lease"
 RENEWAL = ".renewed"  # after the name of a lease: an object that only changes
 LEASE_NAME = re.compile(r"(\d{12})(\.[0-9a-f]+)?")
-SETTLED_AFTER_S = 2.0  # OSS tells times in whole seconds
+SETTLED_AFTER_S = 2.0  # OSS reports times in whole seconds
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Team:
         return self.rank == 0
 
     def post(self, step: int, what: str, value: Any = None, error: CheckpointError | None = None) -> None:
-        """Tells the others how `what` of checkpoint `step` went here; `value` as JSON."""
+        """Reports to the others how `what` of checkpoint `step` went here; `value` as JSON."""
         kind = PASSING if isinstance(error, StoreError) and error.passing else ""
         said = {"value": value, "error": "" if error is None else str(error), "kind": kind}
         self.store.set(_key(step, what, self.rank), json.dumps(said))

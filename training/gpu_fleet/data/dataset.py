@@ -51,7 +51,7 @@ class Dataset(Protocol):
         ...
 
     def fingerprint(self, index: int) -> bytes:
-        """What tells sample `index` from another one in its place, wherever the data set lies; cheap."""
+        """Bytes that another sample at `index` would not have, wherever the data set lies; cheap."""
         ...
 
 

@@ -41,7 +41,7 @@ class OwnData:
 
     parts = 0  # any number of processes may read it
     ordered = False  # read in the order of gpu_fleet.data.order
-    looked_at = 16  # samples that tell it from another one; they may be slow to make
+    looked_at = 16  # samples that distinguish it from another one; they may be slow to make
 
     def __init__(self, samples: Any, label: str, collate: Collate) -> None:
         self._samples, self.label, self.collate = samples, label, collate
@@ -291,7 +291,7 @@ def shape_of(sample: Any) -> str:
 
 
 def _content(sample: Any) -> bytes:
-    """Bytes that tell a sample from another."""
+    """Bytes that distinguish a sample from another."""
     digest = hashlib.sha256()
     for leaf in tree_flatten(sample)[0]:
         if isinstance(leaf, torch.Tensor):

@@ -105,7 +105,7 @@ class Book:
         return {**record, "price_per_hour": self.price.amount, "currency": self.price.currency}
 
     def due(self) -> bool:
-        """Whether a record would tell something new; of a killed try, what came after is not known."""
+        """Whether a record would say something new; of a killed try, what came after is not known."""
         return self.clock() - self._written_at_s >= WRITE_EVERY_S
 
 

@@ -26,7 +26,7 @@ class Stop:
     ) -> None:
         """`agreed_soon` exchanges every `every_s` seconds: it takes 0.3 ms, which short steps would notice.
 
-        `moved` is called whenever this rank comes by, which tells the watchdog that it does not hang.
+        `moved` is called whenever this rank comes by, which shows the watchdog that it does not hang.
         """
         self._where, self._interruption, self._save_due, self._moved = where, interruption, save_due, moved
         self._every_us = int(every_s * US_PER_S)

@@ -1,4 +1,4 @@
-"""Which rank holds the others up: each tells of itself in the rendezvous store, beside its training.
+"""Which rank holds the others up: each reports in the rendezvous store, beside its training.
 
 All ranks of a run stand still when one does, and the first whose patience ends is seldom the one at fault.
 So each posts its step, its number of collectives and its place, and when it did: one that posts no more is

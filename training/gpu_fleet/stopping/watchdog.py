@@ -43,7 +43,7 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = os._exit,
     ) -> None:
-        """`step` tells how many steps are done; the stacks go to `directory`/stacks-rank-N.txt.
+        """`step` returns how many steps are done; the stacks go to `directory`/stacks-rank-N.txt.
 
         `peers` say which rank holds this one up; without them a message names this rank alone.
         `end` takes the exit status and does not return.
@@ -94,7 +94,7 @@ class Watchdog:
         )
         _dump_stacks(file, blamed)
         _dump_collectives(self._directory / f"{COLLECTIVES}{self._rank}")
-        if self._peers is not None:  # at the end of one rank the others fail, and could tell nothing more
+        if self._peers is not None:  # at the end of one rank the others fail, and could report nothing more
             self._closed.wait(2 * self._limit_s / LOOKS_PER_LIMIT)
         self._end(EXIT_STATUS)
 

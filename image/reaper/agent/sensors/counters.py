@@ -18,7 +18,7 @@ from image.reaper.errors import ConfigurationError, SensorError
 # Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
 SLICE = "gpu-fleet.slice"  # of our units, by systemd: agent, gate, accounts; nobody else is in it
-SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter one tells nothing
+SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter one shows nothing
 LOOKED_OVER_S = 5.0  # a look takes no burst for a rate: the system's own 0.1 CPU s within a second, say
 
 
@@ -144,7 +144,7 @@ class InstanceCounters:
     """Reads the whole instance's counters, less what the agent uses itself.
 
     While the agent copies, the network is left out altogether: who sent which bytes is not known. CPU, disk,
-    GPU and users still tell of work then; behind the shut door there is a look each second after the copy.
+    GPU and users still show work then; behind the shut door there is a look each second after the copy.
 
     Args:
         own: what the agent uses.

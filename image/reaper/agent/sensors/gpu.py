@@ -70,7 +70,7 @@ class GpuSensor:
             fresh: no process of an earlier look is listed; memory and power limit may be.
 
         Raises:
-            SensorError: naming NVML's error, or telling how many GPUs are missing.
+            SensorError: naming NVML's error, or saying how many GPUs are missing.
         """
         try:
             gpus = tuple(self._gpu(device, fresh=fresh) for device in self._open())

@@ -36,7 +36,7 @@ class Gpus(Protocol):
     """The sensor of the GPUs."""
 
     def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
-        """Look once; ``fresh``: tell no process of the looks before. Raises SensorError."""
+        """Look once; ``fresh``: compare no process with the looks before. Raises SensorError."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Process:
         terminal: device number of its terminal; 0 without one.
         cpu_s: CPU time, with that of children it waited for.
         began_s: when it began, in seconds after the boot.
-        line: the arguments as the kernel has them, for what must tell any two of them apart.
+        line: the arguments as the kernel has them, for what must distinguish any two of them.
     """
 
     pid: int

@@ -28,9 +28,9 @@ class Gpu:
     Attributes:
         name: index and UUID, for messages.
         utilisation_percent: share of NVML's last sampling period (1/6 to 1 s) with a kernel running; None
-            where the GPU does not tell (MIG).
+            where the GPU does not report it (MIG).
         power_w: mean power since the look before where the energy counter is there, else at this moment; None
-            where the GPU tells neither.
+            where the GPU reports neither.
         power_limit_w: enforced limit; None where unknown.
         pids: processes with a compute context on it or on one of its MIG instances.
     """

@@ -110,7 +110,7 @@ def text_files(source: Path, pattern: str) -> list[Path]:
 def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:
     """Writes `folder`/tokens.bin; a file that cannot be read is named and skipped, up to the limit.
 
-    The encoding's end, or one id beyond its own, ends each file: a model can tell where the next begins.
+    The encoding's end, or one id beyond its own, ends each file: a model can see where the next begins.
     """
     folder.mkdir()
     totals, end = Totals(), encoding.vocabulary if encoding.end is None else encoding.end
