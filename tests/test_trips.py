@@ -3,8 +3,8 @@
 A README holds a block ``text`` whose first line is ``trip: ...``. Each line after it is a stop: a file, the
 name in it that the trip passes, and what happens there. Every stop must be tied to the one before it, by an
 import or by a text that both files hold, or to the earlier one that ``BY_AN_OBJECT`` names. A drawing
-of more files than its limit fails here, and one that passes a name that is gone. A stop that is left out is
-seen only where the two beside it are not tied to each other.
+of more files than its limit fails here, one that passes a name that is gone, and one that leaves a stop out
+or adds one: ties alone would not show it where the two beside it are tied to each other.
 """
 
 import ast
@@ -17,12 +17,47 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TRIP = re.compile(r"^```text\ntrip: (?P<title>[^\n]+)\n(?P<stops>.*?)^```$", re.MULTILINE | re.DOTALL)
-# README -> the most files of its trip, and its two ends
+MOST_FILES = {"stacks/README.md": 6, "training/README.md": 9, "image/reaper/README.md": 15}
+# README -> every file that a reader opens, in order: a stop that a drawing leaves out, or adds, is seen here.
 TRIPS = {
-    "stacks/README.md": (6, "stacks/Pulumi.aws-prod.yaml", "stacks/aws/firewall.py"),
-    "training/README.md": (9, "training/gpu_fleet/data/shards.py", "training/gpu_fleet/evaluation.py"),
-    "image/reaper/README.md": (15, "image/reaper/agent/sensors/gpu.py", "image/reaper/aws/instances.py"),
+    "stacks/README.md": [
+        "stacks/Pulumi.aws-prod.yaml",
+        "stacks/settings/schema.py",
+        "stacks/settings/reader.py",
+        "__main__.py",
+        "stacks/aws/stack.py",
+        "stacks/aws/firewall.py",
+    ],
+    "training/README.md": [
+        "training/gpu_fleet/data/shards.py",
+        "training/gpu_fleet/data/images.py",
+        "training/gpu_fleet/data/dataset.py",
+        "training/gpu_fleet/data/loader.py",
+        "training/gpu_fleet/data/prefetch.py",
+        "training/gpu_fleet/prepared_run.py",
+        "training/gpu_fleet/loop.py",
+        "training/gpu_fleet/parallel/spread.py",
+        "training/gpu_fleet/evaluation.py",
+    ],
+    "image/reaper/README.md": [
+        "image/reaper/agent/sensors/gpu.py",
+        "image/reaper/agent/sensors/look.py",
+        "image/reaper/agent/loop.py",
+        "image/reaper/agent/judge.py",
+        "image/reaper/agent/command.py",
+        "image/reaper/agent/publish.py",
+        "image/reaper/sweep/evidence.py",
+        "image/reaper/aws/metrics.py",
+        "image/reaper/sweep/verdict.py",
+        "image/reaper/sweep/sweep.py",
+        "image/reaper/handshake.py",
+        "image/reaper/agent/answers.py",
+        "image/reaper/agent/listening.py",
+        "image/reaper/sweep/carry_out.py",
+        "image/reaper/aws/instances.py",
+    ],
 }
+EVERY_STOP = [(readme, stop) for readme, stops in TRIPS.items() for stop in range(len(stops))]
 # What hands a trip on where no import does: the text that both files hold.
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
@@ -55,8 +90,12 @@ class Stop:
 
 
 def trip(readme):
-    (found,) = TRIP.finditer((ROOT / readme).read_text())
-    return [Stop(*line.split()[:2]) for line in found["stops"].splitlines()]
+    (drawing,) = TRIP.finditer((ROOT / readme).read_text())
+    return [Stop(*line.split()[:2]) for line in drawing["stops"].splitlines()]
+
+
+def is_as_drawn(readme):
+    return [stop.file for stop in trip(readme)] == TRIPS[readme]
 
 
 def defined(stop):
@@ -106,12 +145,25 @@ def tied(stop, other):
 
 
 @pytest.mark.parametrize("readme", TRIPS)
-def test_a_trip_has_no_more_files_than_its_readme_promises(readme):
-    most, first, last = TRIPS[readme]
-    files = [stop.file for stop in trip(readme)]
+def test_a_readme_draws_every_stop_of_its_trip_and_no_other(readme):
+    assert is_as_drawn(readme)
 
-    assert (files[0], files[-1]) == (first, last)
-    assert len(set(files)) <= most
+
+@pytest.mark.parametrize("readme", TRIPS)
+def test_a_trip_has_no_more_files_than_its_limit(readme):
+    assert len({stop.file for stop in trip(readme)}) <= MOST_FILES[readme]
+
+
+@pytest.mark.parametrize(("readme", "stop"), EVERY_STOP)
+@pytest.mark.parametrize("times", [0, 2], ids=["left out", "drawn twice"])
+def test_a_stop_that_a_drawing_leaves_out_or_adds_is_seen(readme, stop, times, tmp_path, monkeypatch):
+    text = (ROOT / readme).read_text()
+    (line,) = re.findall(rf"^{re.escape(TRIPS[readme][stop])} .*\n", text, re.MULTILINE)
+    (tmp_path / readme).parent.mkdir(parents=True)
+    (tmp_path / readme).write_text(text.replace(line, line * times))
+    monkeypatch.setattr("tests.test_trips.ROOT", tmp_path)
+
+    assert not is_as_drawn(readme)
 
 
 @pytest.mark.parametrize("readme", TRIPS)
