@@ -562,7 +562,8 @@ class BudgetSettings:
         recipients: e-mail addresses.
         thresholds: in rising order for each kind.
         assume: what to count where no list has a price: instance type -> price of an hour on demand, or the
-            name of a price in ``prices.toml``, such as ``disk`` -> price of its unit; in ``currency``.
+            name of a price in ``stacks/catalog/prices.toml``, such as ``disk`` -> price of its unit; in
+            ``currency``.
         allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
         on_exceeded: only notify, or also keep training pools from launching.
     """

@@ -1,9 +1,10 @@
-"""When the money is spent: training pools take no more instances. Pure.
+"""Budget freeze: pools that freeze do not scale out once the month has cost too much. Pure.
 
-A freeze touches no instance. Once the last but one share of the budget is spent, the groups of the pools that
-freeze are capped at the size they have; once the last is, they are closed: they start nothing any more, and
-what leaves is not replaced. A group's limit never falls below what runs in it. A new month, a larger budget
-or a user's ``gpu-fleet unfreeze`` gives every group its limit back.
+A freeze stops and terminates no instance. It goes by the two highest of the budget's percentages: at the
+lower one the groups are capped at the size that they have, at the higher one they are closed: they start
+nothing any more, and what leaves is not replaced. A group's limit never falls below what runs in it. A new
+month, a larger budget or a user's ``gpu-fleet unfreeze`` gives every group its limit back; an ``unfreeze``
+of the lower stage does not keep the higher one away.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +39,7 @@ class FreezableGroups(Protocol):
     """What can be done to a scaling group, on either cloud; each raises CloudError."""
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let it grow so far; ends nothing."""
+        """Let it grow so far; terminates nothing."""
 
     def close(self, group: str) -> None:
         """Let it start nothing."""
@@ -225,5 +226,5 @@ def _limit(stage: FreezeStage, group: Group, before: Before) -> int:
 
 
 def _room(group: Group) -> int:
-    """The smallest limit that ends nothing."""
+    """The smallest limit that terminates nothing."""
     return max(group.size, group.min_size)
