@@ -5,14 +5,14 @@ group or itself: instances of one job are distinguished by their vSwitches
 (www.alibabacloud.com/help/en/ecs/user-guide/basic-security-groups-and-advanced-security-groups).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.settings import Nat, Pool, Stack
+from stacks.settings import Pool, Stack
 
 ENDPOINTS = "endpoints"
 ANYWHERE = "0.0.0.0/0"
@@ -57,24 +57,22 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
     return (*(pool.name for pool in stack.pools), *wanted)
 
 
-def private_networks(stack: Stack, zones: tuple[str, ...]) -> tuple[str, ...]:
-    """The CIDRs of the private vSwitches in some zones, in the network's order."""
-    plan = naming.subnets(stack.network.own_cidr, stack.network.slot_of)
-    return tuple(str(part.private) for part in plan if part.zone in zones)
+def rules(stack: Stack, networks: Mapping[str, str]) -> tuple[FirewallRule, ...]:
+    """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud.
 
-
-def rules(stack: Stack) -> tuple[FirewallRule, ...]:
-    """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
+    Args:
+        networks: zone -> CIDR of the private vSwitch there.
+    """
     declared: list[FirewallRule] = []
     for pool in stack.pools:
         declared += _outward(stack, pool)
-        declared += _within(stack, pool)
+        declared += _within(stack, pool, networks)
         for site, office in stack.access.ssh_from.items():
             declared.append(
                 FirewallRule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}")
             )
     if stack.network.interface_endpoints:
-        for network in private_networks(stack, stack.network.zones):
+        for network in networks.values():
             declared.append(
                 FirewallRule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), network, "instances of the stack")
             )
@@ -87,12 +85,12 @@ def _outward(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
     yield FirewallRule(pool.name, True, "udp", (NTP, NTP), CLOUD_SERVICES, "time")
     for port in (HTTPS, HTTP):
         yield FirewallRule(pool.name, True, "tcp", (port, port), CLOUD_SERVICES, "cloud services and mirrors")
-    if stack.network.nat is not Nat.NONE:
+    if stack.network.reaches_internet:
         yield FirewallRule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages and data")
         yield FirewallRule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
 
 
-def _within(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
+def _within(stack: Stack, pool: Pool, networks: Mapping[str, str]) -> Iterator[FirewallRule]:
     """Traffic inside the network: among the instances of a job, to endpoints, and to the file systems.
 
     A pool of several instances talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
@@ -100,17 +98,18 @@ def _within(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
     """
     open_to: dict[str, str] = {}
     if pool.size.max > 1 or pool.erdma:
-        for network in private_networks(stack, stack.zones_of(pool)):
+        zones = stack.zones_of(pool)
+        for network in (network for zone, network in networks.items() if zone in zones):
             open_to[network] = "instances of one job among themselves"
     if stack.storage.scratch_gib:
-        for network in private_networks(stack, (stack.network.home_zone,)):
-            open_to.setdefault(network, "CPFS scratch, which calls its clients back")
+        why = "CPFS scratch, which calls its clients back"
+        open_to.setdefault(networks[stack.network.home_zone], why)
     for network, why in open_to.items():
         for egress in (False, True):
             yield FirewallRule(pool.name, egress, "all", None, network, why)
     ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
     for port in (port for port, wanted in ports.items() if wanted):
-        for network in private_networks(stack, stack.network.zones):
+        for network in networks.values():
             if network not in open_to:
                 why = "cloud services inside the network" if port == HTTPS else "home directories"
                 yield FirewallRule(pool.name, True, "tcp", (port, port), network, why)
@@ -122,10 +121,12 @@ class FirewallArgs:
 
     Attributes:
         vpc_id: the network the groups belong to.
+        networks: zone -> CIDR of the private vSwitch there.
     """
 
     stack: Stack
     vpc_id: pulumi.Input[str]
+    networks: Mapping[str, str]
 
 
 class Firewall(pulumi.ComponentResource):
@@ -141,7 +142,7 @@ class Firewall(pulumi.ComponentResource):
         super().__init__("gpu-fleet:alicloud:Firewall", name, None, opts)
         self._args, self._child = args, pulumi.ResourceOptions(parent=self)
         self.group_ids = {label: self._group(name, label) for label in group_labels(args.stack)}
-        for rule in rules(args.stack):
+        for rule in rules(args.stack, args.networks):
             self._rule(name, rule)
         self.register_outputs({"group_ids": self.group_ids})
 

@@ -1,4 +1,7 @@
-"""The stack's private network: vSwitches by arithmetic, NAT as asked, every connection on record."""
+"""The stack's private network: vSwitches by arithmetic, NAT as asked, every connection on record.
+
+Or somebody else's, of which nothing is declared (``existing``).
+"""
 
 import json
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
+from stacks.alicloud import existing
 from stacks.alicloud.logs import LogStore, LogStoreArgs
 from stacks.settings import Nat, Stack
 
@@ -33,20 +37,34 @@ class NetworkArgs:
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, vSwitches, routes, NAT, OSS gateway endpoint, flow log.
+    """VPC, vSwitches, routes, NAT, OSS gateway endpoint, flow log; or a VPC that is there already.
 
     Attributes:
         private_subnet_ids: zone -> vSwitch that holds instances.
+        private_networks: zone -> its CIDR, known at once.
     """
 
     vpc_id: pulumi.Output[str]
     private_subnet_ids: dict[str, pulumi.Output[str]]
+    private_networks: dict[str, str]
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:Network", name, None, opts)
         self._name, self._stack = name, args.stack
         self._child = pulumi.ResourceOptions(parent=self)
-        stack = args.stack
+        named = args.stack.network.existing
+        if named is None:
+            self._own(args)
+        else:
+            standing = existing.network(args.stack, named, self)
+            known = pulumi.Output.from_input
+            self.vpc_id = known(standing.vpc_id)
+            self.private_subnet_ids = {zone: known(id_) for zone, id_ in standing.private_subnet_ids.items()}
+            self.private_networks = standing.private_networks
+        self.register_outputs({"vpc_id": self.vpc_id, "private_subnet_ids": self.private_subnet_ids})
+
+    def _own(self, args: NetworkArgs) -> None:
+        name, stack = self._name, args.stack
         vpc = alicloud.vpc.Network(
             f"{name}-vpc",
             vpc_name=naming.prefixed(stack.name),
@@ -63,11 +81,11 @@ class Network(pulumi.ComponentResource):
             for part in plan
         }
         self.private_subnet_ids = {zone: vswitch.id for zone, vswitch in private.items()}
+        self.private_networks = private_networks(stack)
         if stack.network.nat is not Nat.NONE:
             self._way_out(plan, tables, private)
         self._oss_endpoint([table.id for table in tables.values()])
         self._flow_log(args)
-        self.register_outputs({"vpc_id": vpc.id, "private_subnet_ids": self.private_subnet_ids})
 
     def _tags(self, label: str) -> dict[str, str]:
         return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
@@ -199,6 +217,12 @@ class Network(pulumi.ComponentResource):
             tags=self._tags("flow"),
             opts=self._child,
         )
+
+
+def private_networks(stack: Stack) -> dict[str, str]:
+    """Zone -> CIDR of the private vSwitch that the stack makes there, in the network's order. Pure."""
+    plan = naming.subnets(stack.network.own_cidr, stack.network.slot_of)
+    return {part.zone: str(part.private) for part in plan}
 
 
 def _gateway_policy(stack: Stack) -> str:

@@ -42,13 +42,14 @@ def build(stack: Stack) -> dict[str, Any]:
     policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
-    firewall = Firewall(name, FirewallArgs(stack, network.vpc_id), own)
+    firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.private_networks), own)
     subnet_ids = network.private_subnet_ids
     surroundings: list[pulumi.Resource] = [network, firewall]
     if stack.network.interface_endpoints:
         endpoints = EndpointsArgs(stack, network.vpc_id, subnet_ids, firewall.group_ids[ENDPOINTS])
         surroundings.append(Endpoints(name, endpoints, own))
-    storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, policy), own)
+    inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, network.private_networks, policy)
+    storage = Storage(name, inside, own)
     surroundings.append(storage)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
     budget = Budget(name, BudgetArgs(stack), own)

@@ -1,5 +1,6 @@
 """Buckets, homes and scratch: encrypted with the stack's key, reached by TLS, never silently replaced."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -7,7 +8,6 @@ import pulumi_alicloud as alicloud
 
 from stacks import naming
 from stacks.alicloud import policies
-from stacks.alicloud.firewall import private_networks
 from stacks.alicloud.payload import payload_objects
 from stacks.payload import image_files
 from stacks.payload.stored_documents import stored_documents
@@ -34,6 +34,7 @@ class StorageArgs:
     Attributes:
         key_id: the key that encrypts everything here.
         subnet_ids: zone -> private vSwitch.
+        networks: zone -> its CIDR.
         reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
     """
 
@@ -41,6 +42,7 @@ class StorageArgs:
     key_id: pulumi.Output[str]
     vpc_id: pulumi.Output[str]
     subnet_ids: dict[str, pulumi.Output[str]]
+    networks: Mapping[str, str]
     reaper_policy: str
 
 
@@ -166,7 +168,7 @@ class Storage(pulumi.ComponentResource):
             description=f"Private vSwitches of gpu-fleet stack {self._stack.name}",
             opts=self._child,
         )
-        for network in private_networks(self._stack, self._stack.network.zones):
+        for network in self._args.networks.values():
             alicloud.nas.AccessRule(
                 f"{self._name}-home-{network.replace('/', '-').replace('.', '-')}",
                 access_group_name=group.access_group_name,

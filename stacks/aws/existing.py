@@ -12,6 +12,7 @@ import pulumi_aws as aws
 
 from stacks.errors import Problem, StacksError
 from stacks.settings import Stack
+from stacks.settings.addresses import too_small
 from stacks.settings.schema import ExistingNetwork
 
 
@@ -43,13 +44,14 @@ def network(stack: Stack, named: ExistingNetwork, parent: pulumi.Resource) -> Fo
 
     Raises:
         ExistingNetworkError: the provider found no such VPC or subnet; or a subnet is in another zone or
-            VPC, or hands out public addresses.
+            VPC, hands out public addresses, or is too small.
     """
     opts = pulumi.InvokeOptions(parent=parent)
     with _explained("network.existing.vpc_id", named.vpc_id):
         vpc = aws.ec2.get_vpc(id=named.vpc_id, opts=opts)
     subnets = {zone: _subnet(zone, named.subnets[zone], opts) for zone in stack.network.zones}
     problems = [problem for zone, subnet in subnets.items() for problem in _problems(named, zone, subnet)]
+    problems += too_small(stack, {zone: subnet.cidr_block for zone, subnet in subnets.items()})
     if problems:
         raise ExistingNetworkError("\n".join(str(problem) for problem in problems))
     lists = aws.ec2.get_prefix_list(name=f"com.amazonaws.{stack.region}.s3", opts=opts)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stacks.calls.alicloud import Alicloud
+from stacks.preflight.alicloud_existing import existing
 from stacks.preflight.alicloud_owned import account, owned
 from stacks.preflight.alicloud_quotas import quotas
 from stacks.preflight.alicloud_room import room
@@ -31,3 +32,4 @@ def look(
     yield from quotas(stack, asked)
     yield from room(stack, asked)
     yield from owned(stack, asked)
+    yield from existing(stack, asked)

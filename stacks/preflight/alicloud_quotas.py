@@ -28,7 +28,8 @@ def quotas(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
         yield guarded(subject, partial(_vcpus, stack, cloud, subject, quota, demand.vcpus))
     if many := gateways(stack.network):
         yield guarded("elastic addresses", partial(_addresses, stack, cloud, many))
-    yield guarded("VPCs", partial(_networks, stack, cloud))
+    if stack.network.existing is None:
+        yield guarded("VPCs", partial(_networks, stack, cloud))
 
 
 def quota_of(_: InstanceType, market: Market) -> str:

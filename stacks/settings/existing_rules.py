@@ -80,13 +80,6 @@ def _subnets_of_zones(stack: Stack) -> Iterator[Problem]:
             yield Problem(f"network.existing.subnets.{zone}", subnet, allowed)
 
 
-def _only_on_aws(stack: Stack) -> Iterator[Problem]:
-    existing = stack.network.existing
-    if existing is not None and stack.cloud is Cloud.ALICLOUD:
-        yield Problem("network.existing", existing.vpc_id, "is of AWS; leave it out")
-
-
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_one_network, _not_of_existing, _vpc, _subnets, _each_subnet_once, _subnets_of_zones),
-    _only_on_aws,
 )

@@ -233,7 +233,8 @@ class ExistingNetwork:
         subnets: zone -> the private subnet (AWS) or vSwitch (Alibaba Cloud) for instances in it, one for each
             of ``network.zones``.
         internet: whether their routes lead to the internet, through a NAT gateway or a proxy of the owner's;
-            without, ``network.interface_endpoints`` or such endpoints of the owner's are needed.
+            without, ``network.interface_endpoints`` or such endpoints of the owner's are needed (AWS; Alibaba
+            Cloud's services answer inside every VPC).
     """
 
     vpc_id: str

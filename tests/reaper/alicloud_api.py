@@ -50,7 +50,8 @@ PACKAGES = {
     "alibabacloud_sts20150401": "GetCallerIdentity",
     "alibabacloud_tag20180828": "ListTagResources",
     "alibabacloud_vpc20160428": (
-        "DescribeEipAddresses DescribeNatGateways GetFlowLogServiceStatus UnTagResources"
+        "DescribeEipAddresses DescribeNatGateways DescribeRouteEntryList DescribeSnatTableEntries "
+        "DescribeVSwitches DescribeVpcs GetFlowLogServiceStatus UnTagResources"
     ),
 }
 # No Python package has it; from com.aliyun.sls20191023, GetSlsServiceResponseBody.

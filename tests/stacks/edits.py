@@ -28,6 +28,10 @@ EXISTING = {
     "vpc_id": "vpc-0123456789abcdef0",
     "subnets": {"us-east-1a": "subnet-0a123456789abcdef", "us-east-1b": "subnet-0b123456789abcdef"},
 }
+EXISTING_VSWITCHES = {
+    "vpc_id": "vpc-wz9opxu1zkhn00gzv26cn",
+    "subnets": {"cn-shenzhen-d": "vsw-wz9d5fnvk4gn2tws03624", "cn-shenzhen-e": "vsw-wz9e5fnvk4gn2tws03624"},
+}
 
 
 def base(cloud: str) -> dict[str, Any]:
@@ -128,6 +132,7 @@ _OF_ALICLOUD = (
     Edit("storage.kms_instance_id", "kst-szh1111111111111111", loses=("alicloud",)),
     Edit("storage.redundancy", "ZRS", loses=("alicloud",)),
     Edit("storage.home_gib", 200),
+    Edit("network.cidr+existing", (None, EXISTING_VSWITCHES), loses=("alicloud",)),
     Edit("pools[].types", ["ecs.gn7i-c16g1.4xlarge"]),
     Edit("pools[].scratch_gib", 300),
     Edit("image.id", "m-wz91111111111111111"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from image.reaper import policy as policies
 from stacks.alicloud import firewall
+from stacks.alicloud.network import private_networks
 from stacks.payload import instance_file, user_data
 from stacks.rehearsal import sdk
 from stacks.settings import stack_files
@@ -69,21 +70,23 @@ def test_ssh_is_open_to_the_named_networks_alone(everything):
     assert set(opened) == {"198.51.100.0/24"}
 
 
+def rules_of(settings):
+    return firewall.rules(settings, private_networks(settings))
+
+
 def test_instances_of_one_job_reach_each_other_through_their_vswitches_both_ways():
     settings = stack(pools=[pool(zones=["cn-shenzhen-e"])])
 
-    everything_open = [rule for rule in firewall.rules(settings) if rule.protocol == "all"]
+    everything_open = [rule for rule in rules_of(settings) if rule.protocol == "all"]
 
     assert {rule.egress for rule in everything_open} == {True, False}
-    assert {rule.peer for rule in everything_open} == set(
-        firewall.private_networks(settings, ("cn-shenzhen-e",))
-    )
+    assert {rule.peer for rule in everything_open} == {private_networks(settings)["cn-shenzhen-e"]}
 
 
 def test_a_lone_instance_is_reached_by_nobody():
     settings = stack(pools=[pool(size={"min": 0, "desired": 1, "max": 1})])
 
-    assert [rule for rule in firewall.rules(settings) if not rule.egress] == []
+    assert [rule for rule in rules_of(settings) if not rule.egress] == []
 
 
 def test_every_volume_is_encrypted_with_the_stacks_key(found):
@@ -452,7 +455,7 @@ def test_whatever_the_shape_of_a_pool_the_internet_stays_out(instances, erdma, h
         pools=[pool(types=kinds, erdma=erdma, size={"min": 0, "desired": 0, "max": instances})],
     )
 
-    rules = firewall.rules(settings)
+    rules = rules_of(settings)
 
     assert len({rule.label for rule in rules}) == len(rules)
     assert all(rule.peer.startswith("10.0.") for rule in rules if not rule.egress)

@@ -21,10 +21,8 @@ from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.settings import Stack
 from stacks.settings.quantities import CostKind
-from stacks.settings.reader import from_mapping
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
-from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.edits import EXISTING
 from tests.stacks.examples import pool, stack
 from tests.stacks.existing import answering
@@ -172,6 +170,10 @@ def vars_of(settings: Stack) -> dict[str, Any]:
         ),
         ({"availabilityZone": "us-east-1f"}, "lies in us-east-1f; must lie in us-east-1"),
         ({"mapPublicIpOnLaunch": True}, "gives instances public addresses; must be a private subnet"),
+        (
+            {"cidrBlock": "10.77.0.0/30"},
+            "10.77.0.0/30 has 0 addresses for instances; groups of that zone need 2",
+        ),
     ],
 )
 def test_a_preview_refuses_a_subnet_that_is_not_what_the_file_says(found, says, monkeypatch, register):
@@ -287,9 +289,3 @@ A, B = EXISTING["subnets"].values()
 )
 def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(network, says):
     assert says in refusal(**network)
-
-
-def test_alibaba_cloud_takes_no_existing_vpc_yet():
-    network = {"zones": ["cn-shenzhen-d"], "existing": EXISTING}
-    with pytest.raises(SettingsError, match=r"network\.existing = 'vpc-0123456789abcdef0': is of AWS"):
-        from_mapping("test", alicloud_file(network=network))

@@ -38,15 +38,17 @@ from stacks.settings.reader import from_mapping
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
-from tests.stacks.edits import BOTH, applied, base, edits
-from tests.stacks.edits import EXISTING as EDITED_VPC
+from tests.stacks.edits import BOTH, EXISTING, EXISTING_VSWITCHES, applied, base, edits
 from tests.stacks.examples import stack_file as aws_file
-from tests.stacks.existing import answering
+from tests.stacks.existing import alicloud_answering, answering
 from tests.stacks.replacement_table import FILES, PUBLISHED, forced, input_names, published
 
 FILE = {"aws": aws_file, "alicloud": alicloud_file}
 # What holds data is declared by both programs; on AWS nothing of it need stand in moto for a plan.
 CLOUDS = pytest.mark.parametrize("cloud", BOTH)
+
+
+EDITED_VPC = {"aws": (EXISTING, answering), "alicloud": (EXISTING_VSWITCHES, alicloud_answering)}
 
 
 def file_of(cloud, *chosen):
@@ -61,7 +63,8 @@ def file_of(cloud, *chosen):
 def registered(text):
     stack = from_mapping("test", json.loads(text))
     build = __import__(f"stacks.{stack.cloud}.stack", fromlist=["build"]).build
-    found = answering(EDITED_VPC["vpc_id"], EDITED_VPC["subnets"])
+    vpc, lookups = EDITED_VPC[stack.cloud]
+    found = lookups(vpc["vpc_id"], vpc["subnets"])
     with patch.object(program, "CREATORS", {}), patch.object(monitor, "answer", found):
         return run_program("test", program=lambda: build(stack), config={})
 

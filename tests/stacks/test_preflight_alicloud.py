@@ -15,6 +15,7 @@ from stacks.preflight.findings import Finding, Rating
 from stacks.settings import Stack
 from tests.stacks.alicloud_account import Account, Refusal, serving
 from tests.stacks.alicloud_examples import pool, stack
+from tests.stacks.edits import EXISTING_VSWITCHES
 
 ID = "1234567890123456"
 IMAGE = {
@@ -612,3 +613,115 @@ def test_a_webhooks_secret_is_there_and_not_read(answer, rating, says):
     assert told.rating is rating
     assert says in told.says
     assert "GetSecretValue" not in [action for action, _ in cloud.asked]
+
+
+# a VPC of somebody else's
+
+VPC, VSWITCHES = EXISTING_VSWITCHES["vpc_id"], EXISTING_VSWITCHES["subnets"]
+NAT = {"NextHopType": "NatGateway", "NextHopId": "ngw-wz90000000000000000"}
+
+
+def guest(**existing: Any) -> Stack:
+    network = {"zones": list(VSWITCHES), "existing": EXISTING_VSWITCHES | existing}
+    return stack(network=network, storage={"kms_instance_id": "kst-szh0000000000000000"})
+
+
+def somebody_elses(vswitch: Any = None, hops: Any = (NAT,), status="Available", **changes: Any) -> Account:
+    """An account with the VPC: each of its vSwitches in its zone, with these next hops and SNAT for each."""
+
+    def vswitch_of(asked):
+        zone = next(zone for zone, known in VSWITCHES.items() if known == asked["VSwitchId"])
+        found = {"VSwitchId": asked["VSwitchId"], "VpcId": VPC, "ZoneId": zone, "CidrBlock": "10.77.0.0/24"}
+        found |= {"AvailableIpAddressCount": 250, "RouteTable": {"RouteTableId": "vtb-wz9"}}
+        return {"VSwitches": {"VSwitch": [found | (vswitch or {})]}}
+
+    entries = [{"SourceVSwitchId": known, "SourceCIDR": ""} for known in VSWITCHES.values()]
+    route = {"Status": status, "NextHops": {"NextHop": list(hops)}}
+    answers = {
+        "DescribeVpcs": {"Vpcs": {"Vpc": [{"VpcId": VPC, "CidrBlock": "10.77.0.0/16"}]}},
+        "DescribeVSwitches": vswitch_of,
+        "DescribeRouteEntryList": {"RouteEntrys": {"RouteEntry": [route] if hops else []}},
+        "DescribeSnatTableEntries": {"SnatTableEntries": {"SnatTableEntry": entries}, "TotalCount": 2},
+    }
+    return account(**answers | changes)
+
+
+def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks():
+    found = look(guest(), somebody_elses())
+
+    assert found["VPC"].says == f"{VPC} has 10.77.0.0/16"
+    assert found["vSwitch of cn-shenzhen-e"].says.endswith("has its routes and 250 free addresses")
+    assert {one.rating for one in found.values() if one.subject.startswith(("VPC", "vSw"))} == {Rating.FINE}
+    assert {"VPCs", "elastic addresses"} & found.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("cloud", "says"),
+    [
+        (somebody_elses(hops=()), "has no route to 0.0.0.0/0"),
+        (somebody_elses(status="Pending"), "has no route to 0.0.0.0/0"),
+        (
+            somebody_elses(hops=({"NextHopType": "Ipv4Gateway", "NextHopId": "ipv4gw-1"},)),
+            "reaches 0.0.0.0/0 by an IPv4 gateway, which answers public addresses alone",
+        ),
+        (
+            somebody_elses(
+                DescribeSnatTableEntries={"SnatTableEntries": {"SnatTableEntry": []}, "TotalCount": 0}
+            ),
+            "is in no SNAT entry of ngw-wz90000000000000000",
+        ),
+        (somebody_elses({"VpcId": "vpc-other"}), "lies in vpc-other"),
+        (somebody_elses({"ZoneId": "cn-shenzhen-f"}), "lies in cn-shenzhen-f"),
+    ],
+)
+def test_a_vswitch_of_an_existing_vpc_must_lie_in_its_zone_and_lead_out(cloud, says):
+    told = look(guest(), cloud)["vSwitch of cn-shenzhen-d"]
+
+    assert told.rating is Rating.PROBLEM
+    assert told.says == f"{VSWITCHES['cn-shenzhen-d']} {says}"
+    assert "network.existing.subnets.cn-shenzhen-d" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("network", "rating"), [("10.77.0.0/16", Rating.FINE), ("10.78.0.0/16", Rating.PROBLEM)]
+)
+def test_an_snat_entry_may_be_for_a_network_that_holds_the_vswitch(network, rating):
+    entries = {"SnatTableEntries": {"SnatTableEntry": [{"SourceCIDR": network}]}, "TotalCount": 1}
+
+    found = look(guest(), somebody_elses(DescribeSnatTableEntries=entries))
+
+    assert found["vSwitch of cn-shenzhen-d"].rating is rating
+
+
+def test_snat_entries_are_read_to_the_last_page():
+    def entries(asked):
+        own = [{"SourceVSwitchId": known} for known in VSWITCHES.values()]
+        page = own if asked["PageNumber"] == "2" else [{"SourceVSwitchId": "vsw-other"}] * 50
+        return {"SnatTableEntries": {"SnatTableEntry": page}, "TotalCount": 52}
+
+    found = look(guest(), somebody_elses(DescribeSnatTableEntries=entries))
+
+    assert found["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
+
+
+def test_without_internet_a_vswitch_needs_no_way_out():
+    assert (
+        look(guest(internet=False), somebody_elses(hops=()))["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "says"),
+    [
+        ({"DescribeVpcs": {"Vpcs": {"Vpc": []}}}, "VPC", f"{VPC} is not in cn-shenzhen"),
+        (
+            {"DescribeVSwitches": {"VSwitches": {"VSwitch": []}}},
+            "vSwitch of cn-shenzhen-d",
+            f"{VSWITCHES['cn-shenzhen-d']} is not in cn-shenzhen",
+        ),
+    ],
+)
+def test_what_is_not_there_is_a_problem(changes, subject, says):
+    told = look(guest(), somebody_elses(**changes))[subject]
+
+    assert (told.rating, told.says) == (Rating.PROBLEM, says)
