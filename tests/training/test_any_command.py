@@ -12,8 +12,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from gpu_fleet import any_command
 from gpu_fleet.any_command import status_of
+from gpu_fleet.checkpoint import lease
 from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
 from gpu_fleet.errors import CheckpointError
@@ -117,6 +120,27 @@ def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
 )
 def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, expected: int) -> None:
     assert status_of(status, reason, None, 0.0) == expected
+
+
+def test_of_two_that_keep_one_folder_the_second_does_not_begin(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before COMMAND starts, and once the first has ended it may begin."""
+    monkeypatch.setattr(lease, "LOOK_EVERY_S", 0.1)
+    place, begun = f"s3://{bucket}/mine", tmp_path / "begun"
+    elsewhere = Holder("another", "boot", 1)
+    first = RunLease(CheckpointStore(f"{place}/{any_command.LEASED}"), elsewhere, renew_every_s=0.05)
+    flags = ["run", "--checkpoints", str(tmp_path / "here"), "--uri", place, "--", "touch", str(begun)]
+    first.acquire()
+
+    refused = CliRunner().invoke(main, flags)
+    began = begun.exists()
+    first.release()
+    after = CliRunner().invoke(main, flags)
+
+    assert (refused.exit_code, began, after.exit_code) == (65, False, 0)
+    assert f"{place}/folder is in use by process 1 on another" in refused.output
+    assert begun.exists()
 
 
 def test_a_program_that_is_not_there_is_reported() -> None:

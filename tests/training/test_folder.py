@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -31,8 +32,11 @@ class Store:
         self.objects, self.uri = objects, uri
         self.before: Callable[[str, str], object] = lambda _verb, _name: None
 
-    def put(self, name: str, content: bytes | Path) -> None:
+    def put(
+        self, name: str, content: bytes | Path, moved: Callable[[int], None] = lambda _bytes: None
+    ) -> None:
         self.before("put", name)
+        moved(0)
         self.objects[f"{self.uri}/{name}"] = content.read_bytes() if isinstance(content, Path) else content
 
     def get(self, name: str, file: Path | None = None) -> bytes | None:
@@ -106,6 +110,7 @@ def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
 def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`run` with a folder in the bucket in memory."""
     monkeypatch.setattr(any_command, "ObjectStore", lambda _uri: store)
+    monkeypatch.setattr(any_command, "_held", lambda _place: nullcontext())
 
     def run(folder: Path, script: str, *more: str) -> Result:
         flags = ("--checkpoints", str(folder), "--uri", URI, *more)
@@ -342,16 +347,158 @@ def test_a_list_without_times_is_read(store: Store, tmp_path: Path) -> None:
     assert content(tmp_path / "there") == {"x": "1"}
 
 
-def test_links_that_are_left_out_are_named_once(
+def test_links_come_back_and_lead_where_they_led(store: Store, tmp_path: Path) -> None:
+    """Also one that was written as an absolute path, which another disk does not have."""
+    here, there = files(tmp_path / "here", x="1"), tmp_path / "there"
+    files(here / "step-10", weights="10")
+    (here / "last").symlink_to("step-10")
+    (here / "best").symlink_to((here / "step-10").absolute())
+    sync(here, store).up(last=True)
+
+    brought = sync(there, store).down()
+
+    assert brought == 4
+    assert [str((there / name).readlink()) for name in ("last", "best")] == ["step-10", "step-10"]
+    assert (there / "last/weights").read_text() == "10"
+    assert not sync(there, store).down()
+    (there / "last").unlink()
+    (there / "last").symlink_to("x")
+    assert sync(there, store).up(last=True)
+    assert sync(tmp_path / "third", store).down() == 4
+    assert (tmp_path / "third/last").read_text() == "1"
+
+
+def test_links_that_lead_out_are_named_once(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = files(tmp_path / "here", x="1")
-    (here / "last.ckpt").symlink_to("x")
+    (here / "data").symlink_to("../data")
     one = sync(here, store)
 
     one.up(last=True)
     one.up(last=True)
 
     (said,) = [record.getMessage() for record in caplog.records if "links" in record.getMessage()]
-    assert "names=['last.ckpt']" in said
+    assert "names=['data']" in said
     assert store.names == {"x"}
+
+
+class Clock:
+    """Seconds of the epoch, long after the times that `files` gives."""
+
+    def __init__(self) -> None:
+        self.now = 2_000_000.0
+
+    def write(self, file: Path, text: str) -> None:
+        """Into a file, at this moment."""
+        file.write_text(text)
+        os.utime(file, (self.now, self.now))
+
+
+def test_a_file_that_is_rewritten_stays_in_the_bucket(store: Store, tmp_path: Path) -> None:
+    """As `torch.save(state, "last.pt")` does it, into the file that was there."""
+    clock, here = Clock(), files(tmp_path / "here", last="1")
+    one = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
+    one.up()
+
+    clock.write(here / "last", "half")
+    saved = one.up()
+    sync(tmp_path / "there", store).down()
+    waits = one.waits
+    clock.now += 3.0
+
+    assert (saved, waits, content(tmp_path / "there")) == (False, True, {"last": "1"})
+    assert (one.up(), one.waits) == (True, False)
+    sync(tmp_path / "third", store).down()
+    assert content(tmp_path / "third") == {"last": "half"}
+
+
+def test_no_part_of_a_checkpoint_is_committed(store: Store, tmp_path: Path) -> None:
+    clock, here = Clock(), files(tmp_path / "here", weights="1", moments="1")
+    one = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
+    one.up()
+
+    files(here, weights="2")
+    os.utime(here / "weights", (1_500_000, 1_500_000))
+    clock.write(here / "moments", "2")
+    one.up()
+    sync(tmp_path / "there", store).down()
+
+    assert content(tmp_path / "there") == {"weights": "1", "moments": "1"}
+
+
+def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store: Store, tmp_path: Path) -> None:
+    """A log to which each step adds a line: it is as it was, and what is whole goes up without it."""
+    clock, here = Clock(), files(tmp_path / "here", log="1", step="1")
+    one = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
+    one.up()
+    saved: list[bool] = []
+    for second in range(0, 90, 10):
+        clock.now = 2_000_000.0 + second
+        (here / "step").write_text(str(second))
+        os.utime(here / "step", (1_000_100 + second, 1_000_100 + second))
+        clock.write(here / "log", str(second))
+        saved.append(one.up())
+    sync(tmp_path / "there", store).down()
+
+    assert saved == [False] * 6 + [True] * 3
+    assert content(tmp_path / "there") == {"log": "1", "step": "80"}
+
+
+def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(
+    store: Store, tmp_path: Path
+) -> None:
+    here = files(tmp_path / "here", first="1", second="1")
+    one = sync(here, store)
+
+    def rewritten(verb: str, name: str) -> None:
+        if verb == "put" and name.startswith("contents"):
+            store.before = lambda _verb, _name: None
+            (here / "second").write_text("other")
+
+    store.before = rewritten
+    one.up(last=True)
+    one.up(last=True)
+
+    assert sync(tmp_path / "there", store).down() == 2
+    assert content(tmp_path / "there") == {"first": "1", "second": "other"}
+
+
+def test_a_notice_is_passed_on_while_the_folder_goes_up(
+    store: Store, command: Callable[..., Result], no_fleet: Path, tmp_path: Path
+) -> None:
+    """An upload may take longer than there is left; one that is on its way gives way to the last."""
+    here, told = tmp_path / "here", tmp_path / "told"
+    heard: list[bool] = []
+
+    def slowly(verb: str, name: str) -> None:
+        if verb == "put" and name.startswith("contents") and not heard:
+            (no_fleet / "stop").write_text("spot\n")
+            until_s = time.monotonic() + 20.0
+            while not told.exists() and time.monotonic() < until_s:
+                time.sleep(0.01)
+            heard.append(told.exists())
+
+    store.before = slowly
+    script = f"""
+        echo 1 > {here}/step; touch -d 2000-01-01 {here}/step
+        trap 'echo 2 > {here}/step; touch {told}; exit 0' TERM
+        for n in $(seq 600); do sleep 0.05; done
+    """
+    done = command(here, script, "--every-s", "0.1")
+
+    assert (done.exit_code, heard) == (85, [True])
+    assert sync(tmp_path / "there", store).down() == 1
+    assert content(tmp_path / "there") == {"step": "2\n"}
+
+
+def test_a_killed_command_leaves_what_is_whole_in_the_bucket(
+    store: Store, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Its log was being written to, which no later look will see at rest."""
+    here = tmp_path / "here"
+    script = f"echo 1 > {here}/step; touch -d 2000-01-01 {here}/step; echo x > {here}/log; kill -9 $$"
+
+    done = command(here, script)
+
+    assert (done.exit_code, store.names) == (137, {"step"})

@@ -5,14 +5,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import click
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.checkpoint.lease import Holder, RunLease
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError, IdentityError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange
@@ -21,6 +28,8 @@ from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
+LEASED = "folder"  # below the place of the checkpoints: who keeps the folder
+AGAIN_S = 2.5  # once a sync was put off for a file that was being written
 log = logging.getLogger(__name__)
 
 
@@ -57,16 +66,86 @@ def run(
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if checkpoints:
         checkpoints.mkdir(parents=True, exist_ok=True)
-    if sync is not None:
-        sync.down()
+    with _held(place):
+        if sync is not None:
+            sync.down()
+        start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
+        ends_with = _run_child(start, checkpoints, sync, every_s)
+    sys.exit(ends_with)
+
+
+@contextmanager
+def _held(place: str) -> Iterator[None]:
+    """The lease of a folder in the bucket: of two processes that keep one, the second does not begin.
+
+    It is not that of `train` or Run, which COMMAND may be, and which then holds its own in the same place.
+    """
+    if not place:
+        yield
+        return
+    lease = RunLease(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"), Holder.this())
+    lease.acquire()
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+def _run_child(
+    start: Callable[[Interruption], "Child"],
+    checkpoints: Path | None,
+    sync: FolderSync | None,
+    every_s: float,
+) -> int:
+    """Runs COMMAND to its end, its folder kept; what `run` exits with."""
     with Interruption(sources(), POLL_S) as interruption:
-        child = Child(command, interruption, SIGNALS[notice], grace_s)
-        status = child.wait(sync, every_s)
+        child = start(interruption)
+        with Keeper(sync, every_s) as keeper:
+            status = child.wait(lambda: keeper.lost)
         ends_with = status_of(status, interruption.reason, checkpoints, child.started_at_s)
         if sync is not None:  # in here, so that no signal cuts it off
             last = status >= 0  # a program that was killed may have left a half-written file
-            patiently(lambda: sync.up(last=last))
-    sys.exit(ends_with)
+            patiently(lambda: sync.up(last=last, final=True))
+    return ends_with
+
+
+class Keeper:
+    """Takes a folder over every so often, beside the program: an upload takes minutes, a notice has two."""
+
+    def __init__(self, sync: FolderSync | None, every_s: float) -> None:
+        """Without a `sync` nothing is kept."""
+        self._sync, self._every_s = sync, every_s
+        self.lost = False  # another process has the run: what comes now is in vain
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="folder", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._sync is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """An upload that is on its way is given up: a last one follows, of a newer state."""
+        self._ended.set()
+        if self._sync is not None:
+            self._sync.give_up()
+            self._thread.join()
+
+    def _keep(self) -> None:
+        assert self._sync is not None
+        pause_s = self._every_s
+        while not self.lost and not self._ended.wait(pause_s):
+            try:
+                self._sync.up()
+            except IdentityError as error:
+                self.lost = True
+                log.warning("event=folder-lost error=%r", str(error))
+            except CheckpointError as error:  # the last one decides
+                if not self._ended.is_set():
+                    log.warning("event=folder-not-saved error=%r", str(error))
+            pause_s = min(self._every_s, AGAIN_S) if self._sync.waits else self._every_s
 
 
 class Child:
@@ -78,33 +157,22 @@ class Child:
         """Starts it; raises CommandError when it cannot be."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
         self._notified_at_s: float | None = None
-        self._lost = False
         self.started_at_s = time.time()
         try:
             self._process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             raise CommandError(f"{command[0]}: cannot be run: {error.strerror}") from error
 
-    def wait(self, sync: FolderSync | None, every_s: float) -> int:
-        """The status at its end. Meanwhile the folder is kept, and a notice passed on."""
-        synced_at_s = time.monotonic()
+    def wait(self, lost: Callable[[], bool]) -> int:
+        """The status at its end. Meanwhile a notice is passed on, and that the run is `lost` to another."""
         while True:
             try:
                 return self._process.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
-                self._pass_on()
-            if sync is not None and time.monotonic() - synced_at_s >= every_s:
-                synced_at_s = time.monotonic()
-                try:
-                    sync.up()
-                except IdentityError as error:  # another process has the run: what comes now is in vain
-                    self._lost = True
-                    log.warning("event=folder-lost error=%r", str(error))
-                except CheckpointError as error:  # the last one decides
-                    log.warning("event=folder-not-saved error=%r", str(error))
+                self._pass_on(lost=lost())
 
-    def _pass_on(self) -> None:
-        if self._interruption.reason is Reason.NONE and not self._lost:
+    def _pass_on(self, *, lost: bool) -> None:
+        if self._interruption.reason is Reason.NONE and not lost:
             return
         if self._notified_at_s is None:
             self._notified_at_s = time.monotonic()

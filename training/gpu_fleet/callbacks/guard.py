@@ -58,7 +58,7 @@ class Guard:
         """A checkpoint is whole on this disk."""
         if self._sync is not None and _rank() == 0:
             sync = self._sync
-            patiently(lambda: sync.up(last=True))
+            patiently(lambda: sync.up(last=True, final=True))
 
     def end(self) -> None:
         """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""

@@ -1,10 +1,11 @@
 """A folder of any program's checkpoints, kept in an object store as it was at one moment.
 
 Contents go up under their hash, and then one list of names and hashes, which is the commit: an instance that
-is lost in the midst of it leaves the list before, and all that it names. A file that has just been written is
-left for the next time, so that no half-written one is taken. What we know of a folder is in it, in
-.gpu-fleet, which is never uploaded: that it was brought back in part only, which the next try mends, and
-which list was its own. Where the bucket has another, the run went on elsewhere, and is not overwritten.
+is lost in the midst of it leaves the list before, and all that it names. While a file is being written
+nothing is committed for a while, so that neither a half-written one is taken nor a part of several; a file
+that is never at rest is left as the bucket has it. What we know of a folder is in it, in .gpu-fleet, which is
+never uploaded: that it was brought back in part only, which the next try mends, and which list was its own.
+Where the bucket has another, the run went on elsewhere, and is not overwritten.
 """
 
 import fcntl
@@ -13,39 +14,24 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.folder_files import OURS, Entry, FolderFiles, Look, Records
 from gpu_fleet.errors import CheckpointError, IdentityError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 LIST, CONTENTS = "folder.json", "contents"
-OURS, KNOWN = ".gpu-fleet", "folder.json"  # in the folder, and in that
-QUIET_S = 2.0  # a file that was written to more recently may not be whole
+KNOWN = "folder.json"  # in .gpu-fleet of the folder
+WAIT_S = 60.0  # for files that are being written to be whole, before what is whole goes up without them
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file as the list has it; two are equal by content."""
-
-    size: int  # bytes
-    sha256: str
-    mtime_ns: int | None = field(default=None, compare=False)  # of the epoch; lists of before have none
-
-    @property
-    def record(self) -> local.FileRecord:
-        """What its content has to be."""
-        return local.FileRecord(self.size, self.sha256)
-
-
-Records = dict[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -90,11 +76,13 @@ class FolderSync:
     ) -> None:
         """`clock` gives seconds of the epoch, as the times of files are; `sleep` is between two tries."""
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
-        self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time it had
+        self._files = FolderFiles(folder, clock)
         self._listed: Records = {}  # what the list in the store says
         self._there: set[str] | None = None  # hashes whose contents are in the store
         self._known: FolderKnowledge | None = None
-        self._links: set[str] = set()  # those that a warning has named
+        self._restless: frozenset[str] = frozenset()  # that were being written at the last commit too
+        self._waiting_since: float | None = None
+        self._given_up = threading.Event()
 
     def down(self) -> int:
         """Brings the folder back where it has no files or older ones, which it sets aside; the files brought.
@@ -127,7 +115,7 @@ class FolderSync:
         if ours:
             return True
         records = _records(listed)
-        if self._files(last=True) == records:
+        if self._files.look(last=True).records == records:
             self._know([digest], _hashes(records))
             return True
         if known is None or known.uri != self._store.uri:
@@ -168,27 +156,37 @@ class FolderSync:
         file = self._folder / name
         if not file.resolve().is_relative_to(self._folder.resolve()):
             raise CheckpointError(f"{self._store.uri}: the name {name!r} leads out of {self._folder}")
-        if file.is_file() and local.record_of(file) == record.record:  # by an earlier try
-            return
+        if file.is_file() and not file.is_symlink() and local.record_of(file) == record.record:
+            return  # by an earlier try
         staged = self._folder / OURS / "part" / str(os.getpid())
         staged.parent.mkdir(parents=True, exist_ok=True)
         answer = self._ask(lambda: self._store.get(f"{CONTENTS}/{record.sha256}", staged))
         if answer is None or local.record_of(staged) != record.record:
             raise CheckpointError(f"{self._store.uri}: {name} is not what {LIST} says")
-        if record.mtime_ns is not None:
-            os.utime(staged, ns=(record.mtime_ns, record.mtime_ns))
         file.parent.mkdir(parents=True, exist_ok=True)
+        if record.link:
+            staged = self._linked(staged, file)
+        elif record.mtime_ns is not None:
+            os.utime(staged, ns=(record.mtime_ns, record.mtime_ns))
         staged.replace(file)
+
+    def _linked(self, staged: Path, file: Path) -> Path:
+        """A symbolic link, for `file`, in place of the text that says where it leads to."""
+        target = staged.read_text(encoding="utf-8")
+        place = os.path.normpath(file.parent.absolute() / target)
+        if not Path(place).is_relative_to(self._folder.absolute()):
+            raise CheckpointError(f"{self._store.uri}: the link {file.name!r} leads out of {self._folder}")
+        link = staged.with_name(f"{staged.name}.link")
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        return link
 
     def _ask(self, question: Callable[[], bytes | None]) -> bytes | None:
         return patiently(question, sleep=self._sleep)
 
     def _has_files(self) -> bool:
-        entries = (entry for entry in self._folder.rglob("*") if not self._is_ours(entry))
+        entries = (entry for entry in self._folder.rglob("*") if not self._files.is_ours(entry))
         return any(entry.is_symlink() or not entry.is_dir() for entry in entries)
-
-    def _is_ours(self, entry: Path) -> bool:
-        return entry.relative_to(self._folder).parts[0] == OURS
 
     def _set_aside(self) -> None:
         """Moves what is in the folder to one beside it, for its owner to look at."""
@@ -207,49 +205,120 @@ class FolderSync:
             ) from error
         log.warning("event=folder-set-aside from=%s to=%s uri=%s", folder, aside, self._store.uri)
 
-    def up(self, *, last: bool = False) -> bool:
+    def give_up(self) -> None:
+        """Ends an `up` of another thread with a CheckpointError; the final one is not ended."""
+        self._given_up.set()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last `up` has put off what it had, for files that were being written."""
+        return self._waiting_since is not None
+
+    def up(self, *, last: bool = False, final: bool = False) -> bool:
         """Takes over what has changed; whether anything had. Raises CheckpointError.
 
-        `last` says that nobody writes any more, so that all files are whole. Raises IdentityError where the
-        bucket has a list that this folder never had: another process has gone on, and is not overwritten.
+        `last` says that nobody writes any more, so that all files are whole; `final` that no other call
+        follows, so that nothing is put off. Raises IdentityError where the bucket has a list that this folder
+        never had: another process has gone on, and is not overwritten.
         """
-        records = self._files(last=last)
-        if records == self._listed and self._there is not None:
+        if final:
+            self._given_up.clear()
+        look = self._files.look(last=last)
+        if self._puts_off(look, final=final):
+            return False
+        if self._there is not None and _with_former(look, self._listed) == self._listed:
+            self._restless, self._waiting_since = look.unsettled, None
             return False
         with _alone(self._folder):
-            known = self._known = self._known or FolderKnowledge.read(self._folder)
-            own = known is not None and known.uri == self._store.uri
-            lists, before = (known.lists, set(known.contents)) if known and own else ([], set())
             there = self._store.get(LIST)
-            if known is not None and known.restoring:
-                raise IdentityError(f"{self._folder}: has a part of {known.uri} only; it is not uploaded")
-            if there is not None and _sha256(there) not in lists and _records(there) != records:
-                raise IdentityError(
-                    f"{self._store.uri} has files that {self._folder} never had: another process has gone on "
-                    "there, and they are not overwritten; run again to go on with them, or take another --uri"
-                )
-            if there is None and not records:
+            former = self._former(there, look)
+            if there is None and not look.records:
                 return False
-            listed = json.dumps(
-                {name: asdict(record) for name, record in records.items()}, indent=1, sort_keys=True
-            ).encode()
-            replaced = [] if there is None else [_sha256(there)]
-            self._know([*replaced, _sha256(listed)], before | _hashes(records))
-            self._upload(records, listed)
-            self._remove(before - _hashes(records))
-            self._know([_sha256(listed)], _hashes(records))
-        self._listed = records
+            own = (self._known and self._known.uri == self._store.uri and self._known) or None
+            before = set(own.contents) if own else set()
+            lists = [] if there is None else [_sha256(there)]
+            self._know(lists or (own.lists if own else []), before | _hashes(look.records))
+            look = self._upload(look)
+            if self._puts_off(look, final=final):
+                return False
+            records = _with_former(look, former)
+            self._commit(records, lists, before | _hashes(look.records))
+        self._listed, self._restless, self._waiting_since = records, look.unsettled, None
         log.info("event=folder-saved files=%d uri=%s", len(records), self._store.uri)
         return True
 
-    def _upload(self, records: Records, listed: bytes) -> None:
+    def _former(self, there: bytes | None, look: Look) -> Records:
+        """What the list in the store says, which has to be one of this folder."""
+        known = self._known = self._known or FolderKnowledge.read(self._folder)
+        if known is not None and known.restoring:
+            raise IdentityError(f"{self._folder}: has a part of {known.uri} only; it is not uploaded")
+        if there is None:
+            return {}
+        own = known is not None and known.uri == self._store.uri and _sha256(there) in known.lists
+        former = _records(there)
+        if not own and former != look.records:
+            raise IdentityError(
+                f"{self._store.uri} has files that {self._folder} never had: another process has gone on "
+                "there, and they are not overwritten; run again to go on with them, or take another --uri"
+            )
+        return former
+
+    def _puts_off(self, look: Look, *, final: bool) -> bool:
+        """Whether to wait until files that are being written are whole: with some of them old, or only a
+        part of them, the folder would be what it never was.
+        """
+        if final or look.unsettled <= self._restless:
+            return False
+        now = self._clock()
+        since = now if self._waiting_since is None else self._waiting_since
+        if now - since >= WAIT_S:
+            log.warning("event=files-never-whole names=%r", sorted(look.unsettled)[:10])
+            return False
+        self._waiting_since = since
+        return True
+
+    def _upload(self, look: Look) -> Look:
+        """Brings up the contents that are not there; a file that has changed since the look is not whole."""
         if self._there is None:
             self._there = set(self._store.sizes(CONTENTS))
-        for name, record in records.items():
-            if record.sha256 not in self._there:
-                self._store.put(f"{CONTENTS}/{record.sha256}", self._folder / name)
-                self._there.add(record.sha256)
+        changed = {
+            name
+            for name, record in look.records.items()
+            if record.sha256 not in self._there and not self._brought_up(name, record)
+        }
+        whole = {name: record for name, record in look.records.items() if name not in changed}
+        return Look(whole, look.unsettled | changed)
+
+    def _brought_up(self, name: str, record: Entry) -> bool:
+        """Whether the content of a file is in the store, under its hash and no other."""
+        assert self._there is not None
+        content = f"{CONTENTS}/{record.sha256}"
+        if record.link:
+            self._store.put(content, self._files.target(name).encode())
+        else:
+            if not self._files.is_as_hashed(name):
+                return False
+            self._store.put(content, self._folder / name, self._go_on)
+            if not self._files.is_as_hashed(name):
+                self._store.delete(content)
+                return False
+        self._there.add(record.sha256)
+        return True
+
+    def _go_on(self, _bytes: int) -> None:
+        """Called while a file goes up; raises CheckpointError when that is to end."""
+        if self._given_up.is_set():
+            raise CheckpointError(f"{self._store.uri}: given up for a newer state of {self._folder}")
+
+    def _commit(self, records: Records, lists: list[str], contents: set[str]) -> None:
+        """Writes the list, and removes what it names no more. `lists` and `contents` are those before."""
+        listed = json.dumps(
+            {name: _row(record) for name, record in records.items()}, indent=1, sort_keys=True
+        ).encode()
+        self._know([*lists, _sha256(listed)], contents | _hashes(records))
         self._store.put(LIST, listed)
+        self._remove(contents - _hashes(records))
+        self._know([_sha256(listed)], _hashes(records))
 
     def _remove(self, stale: set[str]) -> None:
         """Contents that this folder had and has no more; never those of another process."""
@@ -258,44 +327,22 @@ class FolderSync:
             if self._there is not None:
                 self._there.discard(content)
 
-    def _files(self, *, last: bool) -> Records:
-        """All whole files; one that is being written is left out, as are symbolic links, with a warning."""
-        records: Records = {}
-        links: set[str] = set()
-        for file in sorted(self._folder.rglob("*")):
-            name = str(file.relative_to(self._folder))
-            try:
-                if file.is_symlink():
-                    links.add(name)
-                    continue
-                if not file.is_file() or self._is_ours(file):
-                    continue
-                before = file.stat()
-                key = before.st_size, before.st_mtime_ns
-                known = self._hashed.get(name)
-                if (known is None or known[0] != key) and (
-                    last or self._clock() - before.st_mtime >= QUIET_S
-                ):
-                    known = self._hashed[name] = key, Entry(**asdict(local.record_of(file)), mtime_ns=key[1])
-                if known is not None and known[0] == key:
-                    records[name] = known[1]
-            except FileNotFoundError:  # removed meanwhile
-                continue
-        if links - self._links:
-            log.warning(
-                "event=links-left-out folder=%s names=%r help='the bucket keeps files; copy what they name'",
-                self._folder,
-                sorted(links - self._links),
-            )
-            self._links |= links
-        return records
-
 
 def _records(listed: bytes) -> Records:
     return {
-        name: Entry(record["size"], record["sha256"], record.get("mtime_ns"))
+        name: Entry(record["size"], record["sha256"], record.get("mtime_ns"), record.get("link", False))
         for name, record in json.loads(listed).items()
     }
+
+
+def _row(record: Entry) -> dict[str, object]:
+    """As the list has it; earlier trainers know no links, and read files as they did."""
+    return {key: value for key, value in asdict(record).items() if key != "link" or value}
+
+
+def _with_former(look: Look, former: Records) -> Records:
+    """What is whole now, and of the files that are being written what was whole before."""
+    return look.records | {name: former[name] for name in look.unsettled if name in former}
 
 
 def _hashes(records: Records) -> set[str]:

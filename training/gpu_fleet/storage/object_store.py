@@ -53,11 +53,17 @@ class ObjectStore:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=b"")
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
-    def put(self, name: str, content: bytes | Path) -> None:
-        """Writes one object below the prefix, from memory or a file; raises CheckpointError."""
+    def put(
+        self, name: str, content: bytes | Path, moved: Callable[[int], None] = lambda _bytes: None
+    ) -> None:
+        """Writes one object below the prefix, from memory or a file; raises CheckpointError.
+
+        `moved` is called with the number of bytes whenever some of a file have gone up; what it raises ends
+        the upload.
+        """
         with self._explained(f"cannot take {name}"):
             if isinstance(content, Path):
-                self._client.upload_file(str(content), self._bucket, self._key(name))
+                self._client.upload_file(str(content), self._bucket, self._key(name), Callback=moved)
             else:
                 self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
 

@@ -1,0 +1,139 @@
+"""The files of a folder at one moment: what they hold, and which of them are still being written."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gpu_fleet.checkpoint import local
+
+OURS = ".gpu-fleet"  # in the folder: what is ours, and never uploaded
+QUIET_S = 2.0  # a file that was written to more recently may not be whole
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file as the list has it, or a symbolic link, whose content is the name it leads to.
+
+    Two are equal by content.
+    """
+
+    size: int  # bytes
+    sha256: str
+    mtime_ns: int | None = field(default=None, compare=False)  # of the epoch; lists of before have none
+    link: bool = False
+
+    @property
+    def record(self) -> local.FileRecord:
+        """What its content has to be."""
+        return local.FileRecord(self.size, self.sha256)
+
+
+Records = dict[str, Entry]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a folder holds at one moment."""
+
+    records: Records  # of whole files
+    unsettled: frozenset[str]  # that were written to just now, so that nobody knows whether they are whole
+
+
+class FolderFiles:
+    """Looks at a folder again and again, and hashes what has changed."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds of the epoch, as the times of files are."""
+        self._folder, self._clock = folder, clock
+        self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time it had
+        self._named: set[str] = set()  # links that a warning has named
+
+    def look(self, *, last: bool) -> Look:
+        """All files and links; `last` says that nobody writes any more, so that all are whole."""
+        records: Records = {}
+        unsettled: set[str] = set()
+        links: Records = {}
+        outward: set[str] = set()
+        for path in sorted(self._folder.rglob("*")):
+            name = str(path.relative_to(self._folder))
+            if self.is_ours(path):
+                continue
+            try:
+                if path.is_symlink():
+                    if (target := self._target(path)) is None:
+                        outward.add(name)
+                    else:
+                        links[name] = _link(target)
+                elif path.is_file():
+                    entry = self._entry(name, path, last=last)
+                    if entry is None:
+                        unsettled.add(name)
+                    else:
+                        records[name] = entry
+            except FileNotFoundError:  # removed meanwhile
+                continue
+        self._warn(outward)
+        return Look(records | links, frozenset(unsettled))
+
+    def is_ours(self, path: Path) -> bool:
+        """Whether it is none of the program's."""
+        return path.relative_to(self._folder).parts[0] == OURS
+
+    def is_as_hashed(self, name: str) -> bool:
+        """Whether a file was not written to since the last look."""
+        known = self._hashed.get(name)
+        try:
+            return known is not None and known[0] == _state(self._folder / name)
+        except OSError:
+            return False
+
+    def target(self, name: str) -> str:
+        """Where a link of the last look leads to, from the folder it is in."""
+        return self._target(self._folder / name) or ""
+
+    def _entry(self, name: str, path: Path, *, last: bool) -> Entry | None:
+        """None while it may be written to."""
+        before = _state(path)
+        known = self._hashed.get(name)
+        if known is None or known[0] != before:
+            if not last and self._clock() - before[1] / 1e9 < QUIET_S:
+                return None
+            known = self._hashed[name] = before, Entry(**asdict(local.record_of(path)), mtime_ns=before[1])
+        return known[1] if _state(path) == before else None
+
+    def _target(self, link: Path) -> str | None:
+        """Of a link within the folder, relative to where it is; None for one that leads out."""
+        written = link.readlink()
+        for parent, folder in (
+            (link.parent.absolute(), self._folder.absolute()),
+            (link.parent.resolve(), self._folder.resolve()),
+        ):
+            place = os.path.normpath(parent / written)
+            if Path(place).is_relative_to(folder):
+                return os.path.relpath(place, parent)
+        return None
+
+    def _warn(self, outward: Collection[str]) -> None:
+        fresh = sorted(set(outward) - self._named)
+        if fresh:
+            self._named |= set(fresh)
+            log.warning(
+                "event=links-left-out folder=%s names=%r help='they lead out of it: copy what they name'",
+                self._folder,
+                fresh,
+            )
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes with the content of a file, as far as its size and time tell."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _link(target: str) -> Entry:
+    content = target.encode()
+    return Entry(len(content), hashlib.sha256(content).hexdigest(), link=True)
