@@ -54,12 +54,19 @@ def test_a_loop_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
     assert result(broken)["parameters_sha256"] != stopped["parameters_sha256"]
 
 
-def small(directory: Path, steps: int, **options: Any) -> nn.Module:
+def points(count: int, seed: int = 0) -> list[torch.Tensor]:
+    """As many samples, the same for the same seed."""
+    return list(torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)))
+
+
+def small(
+    directory: Path, steps: int, data: list[torch.Tensor] | None = None, batch_size: int = 2, **options: Any
+) -> nn.Module:
     """A run in this process, which draws from its generators in every step."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with Run(directory, model=model, optimizer=optimizer, **options) as run:
-        batches = run.batches([torch.randn(3) for _ in range(9)], batch_size=2)
+        batches = run.batches(data if data is not None else points(9), batch_size=batch_size)
         for _ in run.steps(steps):
             model(next(batches) + torch.randn(3)).mean().backward()
             optimizer.step()
@@ -91,6 +98,82 @@ def test_a_run_with_another_configuration_is_refused(
     assert "run.lr  0.1 -> 0.2" in (said := capsys.readouterr().err)
     assert "to go on all the same: Run(allow=['run.lr'])" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "row"),
+    [
+        ({"lr": 0.1}, {"lr": 0.1, "decay": 0.9}, "run.decay  (none) -> 0.9"),
+        ({"lr": 0.1, "decay": 0.9}, {"lr": 0.1}, "run.decay  0.9 -> (none)"),
+        ({}, {"lr": 0.1}, "run.lr  (none) -> 0.1"),
+        ({"lr": 0.1}, None, "run.lr  0.1 -> (none)"),
+    ],
+)
+def test_a_key_that_is_new_or_gone_is_another_configuration(
+    before: dict[str, Any],
+    now: dict[str, Any] | None,
+    row: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small(tmp_path, 2, config=before)
+
+    with pytest.raises(SystemExit) as end:
+        small(tmp_path, 2, config=now)
+    small(tmp_path, 2, config=now, allow=[row.split(maxsplit=1)[0]])
+
+    assert (end.value.code, row in capsys.readouterr().err) == (65, True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "row"),
+    [
+        ({"data": points(8)}, "data.samples  9 -> 8"),
+        ({"data": points(9, seed=1)}, "data.content"),
+        ({"batch_size": 4}, "data.batch_size  2 -> 4"),
+    ],
+)
+def test_a_run_with_other_data_is_refused(
+    changed: dict[str, Any], row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small(tmp_path, 2)
+
+    with pytest.raises(SystemExit) as end:
+        small(tmp_path, 3, **changed)
+    said = capsys.readouterr().err
+    small(tmp_path, 3, **changed, allow=["data.samples", "data.content", "data.batch_size"])
+
+    assert (end.value.code, row in said, "Traceback" in said) == (65, True, False)
+    assert result(tmp_path)["step"] == 3
+
+
+def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path: Path) -> None:
+    """Held-out data that are opened at some steps and not at others."""
+
+    def evaluated(steps: int, at: int) -> None:
+        with Run(tmp_path, model=nn.Linear(3, 1)) as run:
+            run.batches(points(9), batch_size=2)
+            for step in run.steps(steps):
+                if step == at:
+                    run.batches(points(4, seed=step), batch_size=2)
+
+    evaluated(2, at=1)
+    evaluated(4, at=3)
+
+    assert result(tmp_path)["step"] == 4
+
+
+def test_a_checkpoint_that_does_not_fit_fails_for_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Run(tmp_path, model=nn.Linear(3, 1)) as run:
+        list(run.steps(1))
+
+    with pytest.raises(SystemExit) as end, Run(tmp_path, model=nn.Linear(4, 1)):
+        pass
+
+    assert end.value.code == 65
+    assert "error: Run(model=...): the checkpoint does not fit it: " in capsys.readouterr().err
 
 
 def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:

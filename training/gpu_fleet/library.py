@@ -37,8 +37,8 @@ from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.data.loader import RankShare, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.data.own_data import ENDLESS, Collate, OwnReader, Stream, adapted
-from gpu_fleet.errors import CheckpointError, ConfigError, TrainingError
+from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
+from gpu_fleet.errors import CheckpointError, ConfigError, IdentityError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
 from gpu_fleet.stopping.agreement import Stop
@@ -46,6 +46,8 @@ from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
+CONFIG, DATA = "run.", "data"  # of the keys of an identity
+NONE = "(none)"  # of a key that only a checkpoint has, or only the run
 PLAIN = (Tensor, int, float, bool, str, bytes, type(None))
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Run:
             every_steps: steps between two checkpoints; 0: by time alone.
             every_s: seconds between two checkpoints; 0: none by time.
             keep: checkpoints that stay.
-            allow: keys in which a checkpoint may be of another run, such as "code.train.py".
+            allow: keys in which a checkpoint may be of another run: "code.train.py", "data.content".
             objects: what is saved and restored, by name. DistributedDataParallel is saved as the model in it.
         """
         self.directory = Path(directory)
@@ -90,7 +92,9 @@ class Run:
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
-        self._in_step = False
+        self._in_step = self._in_loop = False
+        self._data_sets = 0  # that the loop was given before its first step
+        self._saved: local.Manifest | None = None  # that the run goes on from
         self._resumed_from: int | None = None
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
@@ -128,8 +132,7 @@ class Run:
         self._restore()
 
     def _identity_now(self) -> run_identity.Identity:
-        flat = {"run": self._config} if self._config else {}
-        table = dict(run_identity.flattened(flat))
+        table = dict(run_identity.flattened({CONFIG.rstrip("."): self._config}))
         return table | own_code.identity(own_code.files(self.directory, with_main=True))
 
     def _take_directory(self) -> None:
@@ -150,27 +153,61 @@ class Run:
         manifest = restore.newest_whole(self._where, self._root, self._store)
         if manifest is None:
             return
-        run_identity.check(
-            manifest.identity,
-            self._identity,
-            self._allow,
-            manifest.step,
-            str(self._root),
-            how="Run(allow=[{keys}])",
-        )
+        self._saved = manifest
+        absent = {key: NONE for key in manifest.identity if key.startswith(CONFIG)}
+        others = [key for key in self._allow if not key.startswith(DATA)]
+        self._check_same(absent | self._identity, others)
         self._where.together(lambda: self._apply(self._root / local.folder_name(manifest.step)))
         self._resumed_from = self._saved_step = self.step = manifest.step
         if self._saver is not None:
             self._saver.upload_if_missing(manifest)
         log.info("event=resumed step=%d folder=%s", self.step, self._root)
 
+    def _check_same(self, now: run_identity.Identity, allowed: Sequence[str]) -> None:
+        """Raises IdentityError where the checkpoint that the run goes on from is of another one."""
+        if self._saved is None:
+            return
+        absent = {key: NONE for key in now if key.startswith(CONFIG)}
+        run_identity.check(
+            absent | self._saved.identity,
+            now,
+            allowed,
+            self._saved.step,
+            str(self._root),
+            how="Run(allow=[{keys}])",
+        )
+
+    def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:
+        """Makes the data that the loop begins with a part of the run's identity; raises IdentityError.
+
+        On each rank by itself, as one of them alone may read held-out data.
+        """
+        if self._in_loop:
+            return
+        self._data_sets += 1
+        section = f"{DATA}-{self._data_sets}" if self._data_sets > 1 else DATA
+        described = {
+            "samples": len(data),
+            "content": run_identity.fingerprint(data, data.looked_at),
+            "batch_size": batch_size,
+            "seed": seed,
+        }
+        table = dict(run_identity.flattened({section: described}))
+        try:
+            self._check_same(table, [key for key in self._allow if key.startswith(f"{section}.")])
+        except IdentityError as error:
+            error.shared = True
+            raise
+        self._identity |= table
+
     def _apply(self, folder: Path) -> None:
         saved = restore.read_state(folder / STATE)
         for name, thing in self._objects.items():
             try:
                 thing.load_state_dict(saved["objects"][name])
-            except (KeyError, ValueError, RuntimeError) as error:
-                raise CheckpointError(f"Run({name}=...): the checkpoint does not fit it: {error}") from error
+            except Exception as error:  # of any object of theirs; no other try goes better
+                reason = f"{type(error).__name__}: {error}"
+                raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
         if self._where.rank < len(saved["rng"]):
             _restore_generators(saved["rng"][self._where.rank])
         else:
@@ -183,6 +220,7 @@ class Run:
         or with 0 under torchrun, which would start it again at once. A step that the loop is left in, by
         `break` on all ranks, counts as done and is saved too.
         """
+        self._in_loop = True
         while self.step < total:
             if self._stop.agreed_soon():
                 self._end_for_notice()
@@ -217,6 +255,7 @@ class Run:
 
         Raises:
             ConfigError: the sizes do not divide, or `samples` is no data set.
+            IdentityError: before the first step, the run goes on from a checkpoint of other data.
         """
         where = self._where
         if batch_size < 1 or batch_size % (where.size * accumulation):
@@ -224,6 +263,7 @@ class Run:
                 f"batch_size = {batch_size}: does not divide into {where.size} ranks x {accumulation} batches"
             )
         data = adapted(samples, "samples", collate, lambda problem: ConfigError(f"samples: {problem}"))
+        self._identify(data, batch_size, seed)
         stream = isinstance(data, Stream)
         order = SampleOrder(ENDLESS if stream else len(data), seed, shuffle=not stream)
         share = RankShare(where.rank, where.size, batch_size, accumulation)
