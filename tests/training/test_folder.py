@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
+import torch.distributed as dist
 from click.testing import CliRunner, Result
 
-from gpu_fleet import any_command
+from gpu_fleet import any_command, outcome
 from gpu_fleet.callbacks import guard
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.errors import IdentityError, StoreError
@@ -318,6 +319,45 @@ def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_
     newest = run_ranks(bring_rank, 2, tmp_path / "there", store.objects)
 
     assert newest == [str(tmp_path / "there/step-8.ckpt")] * 2
+
+
+def saved_rank(folder: Path) -> set[str]:
+    """What is in the bucket once each of two ranks has written its part; the second is half a second late."""
+    dist.init_process_group("gloo")
+    rank, store, looked = dist.get_rank(), Store({}), folder.with_name("looked")
+    store.before = lambda _verb, _name: looked.touch()
+    guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]  # of this process alone
+    one = guard.Guard(folder, URI)
+    until_s = time.monotonic() + 0.5
+    while rank and not looked.exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    files(folder, **{f"rng-{rank}": "state"})
+    one.saved()
+    return store.names if rank == 0 else set()
+
+
+def test_a_save_goes_up_with_the_files_of_all_ranks(tmp_path: Path) -> None:
+    """As the Trainer of transformers has each rank write the state of its own generators."""
+    assert run_ranks(saved_rank, 2, tmp_path / "here")[0] == {"rng-0", "rng-1"}
+
+
+def test_a_refusal_in_a_callback_is_one_message(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No loop of another library knows our errors; `train run` around it reads that no other try helps."""
+    sync(files(tmp_path / "here", step="10"), store).up(last=True)
+    monkeypatch.setattr(guard, "ObjectStore", lambda _uri: store)
+    there = files(tmp_path / "there", step="3")
+
+    with pytest.raises(SystemExit) as brought:
+        guard.Guard(there, URI).bring()
+    with pytest.raises(SystemExit) as saved:
+        guard.Guard(there, URI).saved()
+
+    said = capsys.readouterr().err.splitlines()
+    assert (brought.value.code, saved.value.code, len(said)) == (65, 65, 2)
+    assert said[0].startswith(f"error: {there} has files that were never in {URI}")
+    assert outcome.failed_since(there, 0.0)
 
 
 def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:

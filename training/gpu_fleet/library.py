@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, NoReturn, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -336,10 +336,8 @@ class Run:
         finally:
             self._interruption.__exit__(kind, error, trace)
 
-    def _fail(self, error: TrainingError) -> None:
-        if self._where.leads or not error.shared:
-            print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the script has no command line of ours
-        sys.exit(error.exit_status)
+    def _fail(self, error: TrainingError) -> NoReturn:
+        outcome.leave(self.directory, error, self._where.rank)
 
 
 def _inner(thing: Any) -> Any:

@@ -3,12 +3,13 @@
 import json
 import os
 import platform
+import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import CheckpointError, TrainingError
 from gpu_fleet.files import sync_folder, write_bytes
 
 BEGUN = ".begun"  # in the run directory
@@ -64,6 +65,19 @@ def write_failure(directory: Path, error: str, rank: int) -> None:
     """Leaves word, for `launch` and a restarted rank, that no other try can help; makes the folder."""
     directory.mkdir(parents=True, exist_ok=True)
     _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()})
+
+
+def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
+    """Ends a program that is not ours with one message; of what all ranks raise alike rank 0 speaks.
+
+    Where no other try can help it leaves word of that: torchrun itself ends with 1, whatever has happened.
+    """
+    if rank == 0 or not error.shared:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program has no command line of ours
+        if error.for_good:
+            with suppress(OSError):  # the disk may be why it failed; the exit status says it too
+                write_failure(directory, str(error), rank)
+    sys.exit(error.exit_status)
 
 
 def failed_since(directory: Path, started_at_s: float) -> bool:

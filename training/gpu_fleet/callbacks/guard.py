@@ -1,7 +1,10 @@
 """A notice for a library's own loop, and its folder of checkpoints kept in the bucket."""
 
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch.distributed as dist
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.errors import TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
@@ -24,8 +28,9 @@ class Guard:
     def __init__(self, directory: str | Path, uri: str = "") -> None:
         """`uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere."""
         self.directory = Path(directory)
-        place = place_of_checkpoints(uri, "", self.directory)
-        self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
+        with self._leaving():
+            place = place_of_checkpoints(uri, "", self.directory)
+            self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
 
@@ -35,7 +40,8 @@ class Guard:
         Every rank asks, since there may be no process group yet, and Lightning makes its own only later.
         """
         if self._sync is not None:
-            self._sync.down()
+            with self._leaving():
+                self._sync.down()
         if dist.is_initialized():
             dist.barrier()
 
@@ -55,10 +61,24 @@ class Guard:
         return self.stopped
 
     def saved(self) -> None:
-        """A checkpoint is whole on this disk."""
-        if self._sync is not None and _rank() == 0:
+        """A checkpoint is on this disk; called by all ranks, each of which may have written its own files."""
+        if self._sync is None:
+            return
+        if dist.is_initialized():
+            dist.barrier()
+        if _rank() == 0:
             sync = self._sync
-            patiently(lambda: sync.up(last=True, final=True))
+            with self._leaving():
+                patiently(lambda: sync.up(last=True, final=True))
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """What a user can act on ends the process with one message, as no caller knows our errors."""
+        try:
+            yield
+        except TrainingError as error:
+            error.shared = error.shared or int(os.environ.get("LOCAL_RANK", "0")) > 0
+            outcome.leave(self.directory, error, _rank())
 
     def end(self) -> None:
         """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
@@ -70,7 +90,8 @@ class Guard:
 
 
 def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    """Before the ranks have met, as the launcher says it."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
