@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gpu_fleet import any_command
+from gpu_fleet import any_command, outcome
 from gpu_fleet.any_command import status_of
 from gpu_fleet.checkpoint import lease
 from gpu_fleet.checkpoint.folder import FolderSync
@@ -120,6 +120,14 @@ def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
 )
 def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, expected: int) -> None:
     assert status_of(status, reason, None, 0.0) == expected
+
+
+def test_a_command_that_has_finished_has_not_failed(tmp_path: Path) -> None:
+    """Whatever another one, started in the same folder meanwhile, has left there."""
+    outcome.write_failure(tmp_path, "data.path: is not a folder", 0)
+
+    assert status_of(0, Reason.NONE, tmp_path, 0.0) == 0
+    assert status_of(1, Reason.NONE, tmp_path, 0.0) == 65
 
 
 def test_of_two_that_keep_one_folder_the_second_does_not_begin(

@@ -395,6 +395,25 @@ def test_torchrun_is_ended_where_no_other_try_can_help(tmp_path, restored_signal
     assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
 
 
+IS_REFUSED = """
+import os, pathlib, sys
+from gpu_fleet import outcome
+if "elsewhere" in sys.argv:
+    del os.environ[outcome.LAUNCHED]
+outcome.write_failure(pathlib.Path(sys.argv[1]), "data.path: is not a folder", 0)
+"""
+
+
+@pytest.mark.parametrize(("where", "status"), [("here", 65), ("elsewhere", 0)])
+def test_a_mistaken_command_in_the_same_directory_does_not_end_the_run(
+    where, status, tmp_path, restored_signals
+):
+    """One that somebody else starts there, which finds no data, speaks for itself alone."""
+    command = [sys.executable, "-c", IS_REFUSED, str(tmp_path), where, "--standalone"]
+
+    assert launch.run(command, {}, tmp_path) == status
+
+
 STOPS_AND_WAITS = """
 import json, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torchrun in a call of its store

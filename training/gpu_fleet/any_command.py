@@ -193,7 +193,7 @@ class Child:
 
 def status_of(status: int, reason: Reason, folder: Path | None, started_at_s: float) -> int:
     """The exit status of exit_codes for a command that ended with `status` (below 0: by a signal)."""
-    if folder is not None and outcome.failed_since(folder, started_at_s):
+    if status and folder is not None and outcome.failed_since(folder, started_at_s):
         return exit_codes.FAILED_FOR_GOOD
     stopped = folder is not None and outcome.stopped_since(folder, started_at_s)
     if stopped or (

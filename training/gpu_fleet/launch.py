@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,16 +217,18 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     started_at_s = time.time()
     # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
     recorder = {**RECORDER, RECORDED_TO: str(directory.resolve() / COLLECTIVES)}
-    given = {**recorder, **os.environ, **FRESH_STORE, **variables}
+    # of several instances each launches its own ranks, and any of them may fail for all
+    launched = uuid.uuid4().hex if "--standalone" in command else ""
+    given = {**recorder, **os.environ, **FRESH_STORE, **variables, outcome.LAUNCHED: launched}
     forwarded = Forwarded()
     process = subprocess.Popen(command, env=given, start_new_session=True)
     forwarded.to(process)
     status = _awaited(
         process,
-        hopeless=lambda: outcome.failed_since(directory, started_at_s),
+        hopeless=lambda: outcome.failed_since(directory, started_at_s, launched),
         stopped=lambda: outcome.stopped_since(directory, started_at_s),
     )
-    if outcome.failed_since(directory, started_at_s):
+    if outcome.failed_since(directory, started_at_s, launched):
         log.error("event=failed-for-good torchrun_status=%d", status)
         return exit_codes.FAILED_FOR_GOOD
     if outcome.stopped_since(directory, started_at_s):

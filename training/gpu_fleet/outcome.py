@@ -15,6 +15,7 @@ from gpu_fleet.files import sync_folder, write_bytes
 BEGUN = ".begun"  # in the run directory
 RESULT = "result.json"
 FAILURE = "failure.json"
+LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to tell their failure from another's
 COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
 
 
@@ -64,7 +65,9 @@ def remove(directory: Path) -> None:
 def write_failure(directory: Path, error: str, rank: int) -> None:
     """Leaves word, for `launch` and a restarted rank, that no other try can help; makes the folder."""
     directory.mkdir(parents=True, exist_ok=True)
-    _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()})
+    launched = os.environ.get(LAUNCHED, "")
+    table = {"error": error, "rank": rank, "attempt": attempt(), "launched": launched}
+    _replace(directory / FAILURE, table)
 
 
 def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
@@ -80,11 +83,19 @@ def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
     sys.exit(error.exit_status)
 
 
-def failed_since(directory: Path, started_at_s: float) -> bool:
-    """Whether a run left word after `started_at_s` (seconds of the epoch) that it failed for good."""
+def failed_since(directory: Path, started_at_s: float, launched: str = "") -> bool:
+    """Whether a run left word after `started_at_s` (seconds of the epoch) that it failed for good.
+
+    With `launched` only the ranks count that have it in their environment: what somebody else starts in the
+    same directory by mistake, and is refused, must not end the run that is there.
+    """
     try:
-        return (directory / FAILURE).stat().st_mtime >= started_at_s
-    except OSError:
+        file = directory / FAILURE
+        fresh = file.stat().st_mtime >= started_at_s
+        return fresh and (
+            not launched or json.loads(file.read_text(encoding="utf-8")).get("launched") == launched
+        )
+    except (OSError, ValueError):
         return False
 
 
