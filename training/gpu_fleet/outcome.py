@@ -15,7 +15,7 @@ from gpu_fleet.files import sync_folder, write_bytes
 BEGUN = ".begun"  # in the run directory
 RESULT = "result.json"
 FAILURE = "failure.json"
-LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to tell their failure from another's
+LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to distinguish their failure from another's
 COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
 
 

@@ -129,7 +129,7 @@ class FolderFiles:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """What changes with the content of a file, as far as its size and time tell."""
+    """What changes with the content of a file, as far as its size and time show."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
