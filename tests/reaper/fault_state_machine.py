@@ -137,6 +137,17 @@ class FaultStateMachine(RuleBasedStateMachine):
         if instance := self.pick(index):
             instance.take()
 
+    @rule(index=instances, minutes=st.sampled_from([None, 10]))
+    def an_administrator_removes_a_mark(self, index, minutes):
+        """Or writes a later time there."""
+        if instance := self.pick(index):
+            until = self.world.now + timedelta(minutes=minutes) if minutes else None
+            self.world.unmark(instance, until=until)
+
+    @rule(chance=st.sampled_from([0.05, 0.3]))
+    def administrators_remove_marks_while_sweeps_run(self, chance):
+        self.world.faults.unmarked = chance
+
     @rule(index=instances)
     def an_agent_restarts(self, index):
         if instance := self.pick(index):
@@ -246,6 +257,13 @@ class FaultStateMachine(RuleBasedStateMachine):
         self.world.faults.back_to_work = chance
         self.sweeps_run_on_schedule(sweeps)
 
+    @rule(sweeps=st.integers(13, 16), chance=st.sampled_from([0.01, 0.05, 0.3]))
+    def a_night_passes_in_which_marks_are_removed(self, sweeps, chance):
+        """Everything else works, so that sweeps come as far as an end."""
+        self.recover()
+        self.world.faults.unmarked = chance
+        self.sweeps_run_on_schedule(sweeps)
+
     @rule(index=instances, how=st.sampled_from(["dead", "frozen", "blind"]), minutes=st.integers(1, 30))
     def work_begins_unseen(self, index, how, minutes):
         """The agent fails at the very moment at which its instance is used again."""
@@ -262,6 +280,7 @@ class FaultStateMachine(RuleBasedStateMachine):
 
     @rule()
     def a_dry_run_changes_nothing(self):
+        self.world.faults.unmarked = 0.0  # nobody else changes anything either
         before = self.picture()
         with contextlib.suppress(InstanceError):  # as for a sweep: only what it left behind counts
             sweep_world(self.world, self.policy, dry_run=True)

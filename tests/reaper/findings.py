@@ -162,6 +162,16 @@ FINDINGS = (
         "test_handshake: test_a_hold_typed_after_the_last_look_holds",
     ),
     Finding(
+        3,
+        "an administrator takes the mark away behind the shut door, and the instance is terminated",
+        (
+            lambda: gives("_Batch._changed", "[]"),
+            lambda: swaps("NoticeListener._answer", "self.talk.closed_at is not None", "False"),
+        ),
+        "test_handshake: "
+        "test_an_instance_whose_mark_is_taken_away_behind_the_shut_door_stays_and_is_open_at_once",
+    ),
+    Finding(
         4,
         "typing in a web terminal counts as nothing",
         (lambda: gives("ProcessTable._terminals", "iter(())"),),

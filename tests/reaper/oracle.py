@@ -76,6 +76,7 @@ class Timeline:
         notices: when a user heard that it will be terminated.
         written: when users' files that are to be kept changed; a job leaves its results there.
         saved_at: when all of them were copied last.
+        spared: its mark was taken away, or replaced by a later one, and no other is due yet.
     """
 
     boots: list[datetime] = field(default_factory=list)
@@ -92,6 +93,7 @@ class Timeline:
     notices: list[datetime] = field(default_factory=list)
     written: list[datetime] = field(default_factory=list)
     saved_at: datetime | None = None
+    spared: Spans = field(default_factory=Spans)
 
     def uses(self) -> Iterator[Span]:
         """Every stretch of use, moments left out."""
@@ -140,6 +142,7 @@ def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
         "somebody had asked to keep it": line.holds.holds_at(at),
         "it was not this stack's to end": line.foreign.holds_at(at),
         "its termination was locked": line.locked.holds_at(at),
+        "its mark had been taken away": line.spared.holds_at(at),
         "it was still in its scaling group": line.member.holds_at(at),
         "it was young": not stopped
         and not line.given_back.holds_at(at)

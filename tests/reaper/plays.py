@@ -5,7 +5,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -119,10 +119,13 @@ class Stage:
 
     def before_second_look(self, act: Callable[[], object]) -> None:
         """Let something happen once the plan is made, a minute before the sweep looks again, or should."""
+        left = [act]
 
         def once() -> None:
-            act()
-            self.world.pass_minutes(1)
+            for first in left[:1]:
+                left.clear()
+                first()
+                self.world.pass_minutes(1)
 
         self.world.on_call("DescribeInstances", once)
         self.world.on_call("PutObject", once)  # the lease is renewed after the second look
@@ -790,6 +793,93 @@ def the_agent_dies_behind_the_shut_door(stage: Stage) -> list[str]:
 
     stage.world.on_call("DetachInstances", die_and_work, number=1)
     stage.sweep()
+    return expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+
+
+def _mark_is_taken_away_before(
+    stage: Stage, calls: Sequence[str], act: Callable[[SimulatedInstance], None]
+) -> list[str]:
+    """By an administrator, behind the shut door, as the sweep calls the last of these, one after another."""
+    stage.world.group("pool", min_size=0)
+    instance = asked(stage, "pool")
+    shut = []
+
+    def reach(left: Sequence[str]) -> None:
+        if left:
+            return stage.world.on_call(left[0], lambda: reach(left[1:]), number=1)
+        shut.append(instance.door.is_shut)
+        return act(instance)
+
+    reach(calls)
+    stage.sweep()
+    stays = instance.state == "running"
+    stage.world.pass_minutes(3)
+    return [
+        *expect(shut == [True], f"its door was {shut}: the play is over before it begins"),
+        *expect(stays, "it was ended without a mark"),
+        *expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more"),
+        *expect(not instance.door.is_shut, "its door stays shut, though nobody ends it"),
+    ]
+
+
+def _mark_is_deleted_and_a_job_begins(stage: Stage) -> Callable[[SimulatedInstance], None]:
+    """Its agent had a moment to see that."""
+
+    def act(instance: SimulatedInstance) -> None:
+        stage.world.unmark(instance)
+        stage.world.pass_seconds(2)
+        instance.busy = True
+
+    return act
+
+
+@play
+def its_mark_is_deleted_behind_the_shut_door(stage: Stage) -> list[str]:
+    return _mark_is_taken_away_before(stage, ["DetachInstances"], stage.world.unmark)
+
+
+@play
+def its_mark_is_replaced_by_a_later_one_behind_the_shut_door(stage: Stage) -> list[str]:
+    later = stage.world.now + timedelta(hours=5)
+    act = lambda instance: stage.world.unmark(instance, until=later)  # noqa: E731 - an act like the others
+    return _mark_is_taken_away_before(stage, ["DetachInstances"], act)
+
+
+@play
+def its_mark_is_deleted_after_the_last_look_at_it(stage: Stage) -> list[str]:
+    """Its agent takes back what it said before it lets anybody in; AWS alone shows it the tag at once."""
+    act, calls = _mark_is_deleted_and_a_job_begins(stage), ["DetachInstances", "ListObjectsV2"]
+    return _mark_is_taken_away_before(stage, calls, act) if stage.cloud == "aws" else []
+
+
+@play
+def its_mark_is_deleted_as_its_end_is_called(stage: Stage) -> list[str]:
+    """AWS asks the instance's own tag."""
+    act, calls = _mark_is_deleted_and_a_job_begins(stage), ["TerminateInstances"]
+    return _mark_is_taken_away_before(stage, calls, act) if stage.cloud == "aws" else []
+
+
+@play
+def its_mark_is_replaced_as_its_end_is_called(stage: Stage) -> list[str]:
+    """What denies the end is not lowered for the mark that came in its place."""
+
+    def act(instance: SimulatedInstance) -> None:
+        stage.world.unmark(instance, until=stage.world.now + timedelta(hours=5))
+        stage.world.pass_seconds(2)
+        instance.busy = True
+
+    calls = ["TerminateInstances"]
+    return _mark_is_taken_away_before(stage, calls, act) if stage.cloud == "aws" else []
+
+
+@play
+def its_owner_keeps_it_by_its_tag_behind_the_shut_door(stage: Stage) -> list[str]:
+    """As in the cloud's console, which asks nobody whether the end is decided."""
+    stage.world.group("pool", min_size=0)
+    instance = asked(stage, "pool")
+    keep = lambda: instance.keep(stage.world.now + timedelta(hours=8))  # noqa: E731 - one expression
+    stage.world.on_call("DetachInstances", keep, number=1)
+    stage.sweep_for(20)
     return expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
 
 

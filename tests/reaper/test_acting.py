@@ -69,9 +69,9 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
     world = marked_group(2)
     faults = world.faults
 
-    # the list, the fresh check, and the look at what an error left behind
+    # the list, the fresh check, the last look, and the look at what an error left behind
     world.on_call("TerminateInstances", lambda: setattr(faults, "after_commit", 1.0), number=1)
-    world.on_call("DescribeInstances", lambda: setattr(faults, "after_commit", 0.0), number=3)
+    world.on_call("DescribeInstances", lambda: setattr(faults, "after_commit", 0.0), number=4)
     result = sweep_world(world, POLICY)
 
     assert len(world.ends) == len(result.done.ended) == 2

@@ -83,8 +83,11 @@ CLOSED = {**SHUT, "saved_at": ago(20), "reply": Reply.CLOSED, "said_at": ago(9)}
         ({**IDLE, "decision": END, "refusing": "used"}, None, Act.REFUSE),
         ({**IDLE, "decision": END, "refusing": "used", "over": True}, None, Act.NOTHING),
         ({**CLOSED, "over": True}, None, Act.OPEN),
-        ({**CLOSED, "decision": WITHDRAWN}, None, Act.OPEN),
-        ({**CLOSED, "mark": MARK - timedelta(hours=1)}, None, Act.OPEN),
+        ({**CLOSED, "decision": None}, None, Act.NOTHING),
+        ({**CLOSED, "decision": None, "said_at": ago(120)}, None, Act.NOTHING),
+        ({**CLOSED, "decision": None, "said_at": ago(121)}, None, Act.OPEN),
+        ({**SHUT, "decision": WITHDRAWN}, None, Act.OPEN),
+        ({**SHUT, "mark": MARK - timedelta(hours=1)}, None, Act.OPEN),
         ({**IDLE, "mark": MARK - timedelta(hours=1), "decision": END, "saved_at": None}, None, Act.SAVE),
     ],
 )

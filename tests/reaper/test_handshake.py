@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import boto3
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -47,6 +48,7 @@ from image.reaper.handshake import (
 )
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
 from image.reaper.store import Listed, Store
+from image.reaper.sweep.carry_out import CHANGED
 from image.reaper.times import parse_time
 from tests.reaper.live import ACCOUNT, RECORDS, marked_and_due, refusal
 from tests.reaper.plays import Stage, asked
@@ -473,6 +475,99 @@ def test_an_agent_that_starts_behind_the_shut_door_opens_it_not_while_a_sweep_ma
     assert not instance.door_is_ajar
 
 
+# a mark that is taken away behind the shut door
+
+
+def taking_its_mark_away(live, instance, until=None):
+    """What an administrator does in the console; a second later a user comes, and finds an open door."""
+
+    def act():
+        live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_REAP_AFTER}])
+        if until is not None:
+            wire = [{"Key": TAG_REAP_AFTER, "Value": until.isoformat()}]
+            live.ec2.create_tags(Resources=[instance.id], Tags=wire)
+        live.pass_seconds(2)
+        instance.begin_job()
+
+    return act
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("call", ["DetachInstances", "ListObjectsV2", "TerminateInstances"])
+def test_an_instance_whose_mark_is_taken_away_behind_the_shut_door_stays_and_is_open_at_once(
+    live, call, is_replaced
+):
+    (instance,) = marked_and_due(live, group="pool")
+    until = live.now + timedelta(hours=5) if is_replaced else None
+    taken_away = taking_its_mark_away(live, instance, until)
+    after = lambda: live.on_call(call, taken_away)  # noqa: E731 - one expression
+    live.on_call("DetachInstances", taken_away if call == "DetachInstances" else after)
+
+    live.sweep()
+
+    assert instance.truth.jobs
+    assert ended([instance]) == []
+    assert not instance.door_is_ajar
+    scaling = boto3.client("autoscaling", "us-east-1")
+    (row,) = scaling.describe_auto_scaling_instances(InstanceIds=[instance.id])["AutoScalingInstances"]
+    assert row["AutoScalingGroupName"] == "pool"
+
+
+def test_a_removed_mark_is_refused_and_its_fence_stands_until_no_sweep_goes_by_it(live):
+    instance = closed_by_a_sweep_that_cannot_end(live)
+    mark = live.tags(instance.id)[TAG_REAP_AFTER]
+
+    taking_its_mark_away(live, instance, live.now + timedelta(hours=5))()
+
+    assert live.said("refused") == [instance.id]
+    assert "its mark was removed" in live.content("refused")
+    live.pass_seconds(100)
+    assert live.tags(instance.id)[TAG_WITHDRAWN] == mark
+    live.pass_seconds(30)
+    assert TAG_WITHDRAWN not in live.tags(instance.id)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_where_a_removed_mark_cannot_be_refused_users_come_in_once_no_sweep_goes_by_it(live, is_replaced):
+    instance = closed_by_a_sweep_that_cannot_end(live)
+    live.agents_refused_words = "refused"
+    until = live.now + timedelta(minutes=10) if is_replaced else None
+
+    taking_its_mark_away(live, instance, until)()
+
+    live.pass_seconds(110)
+    assert instance.door_is_shut
+    live.pass_seconds(20)
+    assert not instance.door_is_ajar
+    assert instance.notice_listener.talk.mark == until, "the one that came in its place is heard"
+
+
+def test_an_agent_that_starts_after_the_mark_was_removed_opens_not_while_a_sweep_may_go_by_the_word_before(
+    live,
+):
+    instance = closed_by_a_sweep_that_cannot_end(live)
+    instance.alive = False
+    taking_its_mark_away(live, instance)()
+    instance.start_agent(instance.idle_since)
+
+    live.pass_seconds(110)
+    assert instance.door_is_shut
+    live.pass_seconds(20)
+
+    assert not instance.door_is_ajar
+
+
+def test_a_mark_that_is_removed_before_the_door_is_shut_is_not_refused(live):
+    """Nothing ends an instance that never said that it is closed."""
+    (instance,) = marked_and_due(live)
+
+    taking_its_mark_away(live, instance)()
+    live.sweep()
+
+    assert live.said("refused") == []
+    assert ended([instance]) == []
+
+
 def due_with_a_job_that_does_little(live, begins_s):
     """A mark that is due, and a job that begins so long after; it only waits, so no heartbeat shows it."""
     (instance,) = live.start()
@@ -566,7 +661,7 @@ def test_a_stopped_instance_that_is_started_before_the_last_look_at_it_stays(liv
     report = live.sweep()
 
     assert ended([instance]) == []
-    assert [one["error"] for one in report["failed"]] == ["started, or changed, at the last moment"]
+    assert [one["error"] for one in report["failed"]] == [CHANGED]
     live.pass_minutes(10)
     live.sweep()
     assert TAG_REAP_AFTER not in live.tags(instance.id)

@@ -17,7 +17,7 @@ from image.reaper.agent.listening import CLOSED, Answers, Door, NoticeListener, 
 from image.reaper.agent.notices import Notice
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
-from image.reaper.handshake import Reply
+from image.reaper.handshake import Reply, Winner
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON
 
@@ -39,11 +39,15 @@ class Heard:
     """What the instance did about it."""
 
     def __init__(self, metadata, door=Door(NOWHERE, NOWHERE)):  # noqa: B008 - it holds nothing
-        self.events, self.lowered = [], []
-        told_by = notices.FromMetadata(metadata, lambda: NOON)
+        self.events, self.lowered, self.now = [], [], NOON
+        told_by = notices.FromMetadata(metadata, lambda: self.now)
         withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
-        nothing = Answers(self.drain, None, self.events.append, None, None, None, self, door, withdrawn)
-        self.notice_listener = NoticeListener(told_by, nothing, lambda: NOON)
+        nothing = Answers(self.drain, None, self.events.append, None, self.store, None, self, door, withdrawn)
+        self.notice_listener = NoticeListener(told_by, nothing, lambda: self.now)
+
+    def store(self):
+        """The records, which do not answer."""
+        raise CloudError("no answer")
 
     def lower_but(self, mark):
         """As the fence."""
@@ -96,16 +100,26 @@ def test_a_notice_drains_and_ends_the_listening():
     assert heard.events == ["the scaling group terminates this instance", "drained"]
 
 
-def test_the_fence_of_an_earlier_mark_is_lowered_for_a_new_one_and_stands_a_while_after_it():
+def test_what_an_earlier_mark_left_is_lowered_once_and_once_no_sweep_goes_by_that_mark():
     """A sweep that read the mark in time may still be on its way to end the instance."""
     metadata = Told(**{MARK: (NOON + timedelta(hours=1)).isoformat()})
     heard = Heard(metadata)
 
     heard.notice_listener.look()
-    assert heard.lowered == [NOON + timedelta(hours=1)]
+    heard.now += timedelta(seconds=119)
+    heard.notice_listener.look()
+    assert heard.lowered == []
+    heard.now += timedelta(seconds=1)
+    heard.notice_listener.look()
+    heard.notice_listener.look()
+    assert heard.lowered == [NOON + timedelta(hours=1)], "what is this mark's stays"
+
     del metadata.answers[MARK]
     heard.notice_listener.look()
     assert heard.lowered == [NOON + timedelta(hours=1)], "its mark is gone since a moment"
+    heard.now += timedelta(seconds=120)
+    heard.notice_listener.look()
+    assert heard.lowered == [NOON + timedelta(hours=1), None]
 
 
 def test_a_mistake_is_reported_and_the_next_word_is_heard(caplog, monkeypatch):
@@ -156,16 +170,19 @@ def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a
     assert notice_listener.talk.closed_at == NOON
 
 
-def test_a_door_that_was_shut_for_another_mark_is_opened(tmp_path):
+@pytest.mark.parametrize("there", [{}, {MARK: (NOON + timedelta(hours=1)).isoformat()}])
+def test_a_door_that_was_shut_for_another_mark_is_opened_before_anything_is_said_behind_it(tmp_path, there):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
-    heard = Heard(Told(), door)
-    door.shut("closing")
-    heard.notice_listener.talk = Talk(NOON - timedelta(hours=1), closed_at=NOON)
+    heard = Heard(Told(**there), door)
+    door.shut(CLOSED)
+    before = NOON - timedelta(hours=1)
+    heard.notice_listener.talk = Talk(before, decision=Winner.END, closed_at=NOON)
 
-    heard.notice_listener._take_up(NOON)
+    with suppress(CloudError):  # its refusal is tried again
+        heard.notice_listener.look()
 
     assert not door.is_shut
-    assert heard.notice_listener.talk == Talk(NOON)
+    assert heard.events[:2] == [listening.OPEN_AGAIN, "fence"]
 
 
 def test_a_mark_that_was_never_shown_is_not_withdrawn():

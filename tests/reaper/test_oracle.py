@@ -48,6 +48,7 @@ def test_an_instance_that_worked_five_hours_without_pause_is_at_work():
         (lambda line: line.holds.append(Span(END - HOUR, END + HOUR)), "somebody had asked to keep it"),
         (lambda line: line.foreign.open(EPOCH), "it was not this stack's to end"),
         (lambda line: line.locked.open(END - HOUR), "its termination was locked"),
+        (lambda line: line.spared.append(Span(END - MINUTE, END + MINUTE)), "its mark had been taken away"),
         (lambda line: line.member.open(EPOCH), "it was still in its scaling group"),
         (lambda line: line.boots.append(END - 29 * MINUTE), "it was young"),
         (lambda line: line.notices.clear(), "nobody was notified in time"),

@@ -36,6 +36,12 @@ from tests.reaper.oracle import NEVER, SHORTEST_USE, Rules, Span, Timeline, wron
 
 STACK = "test"  # every other one is somebody else's
 EPOCH = datetime(2026, 3, 2, 8, tzinfo=UTC)
+# Calls of a sweep that are followed by its last look at what it ends.
+BEFORE_THE_LAST_LOOK = frozenset(
+    {"PutObject", "DetachInstances", "GetMetricData", "DescribeMetricLast", "DescribeMetricList"}
+)
+# What was given back has no grace; its next mark takes a sweep, and a heartbeat of after that.
+SOONEST_MARK = timedelta(seconds=30)
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
@@ -156,6 +162,21 @@ class SimulatedInstance:
         self.line.holds.append(Span(self._clock(), until_at))
         self.tags[TAG_KEEP_UNTIL] = until.isoformat() if isinstance(until, datetime) else until
 
+    def unmark(self, promised: timedelta, until: datetime | None = None) -> None:
+        """An administrator deletes what says when it may go, or writes another time there.
+
+        Args:
+            promised: the grace that a new mark would have.
+            until: that other time.
+        """
+        if self.tags.pop(TAG_REAP_AFTER, None) is None:
+            return
+        if until is not None:
+            self.tags[TAG_REAP_AFTER] = format_time(until)
+        given_back = self.line.given_back.holds_at(self._clock())
+        grace = SOONEST_MARK if given_back else promised
+        self.line.spared.append(Span(self._clock(), until or self._clock() + grace))
+
     def take(self) -> None:
         """A user gets it, as the mover writes it down."""
         self.line.taken.append(self._clock())
@@ -223,6 +244,7 @@ class Faults:
     duplicated: float = 0.0
     deaf: float = 0.0
     back_to_work: float = 0.0
+    unmarked: float = 0.0  # an administrator removes an instance's mark while a sweep is at work
     seconds_per_call: float = 0.05
 
 
@@ -442,6 +464,8 @@ class World:
         for instance in self.instances.values():
             if self.chance(self.faults.back_to_work) and instance.state == "running":
                 instance.busy = True
+            if operation in BEFORE_THE_LAST_LOOK and self.faults.unmarked:
+                self.unmark(instance, self.faults.unmarked)
         if self._random.random() < self.faults.throttled:
             raise refusal("RequestLimitExceeded", operation)
         if self._random.random() < self.faults.denied:
@@ -471,6 +495,12 @@ class World:
     def chance(self, probability: float) -> bool:
         """Roll the dice."""
         return self._random.random() < probability
+
+    def unmark(self, instance: SimulatedInstance, chance: float = 1.0, until: datetime | None = None) -> None:
+        """An administrator takes its mark away, by chance; see ``SimulatedInstance.unmark``."""
+        rules = self.rules.get(instance.tags.get(TAG_POOL, ""))
+        if rules is not None and self.chance(chance):
+            instance.unmark(rules.grace, until)
 
     def gone(self, instance: SimulatedInstance, how: str) -> None:
         """An instance ends, and the oracle judges it before anything else happens."""

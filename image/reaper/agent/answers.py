@@ -4,7 +4,9 @@
     runs: *closed* -> the sweep stops or terminates
 
 A sign of use before the decision makes it *withdrawn*, and either way the reply *refused*: the mark is over,
-and the next sweep removes it. The replies are those of ``image/reaper/handshake.py``.
+and the next sweep removes it. A mark that is removed behind the shut door is refused as well, before users
+come in: a sweep that read it in time goes by *closed*. The replies are those of
+``image/reaper/handshake.py``.
 """
 
 from dataclasses import dataclass
@@ -115,8 +117,8 @@ class Talk:
         refusing: why the decision to end will not be followed; empty while it may.
         fenced: the tag on the instance says so as well.
         over: nothing more is said for this mark.
-        lower_at: without a mark, when no sweep goes by an old one any more: what denies the end is removed
-            then, for a user may stop the instance, and it could never be terminated. None once that is done.
+        lower_at: when no sweep goes by the mark before any more: what denies its end is removed then, for a
+            user may stop the instance, and it could never be terminated. None once that is done.
     """
 
     mark: datetime | None = None
@@ -157,14 +159,18 @@ class View:
 
 def next_act(view: View) -> Act:
     """The next thing to do; ``NOTHING`` until the next look."""
+    act, lower_at = _about_the_mark(view), view.talk.lower_at
+    over_for_long = lower_at is not None and view.now >= lower_at
+    return Act.LOWER if act is Act.NOTHING and over_for_long else act
+
+
+def _about_the_mark(view: View) -> Act:
     talk = view.talk
     ending = talk.decision is Winner.END and talk.mark == view.mark
-    of_no_use = talk.over or bool(talk.refusing and _is_stale(talk, view.now))
-    if talk.closed_at is not None and (not ending or of_no_use):
-        return Act.OPEN
+    if talk.closed_at is not None and (talk.over or talk.refusing or not ending):
+        return _behind_a_door_of_no_use(talk, view.now)
     if view.mark is None or talk.over:
-        over_for_long = talk.lower_at is not None and view.now >= talk.lower_at
-        return Act.LOWER if over_for_long else Act.NOTHING
+        return Act.NOTHING
     if talk.refusing:  # until it is written: without it no sweep takes the mark away
         return Act.REFUSE
     if not talk.notified:
@@ -174,10 +180,20 @@ def next_act(view: View) -> Act:
     return _closing(view) if ending else _answering(view)
 
 
+def _behind_a_door_of_no_use(talk: Talk, now: datetime) -> Act:
+    """Users come in once what was said behind the door is refused, or no sweep goes by it any more."""
+    if talk.over or _is_stale(talk, now):
+        return Act.OPEN
+    # of what the agent before may have said a moment ago this one knows no mark
+    return Act.REFUSE if talk.refusing else Act.NOTHING
+
+
 def asks(view: View) -> bool:
     """Whether to read what is decided before anything else: at once for a new mark, then now and then."""
     talk = view.talk
     if view.mark is None or view.now < view.mark or talk.over or talk.decision is not None:
+        return False
+    if talk.refusing:  # whatever is decided
         return False
     # a clock that was set back makes no long silence
     return talk.asked_at is None or not talk.asked_at <= view.now < talk.asked_at + ASK_AGAIN_AFTER

@@ -38,6 +38,7 @@ LOG = logging.getLogger(__name__)
 # Behind a shut door a job can begin in a terminal that was open before; it is to be seen within a second.
 CLOSED_FASTER = 5
 OPEN_AGAIN = "This instance is not terminated for now: log-ins and jobs are accepted again."
+REMOVED = "its mark was removed, or replaced by another, behind the shut door"
 CLOSED = "This instance is idle and is being terminated: nothing new can be started here. Start another one."
 
 
@@ -190,8 +191,12 @@ class NoticeListener:
         self._now = now
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        # An agent that died behind a shut door finds out whether it must stay shut.
-        self.talk = Talk(closed_at=answers.door.shut_at(now()), lower_at=now() + CLOSED_FORGOTTEN)
+        # An agent that died behind a shut door finds out whether it must stay shut. The one before may have
+        # said a moment ago that it is closed, and a sweep may go by that.
+        closed_at = answers.door.shut_at(now())
+        self.talk = Talk(closed_at=closed_at, lower_at=now() + CLOSED_FORGOTTEN)
+        if closed_at is not None:
+            self._change(reply=Reply.CLOSED, said_at=now())
 
     def start(self, every_s: float) -> None:
         """Listen in a thread that ends with the process.
@@ -242,8 +247,14 @@ class NoticeListener:
 
     def _answer(self, mark: datetime | None) -> None:
         """Everything that can be done about a mark now."""
+        left = self.talk.mark
+        if left not in (None, mark) and self.talk.closed_at is not None:
+            self._change(refusing=self.talk.refusing or REMOVED)
+            self._act_on(left, hold="")
         self._take_up(mark)
-        hold = self._notices.hold() if mark is not None and self._now() >= mark else ""
+        self._act_on(mark, self._notices.hold() if mark is not None and self._now() >= mark else "")
+
+    def _act_on(self, mark: datetime | None, hold: str) -> None:
         if asks(View(self._now(), mark, hold, self.talk)):
             self._ask()
         seen: Seen | None = None
@@ -264,22 +275,15 @@ class NoticeListener:
         self._change(asked_at=self._now())
 
     def _take_up(self, mark: datetime | None) -> None:
-        """Begin anew with a new mark; a door that was shut for another is opened first."""
+        """Begin anew with a new mark; behind a door that was shut before this agent started it stays shut."""
         if self.talk.mark == mark:
             return
         if self.talk.mark is not None and self.talk.notified:
             self._answers.withdraw()
-        shut_before_start = self.talk.mark is None and self.talk.closed_at is not None
-        if mark is not None and shut_before_start:
-            # The agent before may have said a moment ago that it is closed, and a sweep may go by that.
-            closed_at, now = self.talk.closed_at, self._now()
-            self.talk = Talk(mark, notified=True, closed_at=closed_at, reply=Reply.CLOSED, said_at=now)
+        if self.talk.mark is None and self.talk.closed_at is not None:
+            self._change(mark=mark, notified=True)
             return
-        if self.talk.closed_at is not None:
-            self._open()
-        if mark is not None:
-            self._answers.fence.lower_but(mark)
-        self.talk = Talk(mark, lower_at=None if mark else self._now() + CLOSED_FORGOTTEN)
+        self.talk = Talk(mark, lower_at=self._now() + CLOSED_FORGOTTEN)
 
     def _do(self, act: Act, view: View) -> Seen | None:
         """Do one act; the newest look, where it still counts.
@@ -311,7 +315,7 @@ class NoticeListener:
             case Act.OPEN:
                 self._open()
             case Act.LOWER:
-                self._answers.fence.lower_but(None)
+                self._answers.fence.lower_but(self.talk.mark)
                 self._change(lower_at=None)
         return view.seen
 

@@ -32,6 +32,7 @@ from image.reaper.sweep.verdict import is_asked, is_closed
 # What was checked longer ago may be at work again; the next sweep checks anew.
 CHECK_LASTS = timedelta(minutes=2)
 STOPS = frozenset({"stopping", "stopped"})
+CHANGED = "changed at the last moment: started, kept, protected, or its mark removed or replaced"
 # An agent looks every five seconds. Copying what is kept once more may take longer: the next sweep goes on.
 LOOKS_AT_CLOSING = 9
 LOOK_EVERY_S = 5.0
@@ -318,8 +319,12 @@ class _Batch:
         return bisect(list(by_id), self.verdict.lower(), act)
 
     def _in_use_again(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
-        """The last look before there is no way back."""
-        return self._changed(decisions) if self.stopped else self._opened(decisions, done)
+        """The last look before there is no way back: at the instances, then at what they say."""
+        changed = self._changed(decisions)
+        same = set(_without([decision.instance.id for decision in decisions], changed))
+        return changed + self._opened(
+            [decision for decision in decisions if decision.instance.id in same], done
+        )
 
     def _opened(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
         """Instances that no longer say that they are closed."""
@@ -350,7 +355,7 @@ class _Batch:
         return [decision for decision in decisions if winners[decision.instance.id] is Winner.END]
 
     def _changed(self, decisions: Sequence[Decision]) -> list[Failure]:
-        """Stopped instances that are not as they were checked: started, kept or protected since.
+        """Instances that are not as they were checked: started, kept or protected since, their mark removed.
 
         Read right before there is no way back; a start after this only a cloud that looks itself can refuse.
         """
@@ -360,7 +365,7 @@ class _Batch:
             return [Failure(decision.instance.id, "look again", str(error)) for decision in decisions]
         now = {instance.id: instance for instance in fresh.instances}
         return [
-            Failure(decision.instance.id, "look again", "started, or changed, at the last moment")
+            Failure(decision.instance.id, "look again", CHANGED)
             for decision in decisions
             if _as_checked(now.get(decision.instance.id)) != _as_checked(decision.instance)
         ]
