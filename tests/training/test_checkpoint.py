@@ -454,6 +454,17 @@ def test_patience_ends() -> None:
     assert pauses == [1, 2, 4, 8, 16, 20]
 
 
+def test_a_refused_upload_of_a_file_is_a_refusal(bucket: str, tmp_path: Path) -> None:
+    """boto3 wraps the answer into an error that says nothing but its text."""
+    (tmp_path / "x").write_text("one")
+    store = CheckpointStore("s3://not-there/mine")
+
+    with pytest.raises(StoreError, match="NoSuchBucket") as refused:
+        store.put("x", tmp_path / "x")
+
+    assert not refused.value.passing
+
+
 @pytest.mark.parametrize(
     ("code", "status", "kind", "passing"),
     [

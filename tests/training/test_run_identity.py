@@ -90,6 +90,28 @@ def test_an_allowed_key_may_differ_and_no_other(table: dict[str, Any], tmp_path:
     assert "optimizer.learning_rate  " not in said
 
 
+def test_seed_and_data_can_be_allowed_too(table: dict[str, Any], tmp_path: Path) -> None:
+    """As the table of what differs says; the order goes on from the same number of samples."""
+    train_rank(table, stop_at=2)
+    other = write_tokens(tmp_path / "other", tokens=3000)
+    changed_keys = ("run.seed", "data.samples", "data.content")
+    flags = [word for key in changed_keys for word in ("--allow", key)]
+
+    status, said = tried_alone(changed(table, run={"seed": 9}, data={"path": str(other)}), tmp_path, *flags)
+
+    assert (status, said) == (0, said)
+
+
+def test_a_branch_with_weights_of_another_shape_fails_for_good(table: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(table)
+    wider = changed(table, model={"options": {"hidden_size": 64, "layers": 2, "heads": 4}})
+
+    status, said = tried_alone(wider, tmp_path, "--branch", "second")
+
+    assert status == 65
+    assert "the weights do not fit model.options" in said
+
+
 def test_a_key_that_decides_nothing_cannot_be_allowed(table: dict[str, Any], tmp_path: Path) -> None:
     train_rank(table)
 

@@ -179,6 +179,20 @@ def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
     assert cut["metric"] == pytest.approx(evaluated[-1]["loss"], abs=2e-5)  # the own metric is the own loss
 
 
+def test_a_metric_that_counted_nothing_has_no_value(own_file: Path, tmp_path: Path) -> None:
+    """0 would be the best error there is."""
+    with own_file.open("a") as file:
+        file.write(
+            "\n\ndef of_none(model, batch):\n    return {'error': (torch.tensor(0.0), torch.tensor(0))}\n"
+        )
+    table = own_table(CLASSES, own_file, tmp_path / "run", accumulation=1)
+    table["metric"]["name"] = f"{own_file}:of_none"
+
+    result = train_on(1, table)
+
+    assert (result["metric_name"], result["metric"]) == ("error", None)
+
+
 def test_a_mean_over_no_targets_reaches_no_weight_of_a_sharded_model(own_file: Path, tmp_path: Path) -> None:
     kind = CLASSES | {"loss": "plain_mean"}
     train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))

@@ -181,7 +181,7 @@ def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
                 "epoch": round(run.epoch(state), 6),
                 "metric_name": score.name,
                 "metric": score.value,
-                "loss": score.loss,
+                **({"loss": score.loss} if math.isfinite(score.loss) else {}),
                 **further,
             }
         )

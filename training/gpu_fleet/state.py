@@ -11,11 +11,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import config
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import IdentityError
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.optimization import load_moments
 from gpu_fleet.parallel.spread import Spread
 from gpu_fleet.world import World
+
+STREAM = {"samples": "data.samples", "seed": "run.seed"}  # what the order follows from -> its key
 
 
 @dataclass
@@ -70,10 +72,11 @@ def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:
-    """Puts position and generators back; raises CheckpointError when they are of other samples."""
+    """Puts position and generators back; raises IdentityError when they are of other samples."""
     stream = {"samples": samples, "seed": settings.run.seed}
-    if saved["stream"] != stream:
-        raise CheckpointError(
+    differs = {key for key in stream if saved["stream"].get(key) != stream[key]}
+    if any(STREAM[key] not in settings.checkpoint.allow for key in differs):
+        raise IdentityError(
             f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
             "data and run.seed, or another run.directory and checkpoint.uri"
         )
@@ -88,22 +91,22 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
 
 
 def apply_tensors(state: State, saved: dict[str, Any]) -> None:
-    """Puts captured tensors back; raises CheckpointError when they are of a model of another shape."""
+    """Puts captured tensors back; raises IdentityError when they are of a model of another shape."""
     try:
         state.model.load_state_dict(saved["model"])
         load_moments(state.optimizer, saved["optimizer"])
         if state.average is not None:
             state.average.load_state_dict(saved["average"])
     except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint does not fit the configuration: {error}") from error
+        raise IdentityError(f"the checkpoint does not fit the configuration: {error}") from error
 
 
 def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
-    """Begins with these weights; raises CheckpointError when they are of a model of another shape."""
+    """Begins with these weights; raises IdentityError when they are of a model of another shape."""
     try:
         state.model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights do not fit model.options: {error}") from error
+        raise IdentityError(f"the weights do not fit model.options: {error}") from error
 
 
 def capture_rng() -> dict[str, Tensor]:

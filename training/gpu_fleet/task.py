@@ -1,5 +1,6 @@
 """A model together with what it is trained for, where that is a user's own: it gives its loss itself."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -18,6 +19,7 @@ from gpu_fleet.world import World
 
 MEAN = math.nan  # in place of the count, where a metric gives its mean over the samples
 LossOfBatch = Callable[[nn.Module, Any], Tensor]
+log = logging.getLogger(__name__)
 
 
 class Task(nn.Module):
@@ -184,11 +186,13 @@ def evaluate_task(
         model.module.train(was_training)
     assert totals is not None
     sums, counts = torch.tensor(where.gather(totals.tolist()), dtype=torch.float64).sum(0)
-    means = torch.where(counts > 0, sums / counts, 0.0).tolist()
     names = ("loss", *cast("Task", model.module).metric_names)
-    scores = dict(zip(names, means, strict=True))
+    means = dict(zip(names, (sums / counts).tolist(), strict=True))
+    scores = {name: mean for name, mean in means.items() if counts[names.index(name)] > 0}
+    if len(scores) < len(names):  # a mean over none is no number, and no best of all
+        log.warning("event=nothing-counted metrics=%r", sorted(means.keys() - scores.keys()))
     name = names[1] if len(names) > 1 else "loss"
-    return HeldOutScore(name, scores[name], scores["loss"], int(counts[0])), scores
+    return HeldOutScore(name, scores.get(name), scores.get("loss", math.nan), int(counts[0])), scores
 
 
 def _weighed(values: Tensor, targets: int, samples: int) -> Tensor:

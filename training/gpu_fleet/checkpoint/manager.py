@@ -13,7 +13,7 @@ from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import of_world
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import CheckpointError, IdentityError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
 from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
@@ -187,7 +187,7 @@ class Checkpoints:
         if self._store is None or not former:
             return
         if steps := CheckpointStore(former, self._settings.checkpoint.endpoint).steps():
-            raise CheckpointError(
+            raise IdentityError(
                 f"{former} has checkpoints of an earlier trainer, up to step {steps[-1]}; they now belong "
                 f"into {self._store.uri}: set checkpoint.uri = {former} to go on with them, or choose "
                 "another run.directory"
@@ -211,7 +211,7 @@ class Checkpoints:
     def _checked_origin(self, manifest: local.Manifest | None, directory: str) -> local.Manifest:
         """The checkpoint of another run to begin from; raises CheckpointError where there is none."""
         if manifest is None:
-            raise CheckpointError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
+            raise IdentityError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
         restore.check_fits(manifest, self._settings.model.name, self._layout)
         return manifest
 

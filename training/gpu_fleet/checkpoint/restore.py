@@ -8,7 +8,7 @@ import torch
 
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError, StoreError
+from gpu_fleet.errors import CheckpointError, IdentityError, StoreError
 from gpu_fleet.storage.object_store import patiently
 from gpu_fleet.world import World
 
@@ -53,7 +53,7 @@ def begin_anew(where: World, root: Path, store: CheckpointStore | None) -> None:
 
 def _leave_earlier(root: Path, store: CheckpointStore | None) -> None:
     if store is not None and (uploaded := store.steps()):
-        raise CheckpointError(
+        raise IdentityError(
             f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
             f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or run.directory"
         )
@@ -108,12 +108,12 @@ def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
 def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
     """Refuses, by name, the checkpoint of another model or layout."""
     if manifest.model != model:
-        raise CheckpointError(
+        raise IdentityError(
             f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
             "choose another run.directory or checkpoint.uri, or set checkpoint.resume = false"
         )
     if manifest.layout != layout:
-        raise CheckpointError(
+        raise IdentityError(
             f"checkpoint of step {manifest.step} is {manifest.layout}, this strategy needs a {layout} one; "
             "ddp reads whole ones; fsdp, tensor and pipeline read one another's"
         )

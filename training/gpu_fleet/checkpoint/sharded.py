@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import CheckpointError, IdentityError
 from gpu_fleet.optimization import settings_kept
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -64,9 +64,7 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group
     try:
         state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
     except (CheckpointException, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint does not fit the configuration: {_first_line(error)}"
-        ) from error
+        raise IdentityError(f"the checkpoint does not fit the configuration: {_first_line(error)}") from error
     with settings_kept(optimizer):
         set_state_dict(
             model,
@@ -83,7 +81,7 @@ def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> No
     try:
         state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
     except (CheckpointException, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"the weights do not fit the configuration: {_first_line(error)}") from error
+        raise IdentityError(f"the weights do not fit the configuration: {_first_line(error)}") from error
     set_model_state_dict(model, parts["model"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import boto3
-from boto3.exceptions import Boto3Error
+from boto3.exceptions import Boto3Error, S3UploadFailedError
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
@@ -114,19 +114,26 @@ class ObjectStore:
         try:
             yield
         except ClientError as error:
-            answer = error.response.get("Error", {})
-            text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
-            if answer.get("Code") in MISSING:
-                raise CheckpointError(text) from error
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
-            raise StoreError(text, passing=passing) from error
+            raise self._answered(error, what) from error
+        except S3UploadFailedError as error:  # which says of the store's answer nothing but its text
+            if isinstance(error.__context__, ClientError):
+                raise self._answered(error.__context__, what) from error
+            raise StoreError(f"{self.uri}: {what}: {error}", passing=True) from error
         except ParamValidationError as error:
             raise StoreError(f"{self.uri}: {what}: {error}") from error
         except (Boto3Error, BotoCoreError) as error:
             raise StoreError(f"{self.uri}: {what}: {error}", passing=True) from error
         except OSError as error:  # of the local disk
             raise CheckpointError(f"{self.uri}: {what}: {error}") from error
+
+    def _answered(self, error: ClientError, what: str) -> CheckpointError:
+        """What the store has answered, and whether the same question may have another answer later."""
+        answer = error.response.get("Error", {})
+        text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
+        if answer.get("Code") in MISSING:
+            return CheckpointError(text)
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return StoreError(text, passing=status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED)
 
 
 def _client(scheme: str, endpoint: str, named: str) -> Any:
