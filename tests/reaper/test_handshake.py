@@ -227,6 +227,27 @@ def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(live):
     assert TAG_KEEP_UNTIL not in live.tags(instance.id)
 
 
+@pytest.mark.parametrize("minutes", [5, 14])
+def test_a_hold_typed_too_late_on_a_laptop_whose_clock_is_behind_is_not_confirmed(live, monkeypatch, minutes):
+    """Clouds answer it up to a quarter of an hour."""
+    (instance,) = marked_and_due(live)
+    said = []
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return (live.now - timedelta(minutes=minutes)).astimezone(tz)
+
+    monkeypatch.setattr("image.reaper.people.keep.datetime", Behind)
+    live.on_call("TerminateInstances", lambda: said.append(keep(instance)))
+
+    live.sweep()
+
+    assert said[0].exit_code == 1
+    assert said[0].output.startswith("error: too late")
+    assert ended([instance]) == [instance.id]
+
+
 def test_a_hold_typed_after_the_instance_refused_is_set(live):
     (instance,) = marked_and_due(live)
     live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
