@@ -17,11 +17,19 @@ ENDPOINT_INSIDE = "https://s3.oss-{region}-internal.aliyuncs.com"
 FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
 
 
-def bucket_client(region: str, credentials: Credentials, endpoint: str | None = None) -> Any:
+def bucket_client(
+    region: str, credentials: Credentials, endpoint: str | None = None, *, once: bool = False
+) -> Any:
     """boto3's S3 client for OSS, with the keys that count now.
 
     OSS knows neither the newer checksums nor path addressing, nor ``If-None-Match`` on a write: for that it
     has a header of its own, which is sent in its place.
+
+    Args:
+        region: of the bucket.
+        credentials: of whoever asks.
+        endpoint: where OSS answers; None for the public one, or what the environment says.
+        once: for what must not be late: a call is made once, and given up after seconds.
 
     Raises:
         ConfigurationError: there are no credentials.
@@ -40,9 +48,9 @@ def bucket_client(region: str, credentials: Credentials, endpoint: str | None = 
         config=Config(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            retries={"mode": "standard", "total_max_attempts": 8},
+            retries={"mode": "standard", "total_max_attempts": 1 if once else 8},
             connect_timeout=5,
-            read_timeout=30,
+            read_timeout=5 if once else 30,
             s3={"addressing_style": "virtual" if ours else "path"},
         ),
     )

@@ -48,6 +48,7 @@ from image.reaper.handshake import (
 )
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
 from image.reaper.store import Listed, Store
+from image.reaper.sweep import carry_out
 from image.reaper.sweep.carry_out import CHANGED
 from image.reaper.times import parse_time
 from tests.reaper.live import ACCOUNT, RECORDS, marked_and_due, refusal
@@ -279,6 +280,27 @@ def test_input_after_the_answer_withdraws_the_mark_and_the_next_sweep_takes_it_a
     assert json.loads(live.content("decision"))["winner"] == "withdrawn"
     assert ended([instance]) == []
     assert TAG_REAP_AFTER not in live.tags(instance.id)
+
+
+def test_a_last_look_whose_answer_was_long_on_its_way_ends_nothing(live, monkeypatch):
+    """What began meanwhile its agent has said, and no fence of Alibaba Cloud's would hold the call back."""
+    (instance,) = marked_and_due(live)
+
+    def late(store, asked):
+        answers = heard(store, asked)
+        live.pass_seconds(15 if live.said("closed") else 0)
+        return answers
+
+    monkeypatch.setattr(carry_out, "heard", late)
+
+    report = live.sweep()
+
+    assert "TerminateInstances" not in live.calls
+    assert "the last look took 15 s; left to the next sweep" in str(report["failed"])
+    monkeypatch.setattr(carry_out, "heard", heard)
+    live.pass_minutes(10)
+    live.sweep()
+    assert ended([instance]) == [instance.id]
 
 
 def test_a_job_from_an_open_terminal_behind_the_shut_door_is_found_and_the_door_opens(live):

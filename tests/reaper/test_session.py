@@ -1,13 +1,19 @@
-"""The clients of a sweep: patient with questions, and never with what ends instances."""
+"""The clients: patient with questions, and never with what ends instances or vouches for a moment."""
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.httpsession import URLLib3Session
 
+from image.instance import instance_file
+from image.reaper.agent import cloud as agent_cloud
 from image.reaper.aws.instances import Instances
 from image.reaper.aws.session import ATTEMPTS, clients
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
+from image.reaper.handshake import Exchange, Reply
+from tests.reaper.alicloud_server import ENVIRON
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON
 
 CODE = "RequestLimitExceeded"
@@ -56,3 +62,29 @@ def test_a_question_that_is_throttled_is_asked_again(throttled):
         made.ec2.describe_instances()
 
     assert len(requests) == ATTEMPTS
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_a_reply_that_the_network_holds_up_is_given_up_within_seconds(cloud, monkeypatch, tmp_path):
+    """It vouches for the look before it: whatever began since, a later look says anew."""
+    for name, value in {
+        **ENVIRON,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+    }.items():
+        monkeypatch.setenv(name, value)
+    sent = []
+
+    def hold_up(session, request):
+        sent.append(session._timeout.connect_timeout + session._timeout.read_timeout)
+        raise ReadTimeoutError(endpoint_url=request.url)
+
+    monkeypatch.setattr(URLLib3Session, "send", hold_up)
+    file = tmp_path / "instance.toml"
+    file.write_text(INSTANCE_TOML.replace('cloud = "aws"', f'cloud = "{cloud}"'))
+    store = agent_cloud.connect(instance_file.load(file), None).store()
+
+    with pytest.raises(CloudError, match="Read timeout"):
+        Exchange(store, "caller:i-1", NOON).say(Reply.CLOSED)
+
+    assert [seconds <= 10 for seconds in sent] == [True]

@@ -54,8 +54,12 @@ class AgentCloud:
 
     def bucket(self) -> Any:
         """boto3's S3 client for OSS, with the keys that count now."""
+        return self._bucket_client()
+
+    def _bucket_client(self, *, once: bool = False) -> Any:
         region = self._instance.region
-        return oss.bucket_client(region, self._credentials, oss.ENDPOINT_INSIDE.format(region=region))
+        inside = oss.ENDPOINT_INSIDE.format(region=region)
+        return oss.bucket_client(region, self._credentials, inside, once=once)
 
     def store(self) -> OssStore:
         """The stack's records, with the keys that count now."""
@@ -64,7 +68,9 @@ class AgentCloud:
         keys = self._credentials.current()
         if self._records is None or self._records[0] != keys:
             calls = Calls(lambda: datetime.now(UTC))
-            self._records = keys, OssStore(self.bucket(), calls, self._instance.records_uri)
+            # a reply is as fresh as the look before it: one that is held up is given up
+            bucket = self._bucket_client(once=True)
+            self._records = keys, OssStore(bucket, calls, self._instance.records_uri)
         return self._records[1]
 
     def caller(self, instance_id: str) -> str:

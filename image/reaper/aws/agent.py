@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import boto3
@@ -61,6 +61,8 @@ class Hook:
 
 # It gives up before the agent misses many looks.
 _LIMITS = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2})
+# A reply is as fresh as the look before it: one that is held up is given up, and the next look says it anew.
+_ONCE = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 1})
 
 
 class AgentCloud:
@@ -73,7 +75,7 @@ class AgentCloud:
     def __init__(self, instance: InstanceFile, metadata: Metadata | None) -> None:
         self._metadata = metadata
         self._instance = instance
-        self._s3 = cache(self.bucket)
+        self._replies = cache(partial(boto3.client, "s3", region_name=instance.region, config=_ONCE))
 
     def metrics(self) -> Any:
         """CloudWatch's client."""
@@ -87,7 +89,7 @@ class AgentCloud:
         """The stack's records."""
         if not self._instance.records_uri:
             raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
-        return Store(self._s3(), Calls(lambda: datetime.now(UTC)), self._instance.records_uri)
+        return Store(self._replies(), Calls(lambda: datetime.now(UTC)), self._instance.records_uri)
 
     def caller(self, instance_id: str) -> str:
         """``aws:userid``: of an instance's role ``AROA...:i-0123``, below which alone it may write.

@@ -28,9 +28,12 @@ from image.reaper.store import Store
 from image.reaper.sweep import ledger
 from image.reaper.sweep.results import Done, Ended
 from image.reaper.sweep.verdict import is_asked, is_closed
+from image.reaper.times import format_span
 
 # What was checked longer ago may be at work again; the next sweep checks anew.
 CHECK_LASTS = timedelta(minutes=2)
+# The last look before an end. An answer that was so long on its way tells of a moment that is over.
+LAST_LOOK_TAKES = timedelta(seconds=10)
 STOPS = frozenset({"stopping", "stopped"})
 CHANGED = "changed at the last moment: started, kept, protected, or its mark removed or replaced"
 # An agent looks every five seconds. Copying what is kept once more may take longer: the next sweep goes on.
@@ -320,11 +323,15 @@ class _Batch:
 
     def _in_use_again(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
         """The last look before there is no way back: at the instances, then at what they say."""
+        began = self.tools.clock()
         changed = self._changed(decisions)
         same = set(_without([decision.instance.id for decision in decisions], changed))
-        return changed + self._opened(
-            [decision for decision in decisions if decision.instance.id in same], done
-        )
+        opened = self._opened([decision for decision in decisions if decision.instance.id in same], done)
+        took = self.tools.clock() - began
+        if took <= LAST_LOOK_TAKES:
+            return changed + opened
+        late = f"the last look took {format_span(took)}; left to the next sweep"
+        return [Failure(decision.instance.id, "look again", late) for decision in decisions]
 
     def _opened(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
         """Instances that no longer say that they are closed."""
