@@ -16,6 +16,7 @@ from image.reaper.people.monthly_savings import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.tidy import LOOK_EVERY
+from image.reaper.times import parse_time
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.sweeping import connect_world, policy, sweep_world
@@ -39,6 +40,39 @@ def marked_group(count: int) -> World:
 
 def steps_failed(result) -> list[str]:
     return [failure.step for failure in result.done.failures]
+
+
+def test_who_kept_an_instance_is_notified_again_once_the_hold_is_over():
+    """They were promised another time than the notice of before said."""
+    world = forgotten(1)
+    (instance,) = world.instances.values()
+    sweep_world(world, POLICY)
+    instance.keep(world.now + timedelta(hours=2))
+    world.pass_minutes(10)
+    sweep_world(world, POLICY)
+    assert TAG_REAP_AFTER not in instance.tags
+    before = len(world.messages)
+
+    world.pass_minutes(120)
+    sweep_world(world, POLICY)
+
+    assert TAG_REAP_AFTER in instance.tags
+    assert len(world.messages) == before + 1
+
+
+def test_the_grace_begins_when_the_owner_is_notified_however_long_the_sweep_took_until_then():
+    """Another instance is terminated first, and the cloud is slow."""
+    world = marked(1)
+    instance = world.start(TAGS)
+    instance.busy = False
+    world.pass_minutes(100)
+    world.on_call("TerminateInstances", lambda: world.pass_minutes(3), number=1)
+
+    sweep_world(world, POLICY)
+
+    notified_at, _ = world.messages[-1]
+    assert len(world.ends) == 1
+    assert parse_time(instance.tags[TAG_REAP_AFTER]) >= notified_at + timedelta(minutes=19, seconds=59)
 
 
 def test_a_member_that_cannot_be_terminated_is_put_back_into_its_group():
