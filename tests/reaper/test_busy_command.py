@@ -59,7 +59,7 @@ def test_one_that_takes_too_long_is_ended_with_all_it_started(program, tmp_path)
         command(program("sleep 613 & sleep 613"), 0.3).is_busy()
 
     assert time.monotonic() - began < 5
-    assert not [pid for pid in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\0613" in _read(pid)]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x00613" in _read(pid)]
 
 
 def _read(path):
