@@ -66,11 +66,12 @@ class Endpoints(pulumi.ComponentResource):
 
 def _own_buckets_only(stack: Stack) -> str:
     """No way out for data through this endpoint but by TLS into the stack's own buckets."""
-    buckets = f"acs:oss:*:{stack.account_id}:{naming.prefixed(stack.name)}-*"
+    named = (f"{naming.prefixed(stack.name)}-*", *stack.storage.existing.buckets)
+    buckets = [f"acs:oss:*:{stack.account_id}:{name}" for name in named]
     statement = {
         "Effect": "Allow",
         "Action": ["oss:*"],
-        "Resource": [buckets, f"{buckets}/*"],
+        "Resource": [part for bucket in buckets for part in (bucket, f"{bucket}/*")],
         "Principal": "*",
         "Condition": {"Bool": {"acs:SecureTransport": ["true"]}},
     }

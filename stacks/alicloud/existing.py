@@ -3,6 +3,7 @@
 A data source leaves nothing in the stack's state: no update changes what it found, no destroy deletes it.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pulumi_alicloud.vpc.outputs import GetSwitchesVswitchResult
 from stacks.errors import Problem, StacksError
 from stacks.settings import Stack
 from stacks.settings.addresses import too_small
-from stacks.settings.schema import ExistingNetwork
+from stacks.settings.schema import ExistingBucket, ExistingNetwork
 
 ANYWHERE = "0.0.0.0/0"
 AVAILABLE = "Available"
@@ -25,6 +26,10 @@ IPV4_GATEWAY = "ipv4gateway"
 
 class ExistingNetworkError(StacksError):
     """vSwitches that the stack file names are not as the stack needs them."""
+
+
+class ExistingBucketError(StacksError):
+    """Buckets that the stack file names are not as the stack needs them."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,41 @@ def _no_way_out(key: str, value: str, table_id: str, opts: pulumi.InvokeOptions)
     elif any(hop.lower() == IPV4_GATEWAY for hop in hops):
         allowed = f"its route table {table_id} leads to an IPv4 gateway, which answers public addresses alone"
         yield Problem(key, value, allowed)
+
+
+def look_at_buckets(stack: Stack, parent: pulumi.Resource) -> None:
+    """Look every bucket up that the stack file names; a preview does so too.
+
+    Raises:
+        ExistingBucketError: naming all that are not the account's, lie in another region, or would hold what
+            instances write in the clear.
+    """
+    opts = pulumi.InvokeOptions(parent=parent)
+    problems = [
+        Problem(f"storage.existing.buckets.{name}", name, wrong)
+        for name, use in stack.storage.existing.buckets.items()
+        for wrong in _wrong_with_bucket(stack, name, use, opts)
+    ]
+    if problems:
+        raise ExistingBucketError("\n".join(str(problem) for problem in problems))
+
+
+def _wrong_with_bucket(
+    stack: Stack, name: str, use: ExistingBucket, opts: pulumi.InvokeOptions
+) -> Iterator[str]:
+    try:
+        listed = alicloud.oss.get_buckets(name_regex=f"^{re.escape(name)}$", opts=opts).buckets
+    except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower
+        yield " ".join(str(error).split())
+        return
+    if not listed:
+        yield f"is no bucket of account {stack.account_id}"
+        return
+    if listed[0].location != f"oss-{stack.region}":
+        yield f"lies in {listed[0].location}; must lie in oss-{stack.region}"
+    encryption = listed[0].server_side_encryption_rule
+    if use.write and not (encryption and encryption.sse_algorithm):
+        yield "encrypts nothing by itself; its owner sets KMS or AES256, or write stays false"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What an instance may do: read and write its own stack's buckets, report on itself, leave its own group."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pulumi
@@ -100,7 +101,22 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         statements.append(
             policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
         )
-    return policies.document(*statements)
+    return policies.document(*statements, *_existing_buckets(stack))
+
+
+def _existing_buckets(stack: Stack) -> Iterator[policies.Statement]:
+    """Buckets of somebody else's, by their names alone; their own policies decide too."""
+    buckets = stack.storage.existing.buckets
+    arns = {name: f"acs:oss:*:{stack.account_id}:{name}" for name in buckets}
+    writable = [f"{arns[name]}/*" for name, use in buckets.items() if use.write]
+    keys = sorted({use.key for use in buckets.values() if use.key is not None})
+    if buckets:
+        yield policies.allow(LIST_ACTIONS, list(arns.values()))
+        yield policies.allow(["oss:GetObject"], [f"{arn}/*" for arn in arns.values()])
+    if writable:
+        yield policies.allow(WRITE_ACTIONS, writable)
+    if keys:
+        yield policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], keys)
 
 
 def _handshake(args: IdentityArgs) -> list[policies.Statement]:

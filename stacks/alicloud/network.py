@@ -226,14 +226,16 @@ def private_networks(stack: Stack) -> dict[str, str]:
 
 
 def _gateway_policy(stack: Stack) -> str:
-    """What may pass the OSS gateway: everything in the stack's own buckets, and reading elsewhere.
+    """What may pass the OSS gateway: everything in the buckets that the stack names, and reading elsewhere.
 
     Reading, since Cloud Assistant and packages of the cloud lie in buckets of Alibaba Cloud's own, which no
     reference names. What leaves the network goes into the stack's own buckets, or nowhere.
     """
-    own = f"acs:oss:*:{stack.account_id}:{naming.prefixed(stack.name)}-*"
+    named = (f"{naming.prefixed(stack.name)}-*", *stack.storage.existing.buckets)
+    own = [f"acs:oss:*:{stack.account_id}:{name}" for name in named]
+    passed = [part for bucket in own for part in (bucket, f"{bucket}/*")]
     statements = [
-        {"Effect": "Allow", "Principal": "*", "Action": ["oss:*"], "Resource": [own, f"{own}/*"]},
+        {"Effect": "Allow", "Principal": "*", "Action": ["oss:*"], "Resource": passed},
         {"Effect": "Allow", "Principal": "*", "Action": ["oss:GetObject"], "Resource": ["*"]},
     ]
     return json.dumps({"Version": "1", "Statement": statements})

@@ -7,7 +7,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud import policies
+from stacks.alicloud import existing, policies
 from stacks.alicloud.payload import payload_objects
 from stacks.payload import image_files
 from stacks.payload.stored_documents import stored_documents
@@ -66,6 +66,7 @@ class Storage(pulumi.ComponentResource):
         self._name, self._args, self._stack = name, args, args.stack
         self._child = pulumi.ResourceOptions(parent=self)
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
+        existing.look_at_buckets(args.stack, self)
         nothing = pulumi.Output.from_input("")
         self.bucket_names = {}
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}

@@ -20,6 +20,10 @@ class ExistingNetworkError(StacksError):
     """Subnets that the stack file names are not as the stack needs them."""
 
 
+class ExistingBucketError(StacksError):
+    """Buckets that the stack file names are not as the stack needs them."""
+
+
 @dataclass(frozen=True)
 class FoundNetwork:
     """A VPC of somebody else's.
@@ -66,6 +70,30 @@ def network(stack: Stack, named: ExistingNetwork, parent: pulumi.Resource) -> Fo
 def _subnet(zone: str, subnet_id: str, opts: pulumi.InvokeOptions) -> aws.ec2.GetSubnetResult:
     with _explained(f"network.existing.subnets.{zone}", subnet_id):
         return aws.ec2.get_subnet(id=subnet_id, opts=opts)
+
+
+def look_at_buckets(stack: Stack, parent: pulumi.Resource) -> None:
+    """Look every bucket up that the stack file names; a preview does so too.
+
+    Raises:
+        ExistingBucketError: naming all that are not there, not for this account, or in another region.
+    """
+    problems = []
+    for name in stack.storage.existing.buckets:
+        try:
+            bucket = aws.s3.get_bucket(bucket=name, opts=pulumi.InvokeOptions(parent=parent))
+        except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower
+            problems.append(Problem(_key_of(name), name, " ".join(str(error).split())))
+            continue
+        if bucket.bucket_region != stack.region:
+            allowed = f"lies in {bucket.bucket_region}; must lie in {stack.region}"
+            problems.append(Problem(_key_of(name), name, allowed))
+    if problems:
+        raise ExistingBucketError("\n".join(str(problem) for problem in problems))
+
+
+def _key_of(bucket: str) -> str:
+    return f"storage.existing.buckets.{bucket}"
 
 
 @contextmanager

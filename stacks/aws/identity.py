@@ -1,5 +1,6 @@
 """What an instance may do: read and write its own stack's buckets, report on itself, leave its own group."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pulumi
@@ -140,7 +141,25 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
                 "Null": {"aws:TagKeys": "false"},
             },
         ),
+        *_existing_buckets(stack, f"{arn}:s3:::"),
     )
+
+
+def _existing_buckets(stack: Stack, arn: str) -> Iterator[policies.Statement]:
+    """Buckets of somebody else's, by their names alone; their own policies decide too."""
+    buckets = stack.storage.existing.buckets
+    writable = [name for name, use in buckets.items() if use.write]
+    keys = sorted({use.key for use in buckets.values() if use.key is not None})
+    through_s3 = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.amazonaws.com"}}
+    if buckets:
+        yield policies.allow(
+            "ListExisting", ["s3:ListBucket", "s3:GetBucketLocation"], [arn + name for name in buckets]
+        )
+        yield policies.allow("ReadExisting", ["s3:GetObject"], [f"{arn}{name}/*" for name in buckets])
+    if writable:
+        yield policies.allow("WriteExisting", WRITE_ACTIONS, [f"{arn}{name}/*" for name in writable])
+    if keys:
+        yield policies.allow("ExistingKeys", ["kms:Decrypt", "kms:GenerateDataKey"], keys, through_s3)
 
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:

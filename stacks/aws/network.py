@@ -237,7 +237,7 @@ def _s3_policy(stack: Stack) -> pulumi.Output[str]:
     """
     arn = f"arn:{policies.partition(stack.region)}:s3:::"
     everybody = {"AWS": "*"}
-    own = [arn + stack.bucket_name(kind) for kind in BUCKETS]
+    own = [arn + name for name in (*map(stack.bucket_name, BUCKETS), *stack.storage.existing.buckets)]
     services = [arn + name.format(region=stack.region) for name in SERVICE_BUCKETS]
     of_account = {"StringEquals": {"aws:PrincipalAccount": stack.account_id}}
     statements = [

@@ -7,7 +7,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import existing, policies
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
 from stacks.payload.stored_documents import stored_documents
@@ -64,6 +64,7 @@ class Storage(pulumi.ComponentResource):
         self._name, self._args, self._stack = name, args, args.stack
         self._child = pulumi.ResourceOptions(parent=self)
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
+        existing.look_at_buckets(args.stack, self)
         nothing = pulumi.Output.from_input("")
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
         self.home_dns_name = self._home() if args.stack.storage.home else nothing

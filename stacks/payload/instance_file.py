@@ -6,6 +6,7 @@ The agent, the trainer's launcher and the readiness gate read this file; it hold
 import tomli_w
 
 from stacks import catalog, naming
+from stacks.catalog import Cloud
 from stacks.settings import Pool, Stack
 
 PATH = "/etc/gpu-fleet/instance.toml"
@@ -50,6 +51,7 @@ def instance_toml(
             "monitor_group": monitor_group,
             "records_uri": records_uri,
             "mig_profile": pool.mig_profile or "",
+            **_existing_buckets(stack),
             "idle": {
                 "after_hours": float(pool.idle.after_hours),
                 "grace_minutes": pool.idle.grace_minutes,
@@ -58,6 +60,13 @@ def instance_toml(
             "expected": {name: _expected(known.get(name), pool) for name in pool.types},
         }
     )
+
+
+def _existing_buckets(stack: Stack) -> dict[str, list[str]]:
+    """What ``bucket@NAME`` mounts beside the stack's own; a stack without writes what it always wrote."""
+    buckets = stack.storage.existing.buckets
+    scheme = "s3" if stack.cloud is Cloud.AWS else "oss"
+    return {"existing_bucket_uris": [f"{scheme}://{name}" for name in buckets]} if buckets else {}
 
 
 def _expected(kind: catalog.InstanceType, pool: Pool) -> dict[str, int]:

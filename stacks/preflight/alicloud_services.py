@@ -88,7 +88,8 @@ def services(
     """
     for role in roles(stack):
         yield guarded(f"role {role.name}", partial(_role, role, cloud))
-    yield guarded("flow logs", partial(_flow_logs, stack, cloud))
+    if stack.network.existing is None:
+        yield guarded("flow logs", partial(_flow_logs, stack, cloud))
     yield guarded("KMS", partial(_kms, cloud))
     yield guarded("Simple Log Service", partial(_logs, cloud))
     if stack.network.interface_endpoints:
@@ -104,6 +105,8 @@ def services(
     yield guarded("OSS", lambda: _oss_is_open(buckets()))
     yield guarded("OSS from here", lambda: _way_to_oss(stack, answers, buckets))
     yield guarded("name", lambda: _name(stack, buckets()))
+    for name in stack.storage.existing.buckets:
+        yield guarded(f"bucket {name}", partial(_existing_bucket, stack, buckets, name))
 
 
 def _role(role: Role, cloud: Alicloud) -> Finding:
@@ -234,6 +237,16 @@ def _name(stack: Stack, s3: Any) -> Finding:
         return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
     says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
     return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
+
+
+def _existing_bucket(stack: Stack, s3: Callable[[], Any], name: str) -> Finding:
+    """A bucket of somebody else's that instances use."""
+    subject, region = f"bucket {name}", _region_of(s3(), name)
+    if region == stack.region:
+        return Finding(subject, Rating.FINE, f"is in {region}")
+    says = "there is no such bucket" if region is None else f"is in {region}"
+    remedy = f"name one in {stack.region} under storage.existing.buckets"
+    return Finding(subject, Rating.PROBLEM, says, remedy)
 
 
 def _region_of(s3: Any, bucket: str) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from stacks.calls.aws import Aws, Clients, clients_in
+from stacks.preflight.aws_buckets import buckets
 from stacks.preflight.aws_existing import existing
 from stacks.preflight.aws_owned import account, owned
 from stacks.preflight.aws_quotas import quotas
@@ -26,3 +27,4 @@ def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
     yield from room(stack, aws)
     yield from owned(stack, aws)
     yield from existing(stack, aws)
+    yield from buckets(stack, aws)

@@ -115,6 +115,17 @@ def _prefix_list(clients: RegionClients, arguments: Answer) -> Answer:
     return {**arguments, "id": known["PrefixListId"]}
 
 
+def _bucket(clients: RegionClients, arguments: Answer) -> Answer:
+    name = arguments["bucket"]
+    region = clients("s3").head_bucket(Bucket=name)["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"]
+    return {
+        **arguments,
+        "id": name,
+        "arn": f"arn:{clients.partition}:s3:::{name}",
+        "bucketRegion": region,
+    }
+
+
 def _policy_document(_: RegionClients, arguments: Answer) -> Answer:
     document: dict[str, Any] = {"Version": arguments.get("version", "2012-10-17")}
     if "policyId" in arguments:
@@ -175,4 +186,5 @@ _ANSWERS: dict[str, Callable[[RegionClients, Answer], Answer]] = {
     "aws:ec2/getPrefixList:getPrefixList": _prefix_list,
     "aws:ec2/getSubnet:getSubnet": _subnet,
     "aws:ec2/getVpc:getVpc": _vpc,
+    "aws:s3/getBucket:getBucket": _bucket,
 }

@@ -16,6 +16,18 @@ VPC_IDS = {Cloud.AWS: f"vpc-{_AWS_ID}", Cloud.ALICLOUD: f"vpc-{_ALICLOUD_ID}"}
 SUBNET_IDS = {Cloud.AWS: f"subnet-{_AWS_ID}", Cloud.ALICLOUD: f"vsw-{_ALICLOUD_ID}"}
 VPC_EXAMPLE = {Cloud.AWS: "vpc-0123456789abcdef0", Cloud.ALICLOUD: "vpc-bp1opxu1zkhn00gzv26cn"}
 SUBNET_EXAMPLE = {Cloud.AWS: "subnet-0123456789abcdef0", Cloud.ALICLOUD: "vsw-bp1s5fnvk4gn2tws03624"}
+# Keys by their id, since an alias may come to mean another key:
+# docs.aws.amazon.com/kms/latest/developerguide/concepts.html, "Key ARN";
+# www.alibabacloud.com/help/en/kms/key-management-service/security-and-compliance, "ARN".
+KEY_ARNS = {
+    Cloud.AWS: r"arn:aws(-us-gov|-cn)?:kms:{region}:\d{{12}}:key/[0-9a-f-]+",
+    Cloud.ALICLOUD: r"acs:kms:{region}:\d{{16}}:key/[0-9a-z-]+",
+}
+KEY_EXAMPLE = {
+    Cloud.AWS: "arn:aws:kms:{region}:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab",
+    Cloud.ALICLOUD: "acs:kms:{region}:1234567890123456:key/key-szh0000000000000000",
+}
+OWN_BUCKETS = ("data", "checkpoints", "records")  # as in storage.py of either cloud
 OF_OWN_NETWORK = "is of a network that the stack makes; leave it out where network.existing names a VPC"
 
 
@@ -80,6 +92,31 @@ def _subnets_of_zones(stack: Stack) -> Iterator[Problem]:
             yield Problem(f"network.existing.subnets.{zone}", subnet, allowed)
 
 
+def _own_buckets(stack: Stack) -> Iterator[Problem]:
+    """Its own are let in with more: under one name instances would write where pools are kept apart."""
+    for bucket in stack.storage.existing.buckets:
+        if bucket in {stack.bucket_name(kind) for kind in OWN_BUCKETS}:
+            yield Problem(f"storage.existing.buckets.{bucket}", bucket, "is the stack's own; leave it out")
+
+
+def _dots(stack: Stack) -> Iterator[Problem]:
+    for bucket in stack.storage.existing.buckets:
+        if stack.cloud is Cloud.ALICLOUD and "." in bucket:
+            yield Problem(
+                f"storage.existing.buckets.{bucket}", bucket, "a bucket of OSS has no dots in its name"
+            )
+
+
+def _bucket_keys(stack: Stack) -> Iterator[Problem]:
+    pattern = KEY_ARNS[stack.cloud].format(region=re.escape(stack.region))
+    for bucket, use in stack.storage.existing.buckets.items():
+        if use.key is not None and not re.fullmatch(pattern, use.key):
+            example = KEY_EXAMPLE[stack.cloud].format(region=stack.region)
+            allowed = f"must be the ARN of a key in {stack.region}, such as {example}"
+            yield Problem(f"storage.existing.buckets.{bucket}.key", use.key, allowed)
+
+
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_one_network, _not_of_existing, _vpc, _subnets, _each_subnet_once, _subnets_of_zones),
+    *(_own_buckets, _dots, _bucket_keys),
 )

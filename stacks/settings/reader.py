@@ -177,7 +177,8 @@ def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> P
         parsed, item_problems = _leaf(adapter, path, {key: item})
         values |= parsed or {}
         problems += item_problems
-    return values, problems
+    # then all together: what bounds their number says nothing of any one
+    return (values, problems) if problems else _leaf(adapter, path, dict(raw))
 
 
 def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
@@ -200,6 +201,8 @@ def _allowed(kind: str, value: object, message: str) -> str:
     if kind == "string_type" and not isinstance(value, Mapping | list | None):
         text = str(value).lower() if isinstance(value, bool) else value
         return f'must be text, and YAML reads something else without quotes: write "{text}"'
+    if kind == "unexpected_keyword_argument":
+        return "unknown key"
     if kind == "ip_v4_network" and (network := _network_of(value)) is not None:
         return f"has bits set beyond its prefix: the network is {network}"
     return re.sub(r"^(Input|String|Tuple|Value error,) ", "", message).replace("should", "must", 1)

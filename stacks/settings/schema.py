@@ -99,6 +99,15 @@ BucketPattern = Annotated[
         "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
     ),
 ]
+# docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; OSS takes no dots
+# (www.alibabacloud.com/help/en/oss/user-guide/bucket-naming-conventions).
+BucketName = Annotated[
+    str,
+    Matching(
+        r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+        "must be the name of a bucket: 3 to 63 lower case letters, digits, dashes and dots",
+    ),
+]
 ProgramName = Annotated[str, Matching(r"[\w.+:-]{1,64}", "must be the name of a program, without its folder")]
 Argument = Annotated[str, Matching(r"[^\x00]{1,256}", "must be a path or an argument of a program")]
 Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
@@ -349,6 +358,33 @@ class Redundancy(StrEnum):
 
 
 @dataclass(frozen=True, config=EXACT)
+class ExistingBucket:
+    """What instances may do in a bucket of somebody else's.
+
+    Attributes:
+        write: instances of every pool may write and delete objects; otherwise they read.
+        key: ARN of the KMS key that encrypts it, which instances may then use through S3 or OSS; null where
+            the cloud's own key does.
+    """
+
+    write: Switch = False
+    key: str | None = None
+
+
+@dataclass(frozen=True, config=EXACT)
+class ExistingStorage:
+    """Buckets that somebody else runs: the stack lets its instances in, and changes and deletes nothing.
+
+    What a bucket's policy refuses, plain HTTP say, is for its owner to decide.
+
+    Attributes:
+        buckets: name -> what instances may do there.
+    """
+
+    buckets: Annotated[dict[BucketName, ExistingBucket], Field(max_length=10)] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=EXACT)
 class StorageSettings:
     """Buckets, homes and scratch.
 
@@ -362,6 +398,7 @@ class StorageSettings:
         old_versions_days: how long a bucket keeps what was overwritten or deleted.
         redundancy: of the buckets (Alibaba Cloud), ``LRS`` where left out; to be named in a protected stack,
             since a later change would make new buckets.
+        existing: buckets of somebody else's that instances use too.
     """
 
     key_rotation_days: Annotated[int, Field(ge=7, le=90), NUMBER] = 90
@@ -371,6 +408,7 @@ class StorageSettings:
     scratch_gib: Count = 0
     old_versions_days: Positive = 30
     redundancy: Redundancy | None = None
+    existing: ExistingStorage = ExistingStorage()
 
 
 @dataclass(frozen=True, config=EXACT)

@@ -52,8 +52,8 @@ def cached(tmp_path):
     }
     script = (PROGRAMS / "mount-bucket").read_text().replace("/mnt/", f"{tmp_path}/mnt/")
 
-    def run():
-        command = ["bash", "-c", script, "mount-bucket", "data"]
+    def run(name="data"):
+        command = ["bash", "-c", script, "mount-bucket", name]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     return run, cache
@@ -65,6 +65,23 @@ def test_the_cache_lies_in_a_folder_of_roots_own_that_a_restart_finds_again(cach
     for _ in range(2):
         assert f"--cache-dir {cache}/data" in run().stdout
     assert oct(cache.stat().st_mode)[-3:] == "700"
+
+
+def test_an_existing_bucket_is_mounted_by_its_name(cached, tmp_path):
+    run, _ = cached
+    with (tmp_path / "instance.toml").open("a") as file:
+        file.write('existing_bucket_uris = ["s3://lab-datasets"]\n')
+
+    assert f":lab-datasets {tmp_path}/mnt/lab-datasets --read-only" in run("lab-datasets").stdout
+
+
+def test_a_bucket_that_the_stack_file_does_not_name_is_not_mounted(cached):
+    run, _ = cached
+
+    refused = run("lab-datasets")
+
+    assert refused.returncode == 1
+    assert "a bucket is data, checkpoint or a name in existing_bucket_uris" in refused.stderr
 
 
 def test_a_link_planted_in_place_of_the_cache_is_refused(cached, tmp_path):

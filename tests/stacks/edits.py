@@ -74,6 +74,7 @@ _COMMON = (
     Edit("storage.scratch_gib", 7200),
     Edit("storage.scratch_gib", 0, loses=BOTH),
     Edit("storage.old_versions_days", 60),
+    Edit("storage.existing", {"buckets": {"lab-datasets": {}}}),
     Edit("pools[].name", "other"),
     Edit("pools[].size", {"min": 0, "desired": 0, "max": 5}),
     Edit("pools[].purpose", "serving"),

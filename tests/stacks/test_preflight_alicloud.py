@@ -725,3 +725,19 @@ def test_what_is_not_there_is_a_problem(changes, subject, says):
     told = look(guest(), somebody_elses(**changes))[subject]
 
     assert (told.rating, told.says) == (Rating.PROBLEM, says)
+
+
+@pytest.mark.parametrize(
+    ("regions", "rating", "says"),
+    [
+        ({"lab_datasets": "cn-shenzhen"}, Rating.FINE, "is in cn-shenzhen"),
+        ({"lab_datasets": "cn-beijing"}, Rating.PROBLEM, "is in cn-beijing"),
+        ({}, Rating.PROBLEM, "there is no such bucket"),
+    ],
+)
+def test_an_existing_bucket_must_be_in_the_region(regions, rating, says):
+    storage = {"kms_instance_id": "kst-szh0000000000000000"} | {"existing": {"buckets": {"lab-datasets": {}}}}
+
+    told = look(stack(storage=storage), account(), s3=Buckets(**regions))["bucket lab-datasets"]
+
+    assert (told.rating, told.says) == (rating, says)

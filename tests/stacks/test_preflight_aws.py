@@ -1,5 +1,6 @@
 """Is there room on AWS: what each answer of the cloud becomes, and that every problem is told at once."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -659,3 +660,74 @@ def test_endpoints_of_the_owner_with_private_names_leave_no_room_for_the_stacks(
 
     assert told.rating is rating
     assert ("ecr.api" in told.says) is (rating is Rating.PROBLEM)
+
+
+# buckets of somebody else's
+
+LAB = "bucket lab-datasets"
+TLS_ONLY = {
+    "Statement": [
+        {
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": "arn:aws:s3:::lab-datasets/*",
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        }
+    ]
+}
+LAB_KEY = f"arn:aws:kms:us-east-1:{ID}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+def bucket_of(region="us-east-1", algorithm="AES256", policy: Any = None, **changes: Any) -> Account:
+    """An account that has the bucket, and none of the stack's own."""
+    default = {"SSEAlgorithm": algorithm} | ({"KMSMasterKeyID": LAB_KEY} if algorithm != "AES256" else {})
+    rules = [{"ApplyServerSideEncryptionByDefault": default}]
+    answers: dict[str, Any] = {
+        "s3_HeadBucket": lambda params: (
+            {"BucketRegion": region} if params["Bucket"] == "lab-datasets" else Refusal("404", "Not Found")
+        ),
+        "s3_GetBucketEncryption": {"ServerSideEncryptionConfiguration": {"Rules": rules}},
+        "s3_GetBucketPolicy": {"Policy": json.dumps(TLS_ONLY if policy is None else policy)},
+    }
+    return account(**answers | changes)
+
+
+def using_lab(**use: Any) -> Stack:
+    return stack(storage={"existing": {"buckets": {"lab-datasets": use}}})
+
+
+def test_an_existing_bucket_in_the_region_behind_tls_is_fine():
+    told = look(using_lab(), bucket_of())[LAB]
+
+    assert (told.rating, told.says) == (Rating.FINE, "is in us-east-1, and reached by TLS alone")
+
+
+@pytest.mark.parametrize(
+    ("cloud", "rating", "says"),
+    [
+        (bucket_of(s3_HeadBucket=Refusal("404", "Not Found")), Rating.PROBLEM, "there is no such bucket"),
+        (bucket_of(region="eu-west-1"), Rating.PROBLEM, "lies in eu-west-1"),
+        (bucket_of(algorithm="aws:kms"), Rating.PROBLEM, f"is encrypted by the KMS key {LAB_KEY}, which"),
+        (bucket_of(policy={"Statement": []}), Rating.NOTE, "its policy does not refuse plain HTTP"),
+        (
+            bucket_of(s3_GetBucketPolicy=Refusal("NoSuchBucketPolicy", "The bucket policy does not exist")),
+            Rating.NOTE,
+            "its policy does not refuse plain HTTP",
+        ),
+        (
+            bucket_of(s3_GetBucketEncryption=Refusal("AccessDenied", "no")),
+            Rating.UNCHECKED,
+            "could not be checked",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_existing_bucket_is_reported(cloud, rating, says):
+    told = look(using_lab(), cloud)[LAB]
+
+    assert told.rating is rating
+    assert says in told.says
+
+
+def test_a_bucket_under_a_key_that_the_stack_file_names_is_fine():
+    assert look(using_lab(key=LAB_KEY), bucket_of(algorithm="aws:kms"))[LAB].rating is Rating.FINE
