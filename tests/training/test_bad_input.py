@@ -51,6 +51,10 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "model.options = {'widths': ['a']}: resnet_small cannot be",
         ),
         (
+            section("model", options={"widths": [0]}),
+            "model.options = {'widths': [0]}: resnet_small cannot be",
+        ),
+        (
             section("model", options={"dropout": 7.0}),
             "model.options = {'dropout': 7.0}: resnet_small cannot be",
         ),

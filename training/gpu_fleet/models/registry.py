@@ -68,6 +68,11 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
     except Exception as error:  # the definitions of others raise what they like
         reason = str(error).strip().splitlines()[-1].strip()
         raise ModelError(f"model.options = {options}: {name} cannot be built: {reason}") from error
+    for part, weight in model.named_parameters():  # of a width of 0, of which torch only warns
+        if weight.numel() == 0:
+            raise ModelError(
+                f"model.options = {options}: {name} cannot be built: {part} is of shape {list(weight.shape)}"
+            )
     if weights:
         load_weights(model, Path(weights))
     return model
