@@ -9,9 +9,11 @@ import re
 import signal
 import threading
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import gpu_fleet.prepared_run
@@ -19,6 +21,7 @@ from gpu_fleet import config, loop
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.stopping.watchdog import Watchdog
 from gpu_fleet.world import world
 from tests.training.examples import changed, gpt_table, train_on, write_tokens
 from tests.training.ranks import run_ranks
@@ -97,8 +100,9 @@ def diverging_rank(table: dict[str, Any]) -> None:
 
 
 def test_a_rank_that_hangs_and_those_that_wait_for_it_end_and_leave_their_stacks(table, tmp_path):
+    (tmp_path / "run").mkdir()
     with pytest.raises(AssertionError, match="rank 0 of 2:\nended without a word"):
-        run_ranks(hang_rank, 2, changed(table, parallel={"timeout_s": 3.0}))
+        run_ranks(hang_rank, 2, changed(table, parallel={"timeout_s": PATIENT_S}))
 
     waiting, hanging = ((tmp_path / "run" / f"stacks-rank-{rank}.txt").read_text() for rank in (0, 1))
     assert "in never_done" in hanging
@@ -107,14 +111,32 @@ def test_a_rank_that_hangs_and_those_that_wait_for_it_end_and_leave_their_stacks
     assert "in never_done" not in waiting
 
 
+# The watchdogs bark after LIMIT_S; a collective, however slow the computer is, does not fail before them.
+PATIENT_S, LIMIT_S = 60.0, 2.4
+
+
 def hang_rank(table: dict[str, Any]) -> None:
-    """Trains on this rank; the first loss of rank 1 never comes."""
+    """Trains on this rank; the first loss of rank 1 never comes, and its watchdog lets rank 0 end first.
+
+    Both are alive, so neither is taken for one that tells no more, however late its thread gets a core.
+    """
+    process_id = Path(table["run"]["directory"]) / "process-of-rank-0"
 
     def never_done(*_tensors: object) -> None:
         threading.Event().wait()
 
+    def ended_first() -> bool:
+        return process_id.exists() and not psutil.pid_exists(int(process_id.read_text()))
+
+    peers = loop.of_world
+    loop.of_world = lambda rank, size, _every_s: peers(rank, size, PATIENT_S)
+    loop.SOONER = LIMIT_S / PATIENT_S
     if os.environ["RANK"] == "1":
         loop.mean_loss = never_done
+        loop.Watchdog = partial(Watchdog, clock=lambda: PATIENT_S if ended_first() else 0.0)
+    else:
+        process_id.with_suffix(".new").write_text(str(os.getpid()))
+        process_id.with_suffix(".new").rename(process_id)
     settings = config.from_table(table, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         loop.train(settings, where, interruption)
@@ -123,7 +145,7 @@ def hang_rank(table: dict[str, Any]) -> None:
 def test_a_stopped_rank_is_named_by_the_one_that_waits_for_it(table, tmp_path):
     """As by kill -STOP, or on an instance that is gone: rank 0 used to name itself."""
     with pytest.raises(AssertionError, match="rank 0 of 2:\nended without a word"):
-        run_ranks(stopped_rank, 2, changed(table, parallel={"timeout_s": 6.0}))
+        run_ranks(stopped_rank, 2, changed(table, parallel={"timeout_s": PATIENT_S}))
 
     said = (tmp_path / "run" / "stacks-rank-0.txt").read_text()
     assert said.startswith("held up by rank 1: stopped or gone, silent for ")
@@ -141,6 +163,7 @@ def stopped_rank(table: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return real(*tensors)
 
+    loop.SOONER = LIMIT_S / PATIENT_S
     if os.environ["RANK"] == "1":
         loop.mean_loss = stopping_loss
     settings = config.from_table(table, "test")
