@@ -154,6 +154,12 @@ class Leftovers(Protocol):
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Volume id -> start of its newest complete snapshot."""
 
+    def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
+        """Volume id -> until when it was written to after a moment, where ``find`` does not tell.
+
+        A volume that is attached and detached again between two looks keeps the note of the first.
+        """
+
     def remove(self, leftover: Leftover) -> None:
         """Delete a volume or give an address back."""
 

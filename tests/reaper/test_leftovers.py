@@ -1,7 +1,8 @@
 """Volumes, addresses and instances that nobody uses: told with their cost, removed only with care."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,10 @@ from moto import mock_aws
 
 from image.reaper.aws.leftovers import Leftovers
 from image.reaper.calls import Calls
+from image.reaper.errors import CloudError
 from image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Leftover
 from image.reaper.sweep.leftovers import GIB_MONTH, Step, judge
+from image.reaper.sweep.tidy import look
 from image.reaper.times import format_time
 from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client
 from tests.reaper.sweeping import policy
@@ -104,6 +107,10 @@ def ec2(monkeypatch):
         yield client("ec2")
 
 
+def leftovers_of(ec2, cloudwatch=None):
+    return Leftovers(SimpleNamespace(ec2=ec2, cloudwatch=cloudwatch), Calls(lambda: NOW), STACK)
+
+
 def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
     tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
     made = ec2.create_volume(
@@ -121,7 +128,7 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
         started["Instances"][0]["InstanceId"], "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW
     )
 
-    found = Leftovers(ec2, Calls(lambda: NOW), STACK).find([stopped])
+    found = leftovers_of(ec2).find([stopped])
 
     assert {(one.kind, one.id) for one in found} == {
         (Kind.VOLUME, made["VolumeId"]),
@@ -141,7 +148,7 @@ def test_disks_of_several_kinds_have_no_price_together(ec2):
     ec2.attach_volume(Device="/dev/sdf", InstanceId=key, VolumeId=made["VolumeId"])
     stopped = Instance(key, "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW)
 
-    (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find([stopped])
+    (found,) = leftovers_of(ec2).find([stopped])
 
     assert found.volume_type == ""
 
@@ -158,7 +165,7 @@ def test_an_address_in_use_is_reported_where_it_was_noted_and_else_left_out(ec2)
         made.append(address["AllocationId"])
         ec2.associate_address(AllocationId=made[-1], InstanceId=instance["InstanceId"])
 
-    (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find()
+    (found,) = leftovers_of(ec2).find()
 
     assert (found.id, found.in_use) == (made[0], True)
     assert step(found) is Step.FORGET
@@ -177,7 +184,7 @@ def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
     instance = started["Instances"][0]["InstanceId"]
     ec2.attach_volume(Device="/dev/sdf", InstanceId=instance, VolumeId=made["VolumeId"])
 
-    (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find()
+    (found,) = leftovers_of(ec2).find()
 
     assert step(found) is Step.FORGET
 
@@ -187,10 +194,78 @@ def test_removing_takes_the_volume_and_the_address_and_never_an_instance(ec2):
     made = ec2.create_volume(
         AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
     )
-    where = Leftovers(ec2, Calls(lambda: NOW), STACK)
+    where = leftovers_of(ec2)
 
     where.remove(Leftover(Kind.VOLUME, made["VolumeId"]))
 
     assert where.find() == []
     with pytest.raises(ValueError, match="is no thing to remove here"):
         where.remove(Leftover(Kind.INSTANCE, "i-1"))
+
+
+class Volumes:
+    """A volume that is noted and has a snapshot since, as EC2 and CloudWatch show it."""
+
+    def __init__(self, written_at: datetime | None, status: str = "Complete") -> None:
+        self.written_at, self.status, self.deleted = written_at, status, []
+        self.ec2 = self.cloudwatch = self
+
+    def describe_volumes(self, Filters, **_):  # noqa: N803 - boto3's
+        wanted = next(one["Values"] for one in Filters if one["Name"] == "status")
+        tags = [{"Key": key, "Value": value} for key, value in volume().tags.items()]
+        row = {"VolumeId": "vol-1", "Tags": tags, "Size": 200, "VolumeType": "gp3"}
+        return {"Volumes": [row] if wanted == ["available"] else []}
+
+    def describe_addresses(self, **_):
+        return {"Addresses": []}
+
+    def describe_snapshots(self, **_):
+        return {"Snapshots": [{"VolumeId": "vol-1", "StartTime": LONG_AGO + timedelta(days=2)}]}
+
+    def get_metric_data(self, MetricDataQueries, StartTime, EndTime, **_):  # noqa: N803 - boto3's
+        (metric,) = [one["MetricStat"]["Metric"] for one in MetricDataQueries]
+        assert (metric["Namespace"], metric["MetricName"]) == ("AWS/EBS", "VolumeWriteOps")
+        assert metric["Dimensions"] == [{"Name": "VolumeId", "Value": "vol-1"}]
+        at = self.written_at
+        hour = [at.replace(minute=0, second=0)] if at and StartTime <= at <= EndTime else []
+        answer = {"Id": "q0", "Timestamps": hour, "Values": [0.0] * len(hour), "StatusCode": self.status}
+        return {"MetricDataResults": [answer]}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (None, Step.REMOVE),
+        (timedelta(hours=5), Step.LIST),
+        (timedelta(days=1), Step.LIST),
+        (timedelta(days=13, hours=2), Step.LIST),
+        (timedelta(days=14, hours=2), Step.REMOVE),
+        (timedelta(days=15, hours=2), Step.REMOVE),
+    ],
+    ids=["never", "today", "yesterday", "lately", "long ago and before its snapshot", "before it was noted"],
+)
+def test_a_volume_that_was_attached_and_detached_between_two_looks_is_unused_since_then(written, expected):
+    """Its note and its snapshot are older than what was written to it."""
+    fake = Volumes(None if written is None else NOW - written)
+
+    (finding,) = look(leftovers_of(fake, fake), [], REMOVING, NOW)
+
+    assert finding.step is expected
+    noted_at = LONG_AGO if written is None else max(LONG_AGO, NOW - written)
+    assert finding.unused_since is not None
+    assert timedelta(0) <= finding.unused_since - noted_at <= timedelta(hours=1)
+
+
+def test_a_volume_whose_use_cannot_be_read_whole_is_not_removed():
+    fake = Volumes(None, "PartialData")
+
+    with pytest.raises(CloudError, match="use of vol-1: cut off"):
+        look(leftovers_of(fake, fake), [], REMOVING, NOW)
+
+
+def test_where_nothing_is_to_be_removed_no_use_is_asked_for():
+    fake = Volumes(None)
+
+    (finding,) = look(leftovers_of(fake), [], LISTING, NOW)
+
+    assert finding.step is Step.LIST

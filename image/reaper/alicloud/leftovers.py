@@ -51,6 +51,10 @@ class Leftovers:
                 newest[disk] = max(times)
         return newest
 
+    def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:  # noqa: ARG002
+        """None that ``find`` does not tell: a disk's ``DetachedTime`` is that of its last use."""
+        return {}
+
     def remove(self, leftover: Leftover) -> None:
         """Delete a disk or give an address back; raises CloudError."""
         if leftover.kind is Kind.VOLUME:

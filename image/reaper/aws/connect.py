@@ -69,7 +69,7 @@ def connect(
         calls=calls,
         instances=Instances(aws, calls, policy.stack),
         heartbeats=Heartbeats(aws.cloudwatch, calls, policy.metric_namespace),
-        leftovers=Leftovers(aws.ec2, calls, policy.stack),
+        leftovers=Leftovers(aws, calls, policy.stack),
         notifier=Notifier(Topic(aws.sns, calls, topic), reach) if topic else None,
         store=store,
         spot_prices=partial(spot_prices, aws.ec2, calls) if policy.currency == CURRENCY else None,

@@ -1,14 +1,22 @@
 """Volumes, addresses and snapshots of one stack on AWS."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from image.reaper.aws.metrics import Heartbeats
+from image.reaper.aws.session import Clients
 from image.reaper.calls import Calls
+from image.reaper.cloud import Query, Span
+from image.reaper.errors import CloudError
 from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance, Kind, Leftover
 
 PAGE = 500  # DescribeVolumes: 5 to 500
 VALUES = 200  # of one filter, EC2 API
+# Volumes send data points only while they are attached (EBS user guide, "Amazon CloudWatch metrics"); of old
+# kinds of instances only where something is written. CloudWatch keeps those of an hour for 455 days.
+USE_NAMESPACE, USE_DIMENSION, USE_METRIC = "AWS/EBS", "VolumeId", "VolumeWriteOps"
+USE_PERIOD = timedelta(hours=1)
 
 
 class Leftovers:
@@ -18,8 +26,9 @@ class Leftovers:
         stack: whose; nothing else is ever listed.
     """
 
-    def __init__(self, ec2: Any, calls: Calls, stack: str) -> None:
-        self._ec2 = ec2
+    def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
+        self._ec2 = clients.ec2
+        self._use = Heartbeats(clients.cloudwatch, calls, USE_NAMESPACE, USE_DIMENSION)
         self._calls = calls
         self._own = [
             {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
@@ -57,6 +66,29 @@ class Leftovers:
                 volume, at = raw["VolumeId"], raw["StartTime"]
                 newest[volume] = max(at, newest.get(volume, at))
         return newest
+
+    def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
+        """Volume id -> end of the last hour in which it was attached, of hours that end after a moment.
+
+        EC2 does not tell when a volume was detached; its metrics tell when it was not.
+
+        Raises:
+            CloudError: the metrics could not be read whole.
+        """
+        period_s = int(USE_PERIOD.total_seconds())
+        first = min(since.values()).replace(minute=0, second=0, microsecond=0)
+        queries = [Query(volume, USE_METRIC, period_s, statistic="Sum") for volume in since]
+        answers, failures = self._use.read(queries, Span(first, now))
+        if unread := [query.instance_id for query, answer in answers.items() if not answer.complete]:
+            why = failures[0].error if failures else "cut off"
+            raise CloudError(f"use of {', '.join(unread)}: {why}")
+        ends = {
+            query.instance_id: max(
+                (at + USE_PERIOD for at, _ in answer.points), default=since[query.instance_id]
+            )
+            for query, answer in answers.items()
+        }
+        return {volume: min(end, now) for volume, end in ends.items() if end > since[volume]}
 
     def remove(self, leftover: Leftover) -> None:
         """Delete a volume or give an address back; raises CloudError."""

@@ -13,12 +13,20 @@ MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not 
 
 
 class Heartbeats:
-    """The metrics of one stack: its agents' to read, the sweep's own to publish."""
+    """The metrics of one stack: its agents' to read, the sweep's own to publish.
 
-    def __init__(self, cloudwatch: Any, calls: Calls, namespace: str) -> None:
+    Args:
+        namespace: of the metrics.
+        dimension: the one that names an instance, or what else is asked about by its id.
+    """
+
+    def __init__(
+        self, cloudwatch: Any, calls: Calls, namespace: str, dimension: str = DIMENSION_INSTANCE
+    ) -> None:
         self._cloudwatch = cloudwatch
         self._calls = calls
         self._namespace = namespace
+        self._dimension = dimension
 
     def read(self, queries: Sequence[Query], span: Span) -> tuple[dict[Query, Answer], list[Failure]]:
         """Read metrics in as few calls as the API allows.
@@ -71,7 +79,7 @@ class Heartbeats:
                 "Metric": {
                     "Namespace": self._namespace,
                     "MetricName": query.metric,
-                    "Dimensions": [{"Name": DIMENSION_INSTANCE, "Value": query.instance_id}],
+                    "Dimensions": [{"Name": self._dimension, "Value": query.instance_id}],
                 },
                 "Period": query.period_s,
                 "Stat": query.statistic,

@@ -1,7 +1,8 @@
 """What instances left behind: unattached volumes, unassociated addresses, instances stopped for long. Pure.
 
-The cloud does not say since when a volume is unattached; the sweep that first sees it so writes it down on
-it. Only time after that counts, and only a snapshot made after it is a copy of what the volume holds.
+AWS does not say since when a volume is unattached; the sweep that first sees it so writes it down on it. Only
+time after that counts, and only a snapshot made after it is a copy of what the volume holds. One that was
+attached meanwhile, be it between two looks, is unused since then (``tidy.look``).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,7 @@
 """Looking for leftovers now and then, and doing what the policy says about them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from image.reaper.calls import Failure
@@ -40,6 +41,18 @@ def look(
     left = where.find(stopped)
     volumes = [leftover.id for leftover in left if leftover.kind is Kind.VOLUME and not leftover.in_use]
     snapshots = where.snapshots(volumes) if policy.leftovers.remove and volumes else {}
+    findings = leftovers.judge(left, snapshots, policy, now)
+    to_go = {
+        finding.leftover.id: finding.unused_since
+        for finding in findings
+        if finding.step is Step.REMOVE and finding.leftover.kind is Kind.VOLUME and finding.unused_since
+    }
+    written = where.written(to_go, now) if to_go else {}
+    if not written:
+        return findings
+    left = [
+        replace(leftover, unused_since=written.get(leftover.id, leftover.unused_since)) for leftover in left
+    ]
     return leftovers.judge(left, snapshots, policy, now)
 
 
