@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.image.side_by_side import GroupScheduling
+from tests.longest import longest_first
 from tests.reaper.alicloud_api import UNDOCUMENTED
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
@@ -44,6 +45,11 @@ settings.load_profile("gpu-fleet")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
     """Groups of modules where they are asked for."""
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest begin first."""
+    items[:] = longest_first(items)
 
 
 def pytest_collection_finish() -> None:

@@ -7,11 +7,13 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from image.wheels import CPU_TORCH, PYTHONS, list_of, pins
+from tests.longest import LONGEST, longest_first
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("environment", ROOT / ".ci" / "environment.py")
@@ -203,6 +205,14 @@ def test_make_lets_python_keep_what_it_compiled():
     )
 
     assert told.stdout == "[]\n"
+
+
+def test_the_longest_modules_are_there_and_begin_first():
+    names = ["tests/test_a.py", LONGEST[1], LONGEST[0], "tests/test_b.py"]
+    items = [SimpleNamespace(path=ROOT / name) for name in names]
+
+    assert [name for name in LONGEST if not (ROOT / name).is_file()] == []
+    assert longest_first(items) == [items[2], items[1], items[0], items[3]]
 
 
 def test_the_hooks_use_the_tools_of_the_environment():
