@@ -217,14 +217,13 @@ def test_a_sweep_that_runs_out_of_time_after_an_end_still_reports_it():
 
 
 def test_what_was_checked_too_long_ago_is_left_to_the_next_sweep():
-    world = marked(4)
-    world.faults.seconds_per_call = 50
+    world = marked_group(4)
+    world.on_call("DetachInstances", lambda: world.pass_minutes(3), number=1)
 
     result = sweep_world(world, POLICY)
 
     assert world.ends == []
     assert "checked too long ago" in result.done.failures[-1].error
-    world.faults.seconds_per_call = 0.05
     world.pass_minutes(10)
     sweep_world(world, POLICY)
     assert len(world.ends) == 4
