@@ -139,7 +139,7 @@ def test_the_console_imports_click_and_itself_alone():
         name
         for path in sources("image/console")
         for name in imports(path)
-        if name not in own and not name.startswith(tuple(f"{one}." for one in own))
+        if name not in own and not name.startswith(tuple(f"{package}." for package in own))
     }
 
     assert foreign == set()

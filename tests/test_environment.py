@@ -124,7 +124,7 @@ def never() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "reachable", "first"),
+    ("platform", "gpu", "reachable", "first"),
     [
         (("Linux", "x86_64"), False, lambda: True, environment.CPU_BUILD),
         (("Linux", "x86_64"), False, lambda: False, environment.CPU_ELSEWHERE),
@@ -132,8 +132,8 @@ def never() -> bool:
         (("Darwin", "arm64"), False, never, environment.FROM_PYPI),
     ],
 )
-def test_torch_brings_cuda_only_where_there_is_a_gpu_or_no_other_build(machine, gpu, reachable, first):
-    sources = environment.torch_sources(*machine, gpu, reachable)
+def test_torch_brings_cuda_only_where_there_is_a_gpu_or_no_other_build(platform, gpu, reachable, first):
+    sources = environment.torch_sources(*platform, gpu, reachable)
 
     assert sources[0] == first
     assert sources[-1] == environment.FROM_PYPI
@@ -170,7 +170,7 @@ def pip(monkeypatch, tmp_path):
     return answer
 
 
-def test_set_up_goes_on_with_the_next_source_of_torch(pip, capsys):
+def test_set_up_tries_the_next_source_of_torch(pip, capsys):
     pip.refusal = "ERROR: No matching distribution found"
 
     assert environment.install() == 0
@@ -194,7 +194,7 @@ def test_make_lets_python_keep_what_it_compiled():
     forbidden = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     asking = 'include Makefile\ntold: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"\n'
 
-    told = subprocess.run(
+    done = subprocess.run(
         ["make", "--silent", "-f", "-", "told"],
         input=asking,
         cwd=ROOT,
@@ -204,7 +204,7 @@ def test_make_lets_python_keep_what_it_compiled():
         check=True,
     )
 
-    assert told.stdout == "[]\n"
+    assert done.stdout == "[]\n"
 
 
 def test_the_longest_modules_are_there_and_begin_first():

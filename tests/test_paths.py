@@ -42,7 +42,7 @@ NOT_HERE = {
     },
     "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
     "stacks/alicloud/README.md": dict.fromkeys(
-        ("dashboard.py", "existing.py", "image_roles.py", "sessions.py"), "files that AWS alone has"
+        ("dashboard.py", "image_roles.py", "sessions.py"), "files that AWS alone has"
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }

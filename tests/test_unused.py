@@ -44,10 +44,12 @@ def trees() -> dict[str, ast.Module]:
 
 def names_of(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        called = any(BY_CLICK.search(ast.unparse(one)) for one in node.decorator_list)
+        called = any(BY_CLICK.search(ast.unparse(decorator)) for decorator in node.decorator_list)
         return [] if called or node.name.startswith("__") else [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [one.id for one in targets if isinstance(one, ast.Name) and not one.id.startswith("__")]
+    return [
+        target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("__")
+    ]
 
 
 def used_by_others() -> set[tuple[str, str]]:

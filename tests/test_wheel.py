@@ -120,8 +120,12 @@ def plain(requirement: str) -> str:
 
 @pytest.mark.parametrize(("folder", "extras"), [("image", ()), ("gpu_fleet", ("train",))])
 def test_every_library_is_asked_for(site: Path, folder: str, extras: tuple[str, ...]) -> None:
-    asked = {plain(one) for one in PROJECT["dependencies"]}
-    asked |= {plain(one) for extra in extras for one in PROJECT["optional-dependencies"][extra]}
+    asked = {plain(dependency) for dependency in PROJECT["dependencies"]}
+    asked |= {
+        plain(optional_dependency)
+        for extra in extras
+        for optional_dependency in PROJECT["optional-dependencies"][extra]
+    }
     distributions = packages_distributions()
 
     used = {name.split(".")[0] for name in imports(site, folder)} - sys.stdlib_module_names

@@ -180,7 +180,11 @@ class PretendCloud:
 
     def kept(self, groups: dict[str, list[str]]) -> list[Kept]:
         found = "Inactive" if "group" in self.broken else "Active"
-        return [Kept(one, "LifecycleState", "Active", found) for ids in groups.values() for one in ids]
+        return [
+            Kept(instance_id, "LifecycleState", "Active", found)
+            for ids in groups.values()
+            for instance_id in ids
+        ]
 
     def raise_empty(self, groups: dict[str, list[str]]) -> list[str]:
         return []
@@ -226,7 +230,7 @@ class PretendCloud:
         return CommandOutput(0, json.dumps({"ready": good, "checks": checks}))
 
     def _start(self, box: Box, script: str) -> None:
-        texts = [base64.b64decode(one).decode() for one in re.findall(r"echo (\S+) \| base64", script)]
+        texts = [base64.b64decode(match).decode() for match in re.findall(r"echo (\S+) \| base64", script)]
         options = dict(re.findall(r"--([a-z._]+) (\S+)", texts[1]))
         uri = options["checkpoint.uri"].replace("oss://", "s3://")
         saved = [step for step, _ in self._steps(uri)]
@@ -340,7 +344,7 @@ class PretendCloud:
         if "left" in self.broken:
             raise CallRefusedError("describe_volumes: UnauthorizedOperation", "UnauthorizedOperation")
         running = [box.instance for box in self.boxes.values() if not box.instance.ended]
-        found = [Left("instance", one.id, one.state, one.type) for one in running]
+        found = [Left("instance", resource.id, resource.state, resource.type) for resource in running]
         if self.stands:
             found.append(Left("nat gateway", "nat-1", "available", "nat_gateway"))
         return [*found, Left("kms", "arn:key", self.key, "" if self.key == "PendingDeletion" else "key")]

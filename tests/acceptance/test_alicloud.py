@@ -47,23 +47,25 @@ class Rpc:
 
     def describe_instances(self, ask):
         assert ask["Tag"] == [{"Key": "gpu-fleet:stack", "Value": "alicloud-dev-accept"}]
-        rows = [self._described(one) for one in self.cloud.instances() if not one.ended]
+        rows = [self._described(instance) for instance in self.cloud.instances() if not instance.ended]
         start = int(ask.get("NextToken") or 0)
         more = {"NextToken": str(start + 1)} if start + 1 < len(rows) else {}
         return {"Instances": {"Instance": rows[start : start + 1]}, **more}
 
-    def _described(self, one):
+    def _described(self, instance):
         return {
-            "InstanceId": one.id,
-            "InstanceType": one.type,
-            "Status": STATES[one.state],
-            "StartTime": f"{one.launched_at:%Y-%m-%dT%H:%MZ}",
-            "SpotStrategy": "SpotAsPriceGo" if one.spot else "NoSpot",
-            "Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in one.tags.items()]},
+            "InstanceId": instance.id,
+            "InstanceType": instance.type,
+            "Status": STATES[instance.state],
+            "StartTime": f"{instance.launched_at:%Y-%m-%dT%H:%MZ}",
+            "SpotStrategy": "SpotAsPriceGo" if instance.spot else "NoSpot",
+            "Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in instance.tags.items()]},
         }
 
     def describe_cloud_assistant_status(self, ask):
-        rows = [{"InstanceId": one, "CloudAssistantStatus": self.assistant} for one in ask["InstanceId"]]
+        rows = [
+            {"InstanceId": leftover, "CloudAssistantStatus": self.assistant} for leftover in ask["InstanceId"]
+        ]
         return {"InstanceCloudAssistantStatusSet": {"InstanceCloudAssistantStatus": rows}}
 
     def run_command(self, ask):
@@ -267,7 +269,7 @@ def test_the_whole_run_passes_with_the_stop_file_and_leaves_nothing(play, cloud)
     result, evidence = play()
 
     assert result.exit_code == 0, result.output
-    assert [step["name"] for step in evidence["steps"]] == [*[one.name for one in plan.STEPS], "tear-down"]
+    assert [step["name"] for step in evidence["steps"]] == [*[step.name for step in plan.STEPS], "tear-down"]
     assert {step["status"] for step in evidence["steps"]} == {"ok"}
     assert "this cloud has no way to ask for a spot interruption" in evidence["notes"][0]
     assert evidence["currency"] == "CNY"
@@ -376,7 +378,7 @@ def test_a_stack_without_a_rate_is_refused_with_what_to_set():
     assert "set budget.cny_per_usd in the stack file" in result.output
 
 
-def test_a_price_that_nobody_publishes_is_refused_before_anything_is_started(rated, cloud):
+def test_an_unpublished_price_is_refused_before_anything_is_started(rated, cloud):
     result = CliRunner().invoke(accept, ["alicloud-dev", "--max-usd", "40"])
 
     assert result.exit_code == 1

@@ -19,7 +19,10 @@ from stacks.settings.stack_files import settings_of
 def test_a_call_is_an_operation_of_its_service_and_its_page_is_of_that_operation(name):
     service, method = name.split(".")
     client = boto3.client(service, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
-    operations = {xform_name(one): one for one in client.meta.service_model.operation_names}
+    operations = {
+        xform_name(operation_name): operation_name
+        for operation_name in client.meta.service_model.operation_names
+    }
 
     assert method in operations
     assert re.fullmatch(r"https://docs\.aws\.amazon\.com/\S+\.html", CALLS[name])
@@ -56,6 +59,6 @@ def test_only_the_keys_of_the_stack_are_let_go():
 
         let_go = account.let_keys_go()
 
-        states = [kms.describe_key(KeyId=one["KeyId"])["KeyMetadata"]["KeyState"] for one in (own, other)]
+        states = [kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] for key in (own, other)]
         assert (let_go, states) == ([own["Arn"]], ["PendingDeletion", "Enabled"])
         assert account.let_keys_go() == []

@@ -18,7 +18,7 @@ from stacks.teardown.command import destroy
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = """#!/bin/sh
 cd FOLDER
-echo "$@" >> told
+echo "$@" >> commands
 case "$1 $2" in
   version*) echo v3.260.0 ;;
   "stack ls") echo '[{"name": "org/gpu-fleet/aws-dev"}]' ;;
@@ -42,8 +42,8 @@ def cli(tmp_path, monkeypatch):
     return made
 
 
-def told(folder: Path) -> list[str]:
-    return (folder / "told").read_text().splitlines()
+def commands(folder: Path) -> list[str]:
+    return (folder / "commands").read_text().splitlines()
 
 
 def test_up_is_the_products_own_which_plans_first_and_asks_nothing(cli, tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_up_is_the_products_own_which_plans_first_and_asks_nothing(cli, tmp_path
 
     cli().up(60)
 
-    select, _, plan, change = told(tmp_path)
+    select, _, plan, change = commands(tmp_path)
     assert select == "stack select --create aws-dev"
     assert plan == "preview --stack aws-dev --json --non-interactive --color=never"
     assert change == "up --stack aws-dev --yes --skip-preview --non-interactive --color=never"
@@ -76,16 +76,16 @@ def test_what_the_provider_cannot_create_in_one_go_comes_up_in_the_passes_of_up(
     assert stages == [{name: "made"}, {name: "joined"}, {}]
 
 
-def test_destroy_lifts_a_lock_goes_the_products_own_way_and_then_forgets_the_stack(
-    cli, tmp_path, monkeypatch
-):
+def test_destroy_lifts_a_lock_runs_the_products_own_destroy_and_removes_the_stack(cli, tmp_path, monkeypatch):
     made = cli()
     monkeypatch.setattr(engine, "DESTROY", ("pulumi", "stands-for", "gpu-fleet", "destroy"))
 
     made.destroy(60)
     made.forget()
 
-    assert [line.partition(" --non")[0] for line in told(tmp_path) if not line.startswith("stack ls")] == [
+    assert [
+        line.partition(" --non")[0] for line in commands(tmp_path) if not line.startswith("stack ls")
+    ] == [
         "cancel --yes --stack aws-dev",
         "stands-for gpu-fleet destroy aws-dev --yes --delete-data all --terminate-stopped "
         "--ignore-holds the acceptance run is over",
@@ -107,7 +107,7 @@ def test_a_stack_that_no_backend_knows_is_not_destroyed(cli, tmp_path):
 
     made.destroy(60)
 
-    assert told(tmp_path) == ["stack ls --json"]
+    assert commands(tmp_path) == ["stack ls --json"]
 
 
 def test_outputs_are_read_as_json(cli):

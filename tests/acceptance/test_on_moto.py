@@ -87,15 +87,15 @@ def played(tmp_path_factory):
 
 
 def step(evidence, name):
-    return next(one for one in evidence["steps"] if one["name"] == name)
+    return next(each_step for each_step in evidence["steps"] if each_step["name"] == name)
 
 
 def test_every_step_passes(played):
     result, evidence, _, _ = played
 
     assert result.exit_code == 0, result.output
-    assert [one["name"] for one in evidence["steps"]] == [one.name for one in plan.STEPS] + ["tear-down"]
-    assert {one["status"] for one in evidence["steps"]} == {"ok"}
+    assert [step["name"] for step in evidence["steps"]] == [step.name for step in plan.STEPS] + ["tear-down"]
+    assert {step["status"] for step in evidence["steps"]} == {"ok"}
 
 
 def test_the_trainer_was_stopped_by_the_spot_notice_and_went_on_on_another_instance(played):
@@ -115,7 +115,10 @@ def test_the_sweep_kept_the_held_instance_then_marked_and_terminated_it(played):
     _, evidence, fleet, _ = played
     idle = step(evidence, "people: launch")["facts"]["instance"]
     verdicts = [
-        one["verdict"] for report in fleet.sweeps for one in report["verdicts"] if one["instance_id"] == idle
+        verdict["verdict"]
+        for report in fleet.sweeps
+        for verdict in report["verdicts"]
+        if verdict["instance_id"] == idle
     ]
 
     assert "MARK" in verdicts
@@ -128,12 +131,12 @@ def test_the_meter_agrees_with_what_was_seen(played):
     counted = step(evidence, "meter")["facts"]["instances"]
 
     assert len(counted) == 2
-    assert all(one["metered_s"] > 0 for one in counted.values())
+    assert all(line["metered_s"] > 0 for line in counted.values())
 
 
 def test_every_call_has_a_request_id_of_the_cloud_and_a_page_that_documents_it(played):
     _, evidence, _, account = played
-    calls = [call for one in evidence["steps"] for call in one["calls"]]
+    calls = [call for step in evidence["steps"] for call in step["calls"]]
 
     assert {call["name"] for call in calls} <= CALLS.keys()
     assert all(call["doc"] == CALLS[call["name"]] for call in calls)
@@ -145,7 +148,9 @@ def test_nothing_that_is_paid_for_is_left(played):
     _, evidence, fleet, _ = played
     instances = boto3.client("ec2", region_name=REGION).describe_instances()["Reservations"]
 
-    assert {one["per_hour"] for one in evidence["remaining"]} <= {"0"}
-    assert {one["State"]["Name"] for found in instances for one in found["Instances"]} == {"terminated"}
+    assert {line["per_hour"] for line in evidence["remaining"]} <= {"0"}
+    assert {instance["State"]["Name"] for found in instances for instance in found["Instances"]} == {
+        "terminated"
+    }
     assert fleet.clients("s3").list_buckets()["Buckets"] == []
     assert not any(role["RoleName"].endswith("-fis") for role in fleet.clients("iam").list_roles()["Roles"])

@@ -78,7 +78,7 @@ def test_the_worst_case_is_every_instance_for_the_longest_run_and_what_is_paid_b
     assert found.worst.amount > hour.amount * found.hours
 
 
-def test_a_price_that_nobody_publishes_is_refused_until_it_is_named(monkeypatch):
+def test_an_unpublished_price_is_refused_until_it_is_assumed(monkeypatch):
     made = small("aws-dev")
     real = estimate(made, plan.VOLUMES)
     line = replace(real.lines[0], months=None, quotes=(replace(real.lines[0].quotes[0], amount=None),))
@@ -120,7 +120,7 @@ def test_the_run_is_cut_before_its_tear_down_may_not_fit():
 
 def test_spot_is_counted_at_the_price_on_demand():
     """The market may ask that much; nobody is promised a discount."""
-    on_demand, spot = (plan.instance_hour(SMALL, "g4dn.xlarge", spot=one) for one in (False, True))
+    on_demand, spot = (plan.instance_hour(SMALL, "g4dn.xlarge", spot=value) for value in (False, True))
 
     assert spot == on_demand
     assert plan.instance_hour(SMALL, "p5.48xlarge", spot=False) is None
@@ -151,7 +151,7 @@ def test_what_a_unit_never_prints_is_an_error_and_no_progress(printed):
 
 
 def test_a_run_on_processors_hides_the_gpus_and_one_on_gpus_does_not():
-    hidden, seen = (on_instance.start(replace(JOB, on_gpu=one), "[run]") for one in (False, True))
+    hidden, seen = (on_instance.start(replace(JOB, on_gpu=value), "[run]") for value in (False, True))
 
     assert len(hidden) != len(seen)
 

@@ -48,7 +48,7 @@ def play(tmp_path):
     return played
 
 
-def test_a_run_that_goes_well_passes_every_step_and_leaves_nothing_that_is_paid_for(play):
+def test_a_successful_run_passes_every_step_and_leaves_nothing_that_is_paid_for(play):
     played = play()
 
     assert played.code == 0, played.said
@@ -66,7 +66,7 @@ def test_an_interrupted_run_resumes_on_the_instance_that_replaces_the_interrupte
 
     facts = next(step["facts"] for step in played.evidence["steps"] if step["name"] == "resume")
     spots = [box.instance for box in played.cloud.boxes.values() if box.instance.spot]
-    assert [one.id for one in spots][-1] == facts["instance"] != spots[0].id
+    assert [spot.id for spot in spots][-1] == facts["instance"] != spots[0].id
     assert facts["result"]["resumed_from_step"] > 0
     assert facts["weights_equal"] is True
 
@@ -111,7 +111,7 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "step", "words"), FAILURES, ids=[one[0] for one in FAILURES])
+@pytest.mark.parametrize(("broken", "step", "words"), FAILURES, ids=[failure[0] for failure in FAILURES])
 def test_whatever_fails_is_named_and_everything_is_torn_down(play, broken, step, words):
     played = play(broken)
 
@@ -121,7 +121,7 @@ def test_whatever_fails_is_named_and_everything_is_torn_down(play, broken, step,
     assert f"**{step}**" in played.page
     assert played.status["tear-down"] == "ok", played.observed["tear-down"]
     assert not played.cloud.stands
-    assert [one["per_hour"] for one in played.evidence["remaining"]] == ["0"]
+    assert [line["per_hour"] for line in played.evidence["remaining"]] == ["0"]
 
 
 def test_every_step_can_fail_in_these_tests():
@@ -157,7 +157,7 @@ def test_ctrl_c_at_any_time_tears_down_and_is_reported(play, minute):
     assert not played.cloud.stands
 
 
-def test_an_error_that_nobody_expected_tears_down_too(play):
+def test_an_unexpected_error_tears_down_too(play):
     played = play(at=[(20, ZeroDivisionError("out of the blue"))])
 
     assert "ZeroDivisionError" in " ".join(played.observed.values())
@@ -295,7 +295,7 @@ def test_the_evidence_hides_the_account_and_names_calls_times_and_versions(play)
     launch = next(step for step in played.evidence["steps"] if step["name"] == "spot: launch")
     assert launch["calls"][0]["request_id"] == "id-1"
     assert launch["started"] <= launch["ended"]
-    assert next(one for one in played.evidence["steps"] if one["name"] == "up")["seconds"] == 240
+    assert next(step for step in played.evidence["steps"] if step["name"] == "up")["seconds"] == 240
     costs = [float(step["accrued"]) for step in played.evidence["steps"]]
     assert costs == sorted(costs)
     assert costs[-1] > 0

@@ -29,7 +29,7 @@ def measure() -> dict[str, Any]:
     states = [measured(name) for name in MODELS]
     memory_error = max(abs(state_bytes(count) / found - 1) for count, found in states)
     time_error = max(abs(run.error) for run in PUBLISHED)
-    proven = {one[0] for one in (*BREAKS, *ADVISED)}
+    proven = {broken[0] for broken in (*BREAKS, *ADVISED)}
     return {
         "cost_of_stack_ms": entry(cost_ms, "ms", parse_ms, "< the parsing of its file"),
         "advise_memory_error": entry(memory_error, "of the measured bytes", 0.10, "< 0.10"),

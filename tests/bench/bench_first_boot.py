@@ -33,7 +33,7 @@ def measure() -> dict[str, dict[str, Any]]:
     reason = build_requirements.hindrance()
     if reason is not None:
         sys.exit(f"error: no boot here: {reason}")
-    disk = plain_disk.made(build.OUTPUT, tell)
+    disk = plain_disk.made(build.OUTPUT, report)
     found: dict[str, dict[str, Any]] = {}
     for name, account in CLOUDS.items():
         found |= entries(median(list(booted(disk, name, account))), name)
@@ -45,22 +45,22 @@ def booted(
 ) -> Iterator[FirstHeartbeat]:
     """The figures of so many boots, each of a new instance in a new account."""
     for number in range(BOOTS):
-        tell(f"{name} boot={number + 1}/{BOOTS}")
+        report(f"{name} boot={number + 1}/{BOOTS}")
         with TemporaryDirectory(dir=build.OUTPUT) as place, account(Path(place) / "account") as cloud:
             folder = Path(place)
-            with cloud.machine(disk, folder, nvml.files(folder)) as machine:
-                yield until_heartbeat(machine, cloud.heartbeats)
+            with cloud.guest(disk, folder, nvml.files(folder)) as guest:
+                yield until_heartbeat(guest, cloud.heartbeats)
 
 
 def median(boots: list[FirstHeartbeat]) -> FirstHeartbeat:
     """The middle of each figure. Pure."""
     return FirstHeartbeat(
-        statistics.median(one.heartbeat_s for one in boots),
-        statistics.median(one.user_data_s for one in boots),
+        statistics.median(boot.heartbeat_s for boot in boots),
+        statistics.median(boot.user_data_s for boot in boots),
     )
 
 
-def tell(part: str) -> None:
+def report(part: str) -> None:
     """Progress, on the error stream: the output is for figures."""
     sys.stderr.write(f"event=first-boot part={part}\n")
 

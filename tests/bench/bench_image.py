@@ -46,10 +46,10 @@ def measure() -> dict[str, dict[str, Any]]:
         sys.exit(f"error: no bake here: {reason}")
     files = build.inputs()
     # also warms the cache of packages and wheels
-    first = build.rootfs(files, build.OUTPUT, tell).folder / "rootfs"
+    first = build.rootfs(files, build.OUTPUT, report).folder / "rootfs"
     with tempfile.TemporaryDirectory(dir=build.OUTPUT) as place:
         folder = Path(place)
-        ours = bake.bake("qemu", files, folder / "rootfs", build.OUTPUT / "cache", tell)
+        ours = bake.bake("qemu", files, folder / "rootfs", build.OUTPUT / "cache", report)
         ours_s = sum(ours.seconds.values())
         twice = compared(first, ours.root)
         peer_s = made_by_hand(files, folder / "peer")
@@ -68,15 +68,15 @@ def measure() -> dict[str, dict[str, Any]]:
 
 def compared(first: Path, second: Path) -> dict[str, Any]:
     """Files of two bakes that differ and are not named, beside the number of all files."""
-    one, other = file_list.listing(first), file_list.listing(second)
-    found = file_list.differences(one, other)
+    listed, other = file_list.listing(first), file_list.listing(second)
+    found = file_list.differences(listed, other)
     for path, how in found.items():
         sys.stderr.write(f"event=files-differ path={path} how={how!r}\n")
     return {
         "value": len(found),
         "unit": "files",
-        "peer": len(one),
-        "ratio": len(found) / len(one),
+        "peer": len(listed),
+        "ratio": len(found) / len(listed),
         "goal": "<= 0 files",
         "command": COMMAND,
     }
@@ -85,7 +85,7 @@ def compared(first: Path, second: Path) -> dict[str, Any]:
 def made_by_hand(files: payload.Files, root: Path) -> float:
     """Seconds for a root file system with the same Debian packages and nothing else."""
     rows = [line.split("\t") for line in files[f"packages/{bake.BASE}.tsv"].decode().splitlines()]
-    versions = {one.name: one.version for one in lock.load() if one.base == bake.BASE}
+    versions = {artefact.name: artefact.version for artefact in lock.load() if artefact.base == bake.BASE}
     pins = root.with_name("pins")
     driver = versions["nvidia-driver"]
     pins.write_text(
@@ -115,11 +115,11 @@ def boot(root: Path, folder: Path, unit: str, event: str) -> float:
     """Seconds from the kernel's start to an event of a unit, under emulation."""
     folder.mkdir()
     disk.make(root, folder, bake.size_bytes(root))
-    with VirtualMachine(folder, folder / "run", USER_DATA, {}) as machine:
-        machine.connect(BOOT_TIMEOUT_S)
+    with VirtualMachine(folder, folder / "run", USER_DATA, {}) as guest:
+        guest.connect(BOOT_TIMEOUT_S)
         # ends when every job of the boot has ended, well or badly
-        machine.attempt("systemctl is-system-running --wait", BOOT_TIMEOUT_S)
-        stamp = machine.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")
+        guest.attempt("systemctl is-system-running --wait", BOOT_TIMEOUT_S)
+        stamp = guest.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")
     return int(stamp) / 1e6
 
 
@@ -135,7 +135,7 @@ def entry(value: float, unit: str, peer: float, goal: float) -> dict[str, Any]:
     }
 
 
-def tell(part: str) -> None:
+def report(part: str) -> None:
     """Progress, on the error stream: the output is for figures."""
     sys.stderr.write(f"event=bake part={part}\n")
 

@@ -116,7 +116,7 @@ def sweep(server: Server) -> tuple[int, float, list[str]]:
         subprocess.run(command, cwd=ROOT, env=server.environment, check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - started
         verdicts = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
-    marked = [one["instance_id"] for one in verdicts if one["verdict"] == "MARK"]
+    marked = [verdict["instance_id"] for verdict in verdicts if verdict["verdict"] == "MARK"]
     return sum(server.asked()["calls"].values()), seconds, marked
 
 
@@ -159,7 +159,7 @@ def custodian(server: Server, *flags: str) -> tuple[int, list[str], float]:
         seconds = time.perf_counter() - started
         matched = Path(folder, "idle", "resources.json")
         found = json.loads(matched.read_text()) if matched.exists() else []
-        return done.returncode, [one["InstanceId"] for one in found], seconds
+        return done.returncode, [instance["InstanceId"] for instance in found], seconds
 
 
 def calls(count: int) -> Entries:

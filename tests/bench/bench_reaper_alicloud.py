@@ -51,8 +51,8 @@ def calls(name: str, *, idle_every: int, goal: str) -> Entries:
     own = sweep_world(world, checked, dry_run=True)
     with mock.patch.object(observe, "_enough", return_value=0.0):
         peer = sweep_world(world, checked, dry_run=True)
-    verdicts = [(one.instance.id, one.verdict) for one in own.plan.decisions]
-    assert verdicts == [(one.instance.id, one.verdict) for one in peer.plan.decisions]
+    verdicts = [(decision.instance.id, decision.verdict) for decision in own.plan.decisions]
+    assert verdicts == [(decision.instance.id, decision.verdict) for decision in peer.plan.decisions]
     unit = f"read calls, {COUNT} instances, {COUNT // idle_every if idle_every else 0} of them idle"
     return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal)}
 

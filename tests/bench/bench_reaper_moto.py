@@ -47,8 +47,8 @@ class Walk:
     def __init__(self, live: Live, seed: int) -> None:
         self.live, self._random = live, random.Random(seed)
         self.lines: dict[str, Timeline] = {}
-        for one in (*live.start(INSTANCES - 2), *live.start(2, group="pool")):
-            self.lines[one.id] = Timeline(boots=[live.now - timedelta(days=1)])
+        for instance in (*live.start(INSTANCES - 2), *live.start(2, group="pool")):
+            self.lines[instance.id] = Timeline(boots=[live.now - timedelta(days=1)])
         sns = handler.connect.keywords["made"].sns  # type: ignore[attr-defined] # a partial, as Live made it
         sns.meta.events.register("before-call.sns.Publish", self._hear)
 
@@ -68,46 +68,57 @@ class Walk:
     def _wait(self) -> None:
         self.live.pass_minutes(self._random.choice([0.2, 1, 3, 10]))
 
-    def _one(self) -> Instance | None:
-        running = [one for one in self.live.instances.values() if one.truth.ended_at is None]
+    def _any_running(self) -> Instance | None:
+        running = [instance for instance in self.live.instances.values() if instance.truth.ended_at is None]
         return self._random.choice(running) if running else None
 
     def _work(self) -> None:
-        if one := self._one():
-            before = len(one.truth.jobs)
-            one.begin_job()
-            if len(one.truth.jobs) > before:
-                self.lines[one.id].jobs.open(self.live.now)
+        if instance := self._any_running():
+            before = len(instance.truth.jobs)
+            instance.begin_job()
+            if len(instance.truth.jobs) > before:
+                self.lines[instance.id].jobs.open(self.live.now)
 
     def _type(self) -> None:
         """Some keys are pressed, within a moment."""
-        if one := self._one():
-            before = len(one.truth.typed_at)
-            one.log_in()
-            if len(one.truth.typed_at) > before:
-                self.lines[one.id].typing.append(Span(self.live.now, self.live.now + timedelta(seconds=5)))
+        if instance := self._any_running():
+            before = len(instance.truth.typed_at)
+            instance.log_in()
+            if len(instance.truth.typed_at) > before:
+                self.lines[instance.id].typing.append(
+                    Span(self.live.now, self.live.now + timedelta(seconds=5))
+                )
 
     def _leave(self) -> None:
-        if one := self._one():
-            one.truth.jobs.clear()
-            self.lines[one.id].jobs.close(self.live.now)
+        if instance := self._any_running():
+            instance.truth.jobs.clear()
+            self.lines[instance.id].jobs.close(self.live.now)
 
     def _keep(self) -> None:
         """By the command; only what it confirmed is promised."""
-        if one := self._one():
-            arguments = ["keep", "2h", "--reason", "walk", "--instance-id", one.id, "--region", "us-east-1"]
+        if instance := self._any_running():
+            arguments = [
+                "keep",
+                "2h",
+                "--reason",
+                "walk",
+                "--instance-id",
+                instance.id,
+                "--region",
+                "us-east-1",
+            ]
             if CliRunner().invoke(gpu_fleet, arguments).exit_code == 0:
-                now, line = self.live.now, self.lines[one.id]
+                now, line = self.live.now, self.lines[instance.id]
                 line.holds.close(now)
                 line.holds.append(Span(now, now + timedelta(hours=2)))
 
     def _agent_dies(self) -> None:
-        if one := self._one():
-            one.alive = False
+        if instance := self._any_running():
+            instance.alive = False
 
     def _agent_restarts(self) -> None:
-        if (one := self._one()) and not one.alive:
-            one.start_agent(self.live.now)
+        if (instance := self._any_running()) and not instance.alive:
+            instance.start_agent(self.live.now)
 
     def _night(self) -> None:
         """Everybody leaves; sweeps come on schedule."""
@@ -132,10 +143,10 @@ class Walk:
     def wrongs(self) -> list[str]:
         """Every promise that was broken, in words."""
         return [
-            f"{one.id} was terminated at {one.truth.ended_at}: {wrong}"
-            for one in self.live.instances.values()
-            if one.truth.ended_at is not None
-            for wrong in wrongs_of(self.lines[one.id], one.truth.ended_at, RULES)
+            f"{instance.id} was terminated at {instance.truth.ended_at}: {wrong}"
+            for instance in self.live.instances.values()
+            if instance.truth.ended_at is not None
+            for wrong in wrongs_of(self.lines[instance.id], instance.truth.ended_at, RULES)
         ]
 
 
@@ -163,7 +174,7 @@ def run(seed: int, steps: int = STEPS) -> int:
             walk.step()
             if wrongs := walk.wrongs():
                 raise AssertionError(f"seed {seed}: {'; '.join(wrongs)}")
-        return sum(one.truth.ended_at is not None for one in live.instances.values())
+        return sum(instance.truth.ended_at is not None for instance in live.instances.values())
 
 
 def entry(value: float, unit: str) -> dict[str, Any]:

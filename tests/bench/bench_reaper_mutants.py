@@ -94,7 +94,7 @@ WITNESS_MAY_TAKE_S = 4.0  # of the processor's time
 EXAMPLES = 25  # of a property; the tests themselves try more
 NO_END_S = 120.0  # a computer that does much else is slow, and that is no answer
 LOOPS_S = 15.0  # of the processor's time
-TELL_EVERY = 200
+REPORT_EVERY = 200
 SOON_S = 15.0  # of the processor's time, for each mutant, before all others are shown to the rest
 SAY = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
 
@@ -160,14 +160,16 @@ class Hunt:
         """In the place of running the tests."""
         gc.freeze()
         if self._modules:
-            chosen = [one for one in session.items if Path(one.path).stem not in NO_WITNESSES]
-            witnesses = {one.name: one for one in (*_plays(), *map(_test, chosen))}
+            chosen = [item for item in session.items if Path(item.path).stem not in NO_WITNESSES]
+            witnesses = {play.name: play for play in (*_plays(), *map(_test, chosen))}
             self._hunt(witnesses, _evaluated(list(witnesses.values()), self._shown.stamps))
         if self._named:
             self.missed = [
                 f"{name} on {cloud}" for name, cloud in CASES if not self._named_is_seen(name, cloud)
             ]
-            self.missed += [one.was for one in FINDINGS if not self._is_seen_to_come_back(one, session.items)]
+            self.missed += [
+                finding.was for finding in FINDINGS if not self._is_seen_to_come_back(finding, session.items)
+            ]
             SAY(f"{len(CASES)} named mutants, {len(FINDINGS)} findings, missed: {self.missed}")
         return True
 
@@ -182,8 +184,8 @@ class Hunt:
                     left.append(mutant)
                     SAY(f"not seen in {SOON_S:.0f} s: {mutant.name}")
             self.made += len(mutants)
-            told = f"{len(mutants)} negations, {len(left) - before} left"
-            SAY(f"{module.__name__}: {told}, {_spent_s() - began:.0f} s of CPU")
+            reported = f"{len(mutants)} negations, {len(left) - before} left"
+            SAY(f"{module.__name__}: {reported}, {_spent_s() - began:.0f} s of CPU")
         for mutant in left:
             names = self._order(mutant, evaluated)
             others = set(names) - set(self._soon(mutant, evaluated))
@@ -202,9 +204,9 @@ class Hunt:
 
     def _is_seen_to_come_back(self, finding: Finding, items: Iterable[pytest.Item]) -> bool:
         mutants = [make() for make in finding.broken]
-        what = f"{finding.was}: {', '.join(one.name for one in mutants)}"
+        what = f"{finding.was}: {', '.join(mutant.name for mutant in mutants)}"
         if self._shown.seen_by(what).partition("[")[0] != finding.node:
-            tests = [_test(one) for one in items if one.nodeid.partition("[")[0] == finding.node]
+            tests = [_test(item) for item in items if item.nodeid.partition("[")[0] == finding.node]
             assert tests, f"there is no {finding.node}"
             assert not (failed := first_to_fail([], tests)), f"on the whole product: {failed}"
             self._shown.note(what, first_to_fail(mutants, tests))
@@ -212,7 +214,9 @@ class Hunt:
 
     def _order(self, mutant: Mutant, evaluated: Mapping[str, Evaluated]) -> list[str]:
         """Who may see a mutant, the likeliest first."""
-        names = [name for name, one in evaluated.items() if one.may_see and mutant.name in one.conditions]
+        names = [
+            name for name, value in evaluated.items() if value.may_see and mutant.name in value.conditions
+        ]
         last, keen = self._last.get(mutant.name), self._keen.get(_function_of(mutant), [])
         return sorted(names, key=lambda name: (name != last, name not in keen, evaluated[name].seconds))
 
@@ -243,15 +247,15 @@ class Stamps:
     """
 
     def __init__(self) -> None:
-        files = sorted(one for folder in SOURCES for one in (ROOT / folder).rglob("*") if one.is_file())
+        files = sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.is_file())
         whole = {
-            str(one.relative_to(ROOT)): one.read_bytes()
-            for one in files
-            if not {"__pycache__", "bench"} & set(one.parts)
+            str(file.relative_to(ROOT)): file.read_bytes()
+            for file in files
+            if not {"__pycache__", "bench"} & set(file.parts)
         }
         self._own = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
         texts = [content.decode() for name, content in whole.items() if name.startswith("tests/reaper/test_")]
-        shared = {f"tests/reaper/{one}.py" for text in texts for one in IMPORTED.findall(text)}
+        shared = {f"tests/reaper/{match}.py" for text in texts for match in IMPORTED.findall(text)}
         lines = [
             f"{name} {digest}"
             for name, digest in self._own.items()
@@ -373,28 +377,29 @@ def _evaluated(witnesses: Sequence[Witness], stamps: Stamps) -> dict[str, Evalua
     if not set(modules) <= set(kept.get("modules", [])):
         kept = {"modules": modules, "seen": {}}
     found = {
-        name: Evaluated(stamp, failed, seconds, frozenset(told))
-        for name, (stamp, failed, seconds, told) in kept["seen"].items()
+        name: Evaluated(stamp, failed, seconds, frozenset(reported))
+        for name, (stamp, failed, seconds, reported) in kept["seen"].items()
         if stamp == stamps.of(name)
     }
 
     def keep(news: dict[str, Evaluated]) -> None:
         found.update(news)
         seen = {
-            name: (one.stamp, one.fails, one.seconds, sorted(one.conditions)) for name, one in found.items()
+            name: (value.stamp, value.fails, value.seconds, sorted(value.conditions))
+            for name, value in found.items()
         }
         EVALUATED.parent.mkdir(exist_ok=True)
         EVALUATED.write_text(json.dumps({"modules": kept["modules"], "seen": seen}))
 
-    new = [one for one in witnesses if one.name not in found]
-    for few in batches(new, TELL_EVERY):
+    new = [witness for witness in witnesses if witness.name not in found]
+    for few in batches(new, REPORT_EVERY):
         keep(_survey(few, [home(name) for name in DECIDING], stamps))
         SAY(f"{len(found)} of {len(witnesses)} plays and tests looked at")
-    taken = {one.name: found[one.name] for one in witnesses}
+    taken = {witness.name: found[witness.name] for witness in witnesses}
     # who fails anyway sees nothing; without its witness fewer mutants are caught, never more
-    if failed := [name for name, one in taken.items() if one.fails]:
+    if failed := [name for name, value in taken.items() if value.fails]:
         SAY(f"NO WITNESSES, for they fail on the whole product: {failed}")
-    slow = sum(not one.fails and not one.may_see for one in taken.values())
+    slow = sum(not witness.fails and not witness.may_see for witness in taken.values())
     SAY(f"{len(taken)} plays and tests; {slow} take more than {WITNESS_MAY_TAKE_S} s, and are left out")
     return taken
 
@@ -408,42 +413,44 @@ def _survey(
         AssertionError: one ended the process.
     """
 
-    def look(tell: Callable[[object], None]) -> None:
+    def look(report: Callable[[object], None]) -> None:
         conditions = set[str]()
         probe(modules, conditions.update)
-        for one in witnesses:
+        for witness in witnesses:
             conditions.clear()
             began = time.process_time()
-            failed = one.fails()
-            tell([one.name, failed, time.process_time() - began, sorted(conditions)])
+            failed = witness.fails()
+            report([witness.name, failed, time.process_time() - began, sorted(conditions)])
 
-    told = list[Any]()
-    status = _in_a_child(look, told.append)
-    assert (status, len(told)) == (0, len(witnesses)), f"the survey ended with {status} after {told[-1:]}"
+    reported = list[Any]()
+    status = _in_a_child(look, reported.append)
+    assert (status, len(reported)) == (0, len(witnesses)), (
+        f"the survey ended with {status} after {reported[-1:]}"
+    )
     return {
         name: Evaluated(stamps.of(name), failed, seconds, frozenset(conditions))
-        for name, failed, seconds, conditions in told
+        for name, failed, seconds, conditions in reported
     }
 
 
 def first_to_fail(mutants: Iterable[Mutant], witnesses: Iterable[Witness]) -> str:
     """The first witness that sees what these mutants do together, or an empty text."""
 
-    def look(tell: Callable[[object], None]) -> None:
+    def look(report: Callable[[object], None]) -> None:
         with ExitStack() as alive:
             for mutant in mutants:
                 alive.enter_context(mutant.alive())
-            for one in witnesses:
+            for witness in witnesses:
                 _end_after(NO_END_S)
-                tell(one.name)
-                if one.fails():
+                report(witness.name)
+                if witness.fails():
                     return
-        tell("")
+        report("")
 
-    told = list[str]()
-    _in_a_child(look, told.append)
+    reported = list[str]()
+    _in_a_child(look, reported.append)
     # a child that is killed, or kills itself, has seen it as well
-    return told[-1] if told else "its own birth"
+    return reported[-1] if reported else "its own birth"
 
 
 def _end_after(seconds: float) -> None:
@@ -486,7 +493,9 @@ def entry(value: float, unit: str) -> dict[str, Any]:
 
 def _named_so(names: Collection[str]) -> list[ModuleType]:
     found = [home(name) for name in DECIDING]
-    return [one for one in found if {one.__name__.rpartition(".")[2], one.__name__} & set(names)]
+    return [
+        witness for witness in found if {witness.__name__.rpartition(".")[2], witness.__name__} & set(names)
+    ]
 
 
 if __name__ == "__main__":

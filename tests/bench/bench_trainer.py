@@ -72,7 +72,7 @@ def prepared_digits(folder: Path) -> Path:
 def loop_overhead(data: Path, folder: Path) -> dict[str, Any]:
     """Time of a step of the whole loop against a bare DDP loop of the same model on the same batches."""
     whole, bare = run_ranks(measure_loops, 2, str(data), str(folder), deadline_s=600.0)[0]
-    ratios = [one / other for one, other in zip(whole, bare, strict=True)]
+    ratios = [ratio_of / other for ratio_of, other in zip(whole, bare, strict=True)]
     whole_us, bare_us = statistics.median(whole) * 1e6, statistics.median(bare) * 1e6
     found = entry(whole_us, "us per step", bare_us, goal="ratio <= 1.02")
     return {"trainer_loop_overhead": {**found, "ratio": round(statistics.median(ratios), 4)}}

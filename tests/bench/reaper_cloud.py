@@ -120,7 +120,9 @@ class Account:
         self._statistics_asked += 1
         if self._case == "denied" and self._statistics_asked % DENIED_ONE_OF == 0:
             raise RefusedError("AccessDenied")
-        instance = next(one["Value"] for one in ask["Dimensions"] if one["Name"] == "InstanceId")
+        instance = next(
+            dimension["Value"] for dimension in ask["Dimensions"] if dimension["Name"] == "InstanceId"
+        )
         now, start = time.time(), float(ask["StartTime"])
         if self._case == "just-booted":  # the only word of its agent so far
             point = {"Timestamp": now - PERIOD_S, "Minimum": 0.0, "Unit": "Seconds"}

@@ -60,7 +60,7 @@ def test_an_unknown_bench_is_answered_with_those_there_are():
 
 def test_the_peer_is_asked_by_its_own_uptime_and_by_our_metric_and_for_every_instance():
     policy = custodian_policy()
-    by_type = {one["type"]: one for one in policy["filters"] if "type" in one}
+    by_type = {filter_["type"]: filter_ for filter_ in policy["filters"] if "type" in filter_}
 
     assert by_type["instance-uptime"] == {"type": "instance-uptime", "op": "greater-than", "days": 1 / 24}
     assert by_type["metrics"]["name"] == METRIC_SECONDS_SINCE_ACTIVITY

@@ -65,7 +65,7 @@ class Cloud:
     @property
     def desired(self) -> dict[str, int]:
         """What each group wants."""
-        return {label: one.desired for label, one in self.groups.items()}
+        return {label: group.desired for label, group in self.groups.items()}
 
     def later(self, seconds: float = 60) -> None:
         """Time passes; groups start what they want, where there is room."""
@@ -89,10 +89,14 @@ class Cloud:
         view = PoolView(
             self.now,
             self.policy,
-            {"train": tuple(Site(one, one.name, self.failed.get(one.name)) for one in self.groups.values())},
+            {
+                "train": tuple(
+                    Site(group, group.name, self.failed.get(group.name)) for group in self.groups.values()
+                )
+            },
             tuple(self.instances.values()),
             MoneyLeft(self.left, {"train": Decimal(10)}, self.frozen, why="nobody knows what is spent"),
-            [one for one in requests if one.key not in self.state.requests],
+            [request for request in requests if request.key not in self.state.requests],
             self.firing,
         )
         self.state, decisions = decide(view, self.state)
@@ -100,7 +104,10 @@ class Cloud:
         for decision in decisions[:until]:
             self._carry_out(decision)
         if until is None:
-            coming = tuple(replace(one, started=one.started or bool(one.group)) for one in self.state.coming)
+            coming = tuple(
+                replace(request, started=request.started or bool(request.group))
+                for request in self.state.coming
+            )
             self.state = replace(self.state, coming=coming)
         return decisions
 
@@ -111,9 +118,9 @@ class Cloud:
             group = self.groups[decision.group]
             self._want(decision.group, max(len(group.members), group.desired - len(decision.coming)))
         if decision.instance:
-            one = self.instances[decision.instance]
-            tags = {key: value for key, value in one.tags.items() if key not in decision.untag}
-            self.instances[one.id] = replace(one, tags=tags | dict(decision.tags))
+            request = self.instances[decision.instance]
+            tags = {key: value for key, value in request.tags.items() if key not in decision.untag}
+            self.instances[request.id] = replace(request, tags=tags | dict(decision.tags))
 
     def _want(self, label: str, desired: int) -> None:
         before = self.groups[label].desired
@@ -131,7 +138,7 @@ class Cloud:
 
     def owned(self, who: str) -> list[str]:
         """Instances that carry somebody as their owner."""
-        return [one.id for one in self.instances.values() if one.owner == who]
+        return [instance.id for instance in self.instances.values() if instance.owner == who]
 
     def waiting(self) -> tuple[Coming, ...]:
         """What is on its way."""

@@ -88,7 +88,7 @@ class Raced:
 
     def describe_auto_scaling_groups(self, AutoScalingGroupNames):  # noqa: N803 - boto3's
         self._count()
-        instances = [{"InstanceId": one, "LifecycleState": "InService"} for one in self.members]
+        instances = [{"InstanceId": member, "LifecycleState": "InService"} for member in self.members]
         group = {"DesiredCapacity": self.desired, "MinSize": 0, "Instances": instances}
         return {"AutoScalingGroups": [group]}
 
@@ -147,7 +147,11 @@ class Ess:
         return {"ScalingGroups": [self.group], "TotalCount": 1}
 
     def describe_scaling_activities(self, ask):
-        found = [one for one in self.activities if one["ScalingActivityId"] in ask["ScalingActivityIds"]]
+        found = [
+            activity
+            for activity in self.activities
+            if activity["ScalingActivityId"] in ask["ScalingActivityIds"]
+        ]
         return {"ScalingActivities": found, "TotalCount": len(found)}
 
     def scale_with_adjustment(self, ask):

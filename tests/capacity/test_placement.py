@@ -188,7 +188,7 @@ def test_a_request_past_a_limit_is_refused_and_says_which(changes, asked, says):
     assert cloud.rises == []
 
 
-def test_nobody_takes_more_than_the_cap_of_a_user():
+def test_no_user_takes_more_than_the_cap_of_a_user():
     cloud, second = Cloud(policy=policy(max_size=9)), request(2, number=2)
     cloud.move(request(3))
 
@@ -212,7 +212,7 @@ def test_hours_hold_an_instance_and_without_them_the_idle_rules_alone_apply():
     cloud.later()
     cloud.move()
 
-    held = {one.owner: TAG_KEEP_UNTIL in one.tags for one in cloud.instances.values()}
+    held = {instance.owner: TAG_KEEP_UNTIL in instance.tags for instance in cloud.instances.values()}
     assert held == {"ada": True, "bob": False}
 
 
@@ -229,8 +229,11 @@ def test_a_spare_is_taken_at_once_and_another_one_started():
     cloud.move()
 
     assert cloud.owned("ada") == [spare]
-    assert [one.tags[TAG_TAKEN] for one in cloud.instances.values()] == [asked.key, SPARE]
-    assert [one.tags.get(TAG_TAKEN_AT) for one in cloud.instances.values()] == [format_time(taken_at), None]
+    assert [instance.tags[TAG_TAKEN] for instance in cloud.instances.values()] == [asked.key, SPARE]
+    assert [instance.tags.get(TAG_TAKEN_AT) for instance in cloud.instances.values()] == [
+        format_time(taken_at),
+        None,
+    ]
 
 
 def test_a_spare_is_held_for_as_long_as_it_is_one():
@@ -254,7 +257,7 @@ def test_load_brings_one_instance_and_no_second_within_the_cooldown():
 def test_a_pass_that_was_cut_off_before_it_said_so_raises_nothing_twice():
     cloud = Cloud()
     cloud.move(request(), until=2)
-    assert [one.started for one in cloud.waiting()] == [False]
+    assert [request.started for request in cloud.waiting()] == [False]
 
     cloud.move()
 
@@ -268,7 +271,7 @@ def test_what_two_passes_of_one_second_start_has_names_of_its_own():
     cloud.now += timedelta(milliseconds=10)
     cloud.move(request(who="bob", number=2))
 
-    assert len({one.id for one in cloud.waiting()}) == 2
+    assert len({request.id for request in cloud.waiting()}) == 2
 
 
 def test_the_instances_of_one_request_are_asked_for_in_one_call_a_group():
@@ -277,7 +280,7 @@ def test_the_instances_of_one_request_are_asked_for_in_one_call_a_group():
 
     decisions = cloud.move(request(3))
 
-    (start,) = [one for one in decisions if one.action is Action.START]
+    (start,) = [decision for decision in decisions if decision.action is Action.START]
     assert len(start.coming) == 3
     assert cloud.desired == {A: 3, B: 0}
 
@@ -306,7 +309,7 @@ def test_money_that_was_promised_for_a_week_stays_so_for_a_week():
 
 
 @pytest.mark.parametrize("changes", [{"left": Decimal(5)}, {"frozen": frozenset({"train"})}])
-def test_a_spare_is_given_to_nobody_whom_the_limits_refuse(changes):
+def test_a_spare_is_given_to_no_user_whom_the_limits_refuse(changes):
     cloud, asked = Cloud(policy=policy(spare=1)), request()
     cloud.move()
     cloud.later()
@@ -406,7 +409,7 @@ def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, s
         cloud.move(*asked, until=until)
 
         new = cloud.ledger[lines:]
-        rising = [one.group for one in new if one.action is Action.START for _ in one.coming]
+        rising = [request.group for request in new if request.action is Action.START for _ in request.coming]
         risen = [group for group, by in cloud.rises[rises:] for _ in range(by)]
         assert risen == rising[: len(risen)]
         assert not (rising and (cloud.frozen or cloud.left is None or cloud.left <= 0))
@@ -430,8 +433,12 @@ def test_once_there_is_room_and_money_again_nothing_waits_for_ever(acts):
         cloud.move()
         cloud.later()
 
-    assert all(one.fate is not Fate.OPEN for one in cloud.state.requests.values())
+    assert all(request.fate is not Fate.OPEN for request in cloud.state.requests.values())
     assert cloud.waiting() == ()
     assert sum(cloud.desired.values()) == len(cloud.instances)
-    for one in cloud.state.requests.values():
-        assert all(name in cloud.owned(one.owner) for name in one.instances if name in cloud.instances)
+    for each_request in cloud.state.requests.values():
+        assert all(
+            name in cloud.owned(each_request.owner)
+            for name in each_request.instances
+            if name in cloud.instances
+        )

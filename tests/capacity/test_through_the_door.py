@@ -104,7 +104,7 @@ class Door:
     @property
     def function(self):
         found = self.rehearsed.of_type("aws:lambda/function:Function")
-        return next(one for one in found if one.name.endswith("-capacity"))
+        return next(item for item in found if item.name.endswith("-capacity"))
 
     def move(self) -> dict[str, Any]:
         """One pass of the mover, by the function's archive alone."""
@@ -129,20 +129,29 @@ class Door:
     def groups(self) -> dict[str, dict[str, Any]]:
         """Zone -> the pool's group there."""
         found = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()["AutoScalingGroups"]
-        return {one["AvailabilityZones"][0]: one for one in found}
+        return {function["AvailabilityZones"][0]: function for function in found}
 
     def ledger(self) -> list[dict[str, Any]]:
         """Every line, in order."""
         s3 = boto3.client("s3", REGION)
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/capacity/ledger/").get("Contents", [])
-        return [json.loads(s3.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read()) for one in listed]
+        return [
+            json.loads(s3.get_object(Bucket=BUCKET, Key=stored_object["Key"])["Body"].read())
+            for stored_object in listed
+        ]
 
     def taken(self) -> list[dict[str, str]]:
         """Tags of every running instance."""
         pages = boto3.client("ec2", REGION).describe_instances()["Reservations"]
-        found = [one for page in pages for one in page["Instances"] if one["State"]["Name"] == "running"]
+        found = [
+            instance
+            for page in pages
+            for instance in page["Instances"]
+            if instance["State"]["Name"] == "running"
+        ]
         return [
-            {tag["Key"]: tag["Value"] for tag in one["Tags"]} | {"id": one["InstanceId"]} for one in found
+            {tag["Key"]: tag["Value"] for tag in instance["Tags"]} | {"id": instance["InstanceId"]}
+            for instance in found
         ]
 
     def pass_the_gate(self) -> None:
@@ -228,7 +237,7 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
     assert datetime.now(UTC) - datetime.fromisoformat(tags["gpu-fleet:taken-at"]) < timedelta(minutes=9)
     wanted = {zone: group["DesiredCapacity"] for zone, group in door.groups().items()}
     assert wanted == {"us-east-1a": 0, "us-east-1b": 1}
-    lines = [(one["action"], one["desired_before"], one["desired"]) for one in door.ledger()]
+    lines = [(record["action"], record["desired_before"], record["desired"]) for record in door.ledger()]
     assert lines == [
         ("accept", None, None),
         ("start", 0, 1),
@@ -263,7 +272,7 @@ def test_an_instance_that_another_took_is_given_back_by_who_says_so_alone(door, 
     instance = taken_by(door, "eve")["id"]
 
     refused = {words: say("give-back", *words) for words in ((), (instance,), (instance, "--owner", "bob"))}
-    assert [one.exit_code for one in refused.values()] == [1, 1, 1]
+    assert [refusal.exit_code for refusal in refused.values()] == [1, 1, 1]
     assert f"--owner is missing: {instance} (train, g5.xlarge, eve) was taken by eve" in (
         refused[(instance,)].output
     )
@@ -306,8 +315,8 @@ def test_a_question_that_makes_no_sense_is_answered_before_anybody_is_asked(door
 
     said = {words: say("take", *words, "--yes") for words in answers}
 
-    assert [words for words, one in said.items() if answers[words] not in one.output] == []
-    assert all(one.exit_code != 0 and "Traceback" not in one.output for one in said.values())
+    assert [words for words, value in said.items() if answers[words] not in value.output] == []
+    assert all(function.exit_code != 0 and "Traceback" not in function.output for function in said.values())
     assert door.ledger() == []
 
 
@@ -319,7 +328,7 @@ def test_past_the_budget_nothing_is_taken_and_the_answer_says_what_is_left(door,
 
     assert said.exit_code == 1
     assert "of the month's budget are left" in said.output
-    assert [one["action"] for one in door.ledger()] == ["refuse"]
+    assert [record["action"] for record in door.ledger()] == ["refuse"]
 
 
 def test_a_request_under_a_made_up_name_is_passed_over(door):
@@ -348,5 +357,5 @@ def test_a_request_that_is_no_request_is_refused_and_harms_no_other(door):
     done = door.move()
 
     assert done["failed"] == []
-    assert [one["action"] for one in door.ledger()] == ["accept", "refuse", "refuse", "refuse", "start"]
+    assert [record["action"] for record in door.ledger()] == ["accept", "refuse", "refuse", "refuse", "start"]
     assert len(json.dumps(get("capacity/state.json"))) < 4096

@@ -204,7 +204,7 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
         raise raised
 
     monkeypatch.setattr("stacks.settings.stack_files.settings_of", fail)
-    monkeypatch.setattr(os, "dup2", lambda one, other: None)
+    monkeypatch.setattr(os, "dup2", lambda descriptor, other: None)
     monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
 
     shown = run("check", "local")

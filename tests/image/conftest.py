@@ -7,7 +7,7 @@ import pytest
 from image import bake, build, build_requirements, payload
 from image.errors import RequirementError
 from tests.image import plain_disk
-from tests.image.progress import tell
+from tests.image.progress import report
 
 # A root file system, a disk and an archive made of it, and what a boot writes.
 NEEDED_GIB = 12
@@ -36,7 +36,7 @@ def files(bakeable):
 @pytest.fixture(scope="session")
 def baked(files):
     """The report of the virtual machine's root file system."""
-    return build.rootfs(files, build.OUTPUT, tell)
+    return build.rootfs(files, build.OUTPUT, report)
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +47,13 @@ def root(baked):
 @pytest.fixture(scope="session")
 def disk(files, baked):
     """The folder with disk, kernel and initrd."""
-    return build.qemu(files, build.OUTPUT, tell).folder
+    return build.qemu(files, build.OUTPUT, report).folder
 
 
 @pytest.fixture(scope="session")
 def plain(bakeable):
     """A plain Debian's disk, with nothing of ours."""
-    return plain_disk.made(build.OUTPUT, tell)
+    return plain_disk.made(build.OUTPUT, report)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ class FirstHeartbeat:
     user_data_s: float
 
 
-def until_heartbeat(machine: VirtualMachine, heartbeats: Callable[[], Sequence[Any]]) -> FirstHeartbeat:
+def until_heartbeat(guest: VirtualMachine, heartbeats: Callable[[], Sequence[Any]]) -> FirstHeartbeat:
     """Wait for the first heartbeat of a machine that has just been started.
 
     Args:
@@ -39,23 +39,23 @@ def until_heartbeat(machine: VirtualMachine, heartbeats: Callable[[], Sequence[A
     Raises:
         MachineError: there is none in time; with what the machine's journal says.
     """
-    machine.connect(HANG_S)
-    wait_until(lambda: bool(heartbeats()), machine, HANG_S)
-    uptime_s = float(machine.run("cat /proc/uptime").split()[0])
+    guest.connect(HANG_S)
+    wait_until(lambda: bool(heartbeats()), guest, HANG_S)
+    uptime_s = float(guest.run("cat /proc/uptime").split()[0])
     started_at = datetime.now(UTC) - timedelta(seconds=uptime_s)
-    began = machine.run("systemctl show cloud-final --value --property=ExecMainStartTimestampMonotonic")
+    began = guest.run("systemctl show cloud-final --value --property=ExecMainStartTimestampMonotonic")
     heartbeat_s = (heartbeats()[0].timestamp - started_at).total_seconds()
     return FirstHeartbeat(heartbeat_s, int(began) / 1e6)
 
 
-def wait_until(done: Callable[[], bool], machine: VirtualMachine, timeout_s: float = HANG_S) -> None:
+def wait_until(done: Callable[[], bool], guest: VirtualMachine, timeout_s: float = HANG_S) -> None:
     """Ask again and again; what the machine's journal says is in the error."""
     until = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() > until:
             units = " ".join(f"--unit={unit}" for unit in UNITS)
             asked = f"systemctl list-jobs; journalctl --no-pager --lines=120 {units}"
-            raise MachineError(machine.attempt(asked, 120)[1])
+            raise MachineError(guest.attempt(asked, 120)[1])
         time.sleep(1)
 
 

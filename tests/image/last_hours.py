@@ -39,7 +39,7 @@ class Account(Protocol):
     def sweep(self) -> dict[str, Any]:
         """Run the function once; its answer with each verdict."""
 
-    def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
+    def pass_hours(self, guest: VirtualMachine, passed: timedelta) -> None:
         """Let hours go by in which nothing happens."""
 
 
@@ -62,29 +62,29 @@ class LastHours:
     state: str
 
 
-def lived(account: Account, machine: VirtualMachine, pool: Pool) -> LastHours:
+def lived(account: Account, guest: VirtualMachine, pool: Pool) -> LastHours:
     """Leave a file to keep, let the pool's idle time pass, sweep, sweep again, let the grace pass, sweep.
 
     Work in those minutes, which a busy computer lets the emulated one have, begins all of it anew.
     """
-    machine.run(f"mkdir -p /scratch/keep && echo '{KEPT}' > /scratch/keep/{KEPT_FILE}")
+    guest.run(f"mkdir -p /scratch/keep && echo '{KEPT}' > /scratch/keep/{KEPT_FILE}")
     # what is left of the recipe wants Debian's archive and PyPI, which are not there, and tries for minutes
-    machine.run("systemctl stop gpu-fleet-bootstrap", 120)
+    guest.run("systemctl stop gpu-fleet-bootstrap", 120)
     for _ in range(TRIES):
-        last_hours = _lived_once(account, machine, pool)
+        last_hours = _lived_once(account, guest, pool)
         if last_hours.state != "running":
             return last_hours
-    raise AssertionError(f"{last_hours.ending}\n{_journal(machine)}")
+    raise AssertionError(f"{last_hours.ending}\n{_journal(guest)}")
 
 
-def _lived_once(account: Account, machine: VirtualMachine, pool: Pool) -> LastHours:
+def _lived_once(account: Account, guest: VirtualMachine, pool: Pool) -> LastHours:
     idle_for = timedelta(hours=pool.idle.after_hours)
-    _until_unused_for(account, machine, idle_for)
+    _until_unused_for(account, guest, idle_for)
     marking = account.sweep()
     reap_after = account.tags().get(TAG_REAP_AFTER, "")
     waiting = account.sweep()
-    account.pass_hours(machine, timedelta(minutes=pool.idle.grace_minutes) + GRACE_SLACK)
-    first_boot.wait_until(lambda: account.acknowledged() or not _is_unused_for(account, idle_for), machine)
+    account.pass_hours(guest, timedelta(minutes=pool.idle.grace_minutes) + GRACE_SLACK)
+    first_boot.wait_until(lambda: account.acknowledged() or not _is_unused_for(account, idle_for), guest)
     ending = _ended(account)
     saved = account.saved(KEPT_FILE).decode().strip() if account.state() != "running" else ""
     return LastHours(marking, reap_after, waiting, saved, ending, account.state())
@@ -101,30 +101,34 @@ def _ended(account: Account) -> dict[str, Any]:
 
 def verdict_of(answer: Mapping[str, Any], instance_id: str) -> str:
     """What a sweep said of one instance."""
-    return next(str(one["verdict"]) for one in answer["verdicts"] if one["instance_id"] == instance_id)
+    return next(
+        str(verdict["verdict"]) for verdict in answer["verdicts"] if verdict["instance_id"] == instance_id
+    )
 
 
-def _until_unused_for(account: Account, machine: VirtualMachine, needed: timedelta) -> None:
+def _until_unused_for(account: Account, guest: VirtualMachine, needed: timedelta) -> None:
     """Let hours pass until the agent itself says that nothing worked in them."""
     for _ in range(TRIES):
-        _until_idle(account, machine)
-        account.pass_hours(machine, needed + SLACK)
-        _until_idle(account, machine)
+        _until_idle(account, guest)
+        account.pass_hours(guest, needed + SLACK)
+        _until_idle(account, guest)
         if _is_unused_for(account, needed):
             return
-    raise AssertionError(_journal(machine))
+    raise AssertionError(_journal(guest))
 
 
 def _is_unused_for(account: Account, needed: timedelta) -> bool:
     return account.heartbeats()[-1].value >= needed.total_seconds()
 
 
-def _journal(machine: VirtualMachine) -> str:
+def _journal(guest: VirtualMachine) -> str:
     """What the agent said: it names what was active."""
-    return machine.run("journalctl --no-pager --lines=200 --unit=gpu-reaper", 120)
+    return guest.run("journalctl --no-pager --lines=200 --unit=gpu-reaper", 120)
 
 
-def _until_idle(account: Account, machine: VirtualMachine) -> None:
+def _until_idle(account: Account, guest: VirtualMachine) -> None:
     """Until the agent has said of a minute of its own that nothing worked in it."""
     known = len(account.heartbeats())
-    first_boot.wait_until(lambda: any(one.value > 0 for one in account.heartbeats()[known:]), machine)
+    first_boot.wait_until(
+        lambda: any(heartbeat.value > 0 for heartbeat in account.heartbeats()[known:]), guest
+    )

@@ -74,14 +74,14 @@ class PlainDisk:
         return folder
 
 
-def made(output: Path, tell: bake.Listener) -> PlainDisk:
+def made(output: Path, report: bake.Listener) -> PlainDisk:
     """What was baked before from the same list, or a new one; errors as ``bake.bake``."""
     key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[: build.KEY_DIGITS]
     final = output / f"{KIND}-{key}"
     if not (final / build.REPORT).is_file():
         output.mkdir(parents=True, exist_ok=True)
         build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
-        tell(KIND)
+        report(KIND)
         with build.unfinished(output, KIND) as folder:
             _bake(folder)
             for older in output.glob(f"{KIND}-*"):

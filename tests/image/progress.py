@@ -3,6 +3,6 @@
 import os
 
 
-def tell(part):
+def report(part):
     """Say what the bake is at."""
     os.write(2, f"\nevent=bake part={part}".encode())

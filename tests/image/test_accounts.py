@@ -101,7 +101,7 @@ def test_after_any_history_accounts_are_those_of_the_last_roster(history):
         if name in SYSTEM:
             assert account == SYSTEM[name]
             continue
-        person = next((one for one in history[-1] if one.name == name), None)
+        person = next((item for item in history[-1] if item.name == name), None)
         if person is None:
             assert (account.is_locked, account.shell, account.groups) == (True, NO_SHELL, {PEOPLE})
             assert name not in state.keys
@@ -145,7 +145,7 @@ def test_nothing_is_done_for_whom_something_is_in_the_way_and_all_is_done_for_ot
     person, why = REFUSED[case]
     state = applied(EMPTY, changes([ADA, BOB], EMPTY))
     state = replace(state, homes={**state.homes, "mallory": -1, "carol": 5002})
-    others = [one for one in (ADA, BOB, Person("dan", 5020)) if one.name != person.name]
+    others = [item for item in (ADA, BOB, Person("dan", 5020)) if item.name != person.name]
 
     made = changes([person, *others], state)
 
@@ -225,7 +225,7 @@ def unreadable():
     [unreadable, lambda: None, lambda: {"schema_version": 2}, lambda: {"schema_version": 1, "users": {}}],
     ids=["no answer", "deleted", "of another version", "damaged"],
 )
-def test_a_roster_that_cannot_be_read_locks_nobody_and_says_so(read, tmp_path):
+def test_an_unreadable_roster_locks_no_account_and_says_so(read, tmp_path):
     last_good = tmp_path / "state" / "accounts.json"
     roster(lambda: roster_of("ada", "bob"), last_good)
 
@@ -273,7 +273,7 @@ def test_no_home_is_made_while_the_shared_homes_are_not_mounted(system):
     assert list(system.homes.iterdir()) == []
 
 
-def test_a_new_home_is_open_to_nobody_else(system, monkeypatch):
+def test_a_new_home_is_private_to_its_user(system, monkeypatch):
     owned = []
     monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: owned.append((path.name, uid, gid)))
 

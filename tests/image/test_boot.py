@@ -90,7 +90,7 @@ def cloud(declared):
 
 
 @pytest.fixture(scope="module")
-def machine(disk, cloud, declared, tmp_path_factory):
+def guest(disk, cloud, declared, tmp_path_factory):
     """The machine after its gate has spoken."""
     endpoint, metadata, _ = cloud
     services = {
@@ -99,53 +99,57 @@ def machine(disk, cloud, declared, tmp_path_factory):
     }
     credentials = {"AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto"}
     folder = tmp_path_factory.mktemp("vm")
-    with VirtualMachine(disk, folder, declared, services, credentials) as machine:
-        machine.connect(BOOT_TIMEOUT_S)
-        machine.wait_for("gpu-ready", "event=gate ready=False|not-ready", BOOT_TIMEOUT_S)
-        yield machine
+    with VirtualMachine(disk, folder, declared, services, credentials) as guest:
+        guest.connect(BOOT_TIMEOUT_S)
+        guest.wait_for("gpu-ready", "event=gate ready=False|not-ready", BOOT_TIMEOUT_S)
+        yield guest
 
 
-def at_s(machine, unit, event):
+def at_s(guest, unit, event):
     """Seconds after the kernel's start of something that a unit's record holds."""
-    return int(machine.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")) / 1e6
+    return int(guest.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")) / 1e6
 
 
-def test_cloud_init_ends_without_an_error(machine):
-    assert "status: done" in machine.run(f"timeout {BOOT_TIMEOUT_S} cloud-init status --wait", BOOT_TIMEOUT_S)
+def test_cloud_init_ends_without_an_error(guest):
+    assert "status: done" in guest.run(f"timeout {BOOT_TIMEOUT_S} cloud-init status --wait", BOOT_TIMEOUT_S)
 
 
-def test_the_instance_has_the_instance_file_that_its_stack_declared(machine, declared):
-    assert machine.run("cat /etc/gpu-fleet/instance.toml").rstrip() == instance_file_of(declared).rstrip()
+def test_the_instance_has_the_instance_file_that_its_stack_declared(guest, declared):
+    assert guest.run("cat /etc/gpu-fleet/instance.toml").rstrip() == instance_file_of(declared).rstrip()
 
 
-def test_the_drivers_module_is_there_for_the_running_kernel(machine):
-    locked = next(one for one in lock.load() if (one.name, one.base) == ("nvidia-driver", "debian-12"))
+def test_the_drivers_module_is_there_for_the_running_kernel(guest):
+    locked = next(
+        artefact
+        for artefact in lock.load()
+        if (artefact.name, artefact.base) == ("nvidia-driver", "debian-12")
+    )
 
-    version = machine.run("modinfo --field version nvidia-current-open").strip()
-    machine.attempt("modprobe nvidia")
+    version = guest.run("modinfo --field version nvidia-current-open").strip()
+    guest.attempt("modprobe nvidia")
 
     assert locked.version.startswith(version)
-    assert "NVRM: No NVIDIA GPU found" in machine.run("dmesg")
+    assert "NVRM: No NVIDIA GPU found" in guest.run("dmesg")
 
 
-def test_two_disks_are_one_striped_file_system(machine):
-    assert machine.run("findmnt --noheadings --output FSTYPE /scratch").strip() == "xfs"
-    assert "raid0 nvme1n1[1] nvme0n1[0]" in machine.run("cat /proc/mdstat")
-    assert machine.run("stat --format=%a /scratch /scratch/keep").split() == ["1777", "1777"]
+def test_two_disks_are_one_striped_file_system(guest):
+    assert guest.run("findmnt --noheadings --output FSTYPE /scratch").strip() == "xfs"
+    assert "raid0 nvme1n1[1] nvme0n1[0]" in guest.run("cat /proc/mdstat")
+    assert guest.run("stat --format=%a /scratch /scratch/keep").split() == ["1777", "1777"]
 
 
-def test_boot_goes_through_its_phases_in_order(machine):
-    scratch = at_s(machine, "scratch", "ActiveEnter")
-    instance_file = at_s(machine, "cloud-init", "ActiveEnter")
-    gate = at_s(machine, "gpu-ready", "ExecMainExit")
+def test_boot_passes_its_phases_in_order(guest):
+    scratch = at_s(guest, "scratch", "ActiveEnter")
+    instance_file = at_s(guest, "cloud-init", "ActiveEnter")
+    gate = at_s(guest, "gpu-ready", "ExecMainExit")
 
     assert 0 < scratch < gate
     assert 0 < instance_file < gate
 
 
-def test_the_gate_counts_and_leaves_its_instances_health_to_the_sweep(machine, cloud):
+def test_the_gate_counts_and_leaves_its_instances_health_to_the_sweep(guest, cloud):
     endpoint, _, instance_id = cloud
-    report = json.loads(machine.run("cat /run/gpu-fleet/ready.json"))
+    report = json.loads(guest.run("cat /run/gpu-fleet/ready.json"))
 
     autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)
     members = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
@@ -156,15 +160,15 @@ def test_the_gate_counts_and_leaves_its_instances_health_to_the_sweep(machine, c
     assert members[0]["HealthStatus"].lower() == "healthy"
 
 
-def test_only_what_this_instance_cannot_have_fails(machine):
-    failed = machine.run("systemctl list-units --state=failed --plain --no-legend").splitlines()
+def test_only_what_this_instance_cannot_have_fails(guest):
+    failed = guest.run("systemctl list-units --state=failed --plain --no-legend").splitlines()
 
     # no GPU, and no file system with that name
     assert {line.split()[0] for line in failed} <= {"gpu-ready.service", "home-file-system.service"}
 
 
-def test_only_ssh_and_figures_listen(machine):
-    listening = machine.run("ss --tcp --listening --numeric --no-header").splitlines()
+def test_only_ssh_and_figures_listen(guest):
+    listening = guest.run("ss --tcp --listening --numeric --no-header").splitlines()
     ports = {
         line.split()[3].rsplit(":", 1)[1] for line in listening if "127.0.0" not in line and "%lo" not in line
     }
@@ -172,55 +176,55 @@ def test_only_ssh_and_figures_listen(machine):
     assert ports <= {"22", "9100", "5355"}
 
 
-def test_services_and_so_shells_of_session_manager_may_pin_memory_for_the_network_cards(machine):
-    limit = machine.run("systemctl show gpu-reaper --value --property=LimitMEMLOCK")
+def test_services_and_so_shells_of_session_manager_may_pin_memory_for_the_network_cards(guest):
+    limit = guest.run("systemctl show gpu-reaper --value --property=LimitMEMLOCK")
 
     assert limit.strip() == "infinity"
 
 
-def test_the_agent_publishes_that_it_cannot_see_its_gpus(machine, cloud):
+def test_the_agent_publishes_that_it_cannot_see_its_gpus(guest, cloud):
     endpoint, _, instance_id = cloud
-    machine.wait_for("gpu-reaper", "event=state state=unknown", SLOW_S)
+    guest.wait_for("gpu-reaper", "event=state state=unknown", SLOW_S)
 
-    activity = json.loads(machine.run("cat /run/gpu-fleet/activity.json"))
+    activity = json.loads(guest.run("cat /run/gpu-fleet/activity.json"))
     cloudwatch = boto3.client("cloudwatch", region_name=REGION, endpoint_url=endpoint)
     published = cloudwatch.list_metrics(Namespace=f"GpuFleet/{STACK}")["Metrics"]
 
-    assert machine.run("systemctl is-active gpu-reaper").strip() == "active"
-    assert machine.run("systemctl show gpu-reaper --value --property=NRestarts").strip() == "0"
+    assert guest.run("systemctl is-active gpu-reaper").strip() == "active"
+    assert guest.run("systemctl show gpu-reaper --value --property=NRestarts").strip() == "0"
     assert (activity["state"], activity["instance_id"]) == ("unknown", instance_id)
     assert {"Name": metrics.DIMENSION_INSTANCE, "Value": instance_id} in [
         dimension for metric in published for dimension in metric["Dimensions"]
     ]
 
 
-def test_a_reboot_keeps_scratch_and_a_stop_renews_it(machine):
-    machine.run("touch /scratch/mine && umount /scratch && mdadm --stop --scan")
+def test_a_reboot_keeps_scratch_and_a_stop_renews_it(guest):
+    guest.run("touch /scratch/mine && umount /scratch && mdadm --stop --scan")
 
-    machine.run("systemctl restart scratch")
-    kept = machine.attempt("test -e /scratch/mine")[0] == 0
-    machine.run("umount /scratch && mdadm --stop --scan && wipefs --all --quiet /dev/nvme0n1 /dev/nvme1n1")
-    machine.run("systemctl restart scratch")
+    guest.run("systemctl restart scratch")
+    kept = guest.attempt("test -e /scratch/mine")[0] == 0
+    guest.run("umount /scratch && mdadm --stop --scan && wipefs --all --quiet /dev/nvme0n1 /dev/nvme1n1")
+    guest.run("systemctl restart scratch")
 
     assert kept
-    assert machine.run("ls -A /scratch").split() == ["keep"]
+    assert guest.run("ls -A /scratch").split() == ["keep"]
 
 
-def test_the_stop_file_ends_the_trainer_with_a_checkpoint(machine):
+def test_the_stop_file_ends_the_trainer_with_a_checkpoint(guest):
     prepare = "/opt/gpu-fleet/venv/bin/python -m gpu_fleet prepare digits /scratch/digits"
-    machine.run(f"cd /scratch && HOME=/scratch runuser -u gpu-fleet -- {prepare}", SLOW_S)
-    machine.write("/etc/gpu-fleet/jobs/demo.toml", JOB)
-    machine.write("/etc/gpu-fleet/jobs/demo.env", "LAUNCH_OPTIONS=--alone --nproc-per-node 1\n")
+    guest.run(f"cd /scratch && HOME=/scratch runuser -u gpu-fleet -- {prepare}", SLOW_S)
+    guest.write("/etc/gpu-fleet/jobs/demo.toml", JOB)
+    guest.write("/etc/gpu-fleet/jobs/demo.env", "LAUNCH_OPTIONS=--alone --nproc-per-node 1\n")
     # the gate failed this machine without GPUs: whoever knows better says so
-    assert machine.attempt("systemctl start trainer@demo")[0] != 0
-    assert machine.run("systemctl show trainer@demo --value --property=AssertResult").strip() == "no"
-    machine.run("touch /run/gpu-fleet/ready && systemctl start trainer@demo")
-    machine.wait_for("trainer@demo", "event=checkpoint step=2 ", SLOW_S)
+    assert guest.attempt("systemctl start trainer@demo")[0] != 0
+    assert guest.run("systemctl show trainer@demo --value --property=AssertResult").strip() == "no"
+    guest.run("touch /run/gpu-fleet/ready && systemctl start trainer@demo")
+    guest.wait_for("trainer@demo", "event=checkpoint step=2 ", SLOW_S)
 
-    machine.write("/run/gpu-fleet/stop", "idle for 12 hours\n")
-    machine.wait_for("trainer@demo", "Deactivated successfully|Failed with", SLOW_S)
+    guest.write("/run/gpu-fleet/stop", "idle for 12 hours\n")
+    guest.wait_for("trainer@demo", "Deactivated successfully|Failed with", SLOW_S)
 
-    result = json.loads(machine.run("cat /scratch/runs/demo/result.json"))
-    assert machine.run("systemctl show trainer@demo --value --property=Result").strip() == "success"
+    result = json.loads(guest.run("cat /scratch/runs/demo/result.json"))
+    assert guest.run("systemctl show trainer@demo --value --property=Result").strip() == "success"
     assert (result["outcome"], result["reason"]) == ("stopped", "stop-file")
-    assert machine.run(f"find /scratch/runs/demo -type d -name step-{result['step']}")
+    assert guest.run(f"find /scratch/runs/demo -type d -name step-{result['step']}")

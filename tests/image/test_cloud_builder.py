@@ -159,7 +159,7 @@ def test_an_archive_that_is_not_as_locked_is_one_message(maker, keys, archive, m
     signer, committed, version = archive
     key = None if signer is None else keys[signer]
 
-    done = maker(key, "".join(keys[one].armour for one in committed), version)
+    done = maker(key, "".join(keys[fingerprint].armour for fingerprint in committed), version)
 
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -195,7 +195,7 @@ def test_the_distribution_is_of_the_locked_day_or_of_a_newer_base(cloud_builder,
 
 
 def test_the_switches_of_a_b200_get_their_subnet_manager(cloud_builder, tmp_path):
-    (version,) = [one.version for one in lock.load() if one.name == "nvlsm"]
+    (version,) = [artefact.version for artefact in lock.load() if artefact.name == "nvlsm"]
     answers = {
         "dpkg-query": "echo 580.95.05-1",
         "apt-cache": f"echo 'nvlsm | {version} | NVIDIA'",

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from image import build
-from tests.image.progress import tell
+from tests.image.progress import report
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 
@@ -19,7 +19,7 @@ LARGEST_GIB = 1.5
 @pytest.fixture(scope="module")
 def archive(files):
     """The OCI archive as `python -m image.build oci` leaves it."""
-    return build.oci_archive(files, build.OUTPUT, tell).folder / "trainer.tar"
+    return build.oci_archive(files, build.OUTPUT, report).folder / "trainer.tar"
 
 
 @pytest.fixture(scope="module")

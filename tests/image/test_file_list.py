@@ -24,10 +24,10 @@ def test_the_same_files_do_not_differ(roots):
 
 
 def test_content_mode_and_presence_are_distinguished(roots):
-    one, other = roots
+    root, other = roots
     (other / "etc/hosts").write_text("elsewhere")
-    (one / "etc/only").touch()
-    (one / "etc/tool").touch(0o755)
+    (root / "etc/only").touch()
+    (root / "etc/tool").touch(0o755)
     (other / "etc/tool").touch(0o644)
 
     assert compared(roots) == {

@@ -35,7 +35,7 @@ def account(plain, tmp_path_factory):
 def instance(plain, account, tmp_path_factory):
     """The instance after its first heartbeat."""
     folder = tmp_path_factory.mktemp("first-boot")
-    with account.machine(plain, folder, nvml.files(folder)) as instance:
+    with account.guest(plain, folder, nvml.files(folder)) as instance:
         found = first_boot.until_heartbeat(instance, account.heartbeats)
         first_boot.record(found, "bootstrap_first_heartbeat_alicloud_s")
         yield instance

@@ -41,7 +41,7 @@ def account(plain, tmp_path_factory):
 def instance(plain, account, tmp_path_factory):
     """The instance after its first heartbeat."""
     folder = tmp_path_factory.mktemp("first-boot")
-    with account.machine(plain, folder, nvml.files(folder)) as instance:
+    with account.guest(plain, folder, nvml.files(folder)) as instance:
         first_boot.record(first_boot.until_heartbeat(instance, account.heartbeats))
         yield instance
 

@@ -9,7 +9,7 @@ import pytest
 
 from image.instance.files import LARGEST_READ_BYTES, opened, read_text, replace_text, unsafe
 
-SOMEBODY = 4242
+OTHER_USER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
 
 
@@ -72,20 +72,20 @@ def test_a_write_that_fails_leaves_nothing_behind(folder):
 @as_root
 def test_root_refuses_a_folder_that_a_group_may_write(folder, secret):
     """The folder as it was: 0775 for the group of trainers, one of whom planted a link."""
-    os.chown(folder, 0, SOMEBODY)
+    os.chown(folder, 0, OTHER_USER)
     folder.chmod(0o775)
     (folder / "stop").symlink_to(secret)
 
-    with pytest.raises(PermissionError, match=f"group {SOMEBODY} may write in the folder"):
+    with pytest.raises(PermissionError, match=f"group {OTHER_USER} may write in the folder"):
         replace_text(folder / "stop", "go\n")
     assert secret.read_text() == "untouched\n"
 
 
 @as_root
 def test_root_refuses_a_folder_of_another(folder):
-    os.chown(folder, SOMEBODY, SOMEBODY)
+    os.chown(folder, OTHER_USER, OTHER_USER)
 
-    with pytest.raises(PermissionError, match=f"the folder belongs to user {SOMEBODY}"):
+    with pytest.raises(PermissionError, match=f"the folder belongs to user {OTHER_USER}"):
         replace_text(folder / "stop", "go\n")
 
 
@@ -108,7 +108,7 @@ def directory(owner, mode, group=0):
         (0, 0, 0o1777, 7, True),
     ],
 )
-def test_a_folder_is_safe_where_nobody_else_may_write(owner, group, mode, user, refused):
+def test_a_folder_is_safe_where_no_other_user_may_write(owner, group, mode, user, refused):
     assert bool(unsafe(directory(owner, mode, group), user)) is refused
 
 
@@ -142,9 +142,9 @@ def test_a_file_that_would_fill_the_memory_is_refused(folder):
 @as_root
 def test_a_file_of_another_is_not_believed(folder):
     (folder / "ready.json").write_text('{"ready": false}')
-    os.chown(folder / "ready.json", SOMEBODY, SOMEBODY)
+    os.chown(folder / "ready.json", OTHER_USER, OTHER_USER)
 
-    with pytest.raises(PermissionError, match=f"belongs to user {SOMEBODY}"):
+    with pytest.raises(PermissionError, match=f"belongs to user {OTHER_USER}"):
         read_text(folder / "ready.json")
 
 

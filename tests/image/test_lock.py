@@ -79,7 +79,7 @@ def test_a_file_that_is_not_toml_is_one_message(tmp_path):
         lock.load(lockfile(tmp_path, "schema_version = "))
 
 
-def test_packages_of_an_archive_that_nobody_locks_are_refused(tmp_path):
+def test_packages_of_an_unlocked_archive_are_refused(tmp_path):
     row = '[other."debian-12"]\nkind = "packages"\nversion = "1"\nsource = "x"\narchive = "makr"\n'
 
     with pytest.raises(LockError, match=r"other\.debian-12\.archive = 'makr': no such archive of this base"):
@@ -197,7 +197,11 @@ def test_the_steps_read_what_the_lockfile_says(tmp_path):
 def test_a_value_is_changed_in_its_own_table_and_nothing_else(tmp_path):
     text = lock.FILE.read_text()
 
-    (driver,) = [one for one in lock.load() if (one.name, one.base) == ("nvidia-driver", "ubuntu-24.04")]
+    (driver,) = [
+        artefact
+        for artefact in lock.load()
+        if (artefact.name, artefact.base) == ("nvidia-driver", "ubuntu-24.04")
+    ]
     changed = lock.with_values(text, "nvidia-driver", "ubuntu-24.04", {"version": "999.*"})
 
     assert changed == text.replace(f'version = "{driver.version}"', 'version = "999.*"')
@@ -219,16 +223,16 @@ def asked_of_the_lockfile(target):
     ("target", "base", "foreign"),
     [("aws", "ubuntu-24.04", {"erdma-installer"}), ("alicloud", "ubuntu-24.04", {"efa-installer"})],
 )
-def test_the_lockfile_has_what_the_steps_of_a_cloud_ask_for_and_nothing_that_nobody_asks_for(
-    target, base, foreign
-):
-    held = {one.name for one in lock.load() if one.base == base and one.kind != "wheels"}
+def test_the_lockfile_has_what_the_steps_of_a_cloud_ask_for_and_nothing_else(target, base, foreign):
+    held = {artefact.name for artefact in lock.load() if artefact.base == base and artefact.kind != "wheels"}
     # a case of 30-fabric is for each cloud
     assert asked_of_the_lockfile(target) - foreign == held - foreign
 
 
 def test_every_group_of_a_locked_version_is_in_the_package_map():
     groups = tomllib.loads((payload.PROJECT / "image/packages.toml").read_text())
-    locked = [one for one in lock.load() if one.kind == "packages" and one.name != "archive"]
+    locked = [
+        artefact for artefact in lock.load() if artefact.kind == "packages" and artefact.name != "archive"
+    ]
 
-    assert [one.name for one in locked if not groups[one.name].get(one.base)] == []
+    assert [package.name for package in locked if not groups[package.name].get(package.base)] == []

@@ -81,7 +81,11 @@ class Shelf:
         return CliRunner().invoke(lock_command.main, ["--update", "--lockfile", str(self.lockfile)])
 
     def locked(self):
-        return {one.name: one for one in lock.load(self.lockfile) if one.base == "ubuntu-24.04"}
+        return {
+            artefact.name: artefact
+            for artefact in lock.load(self.lockfile)
+            if artefact.base == "ubuntu-24.04"
+        }
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -128,7 +132,7 @@ def test_everything_newer_is_written_and_the_result_is_a_valid_lockfile(shelf):
     assert now["ubuntu-archive"].day == "20261124T000000Z"
     assert now["nvidia-driver"].version == "580.*"
     versions = {
-        name: one.version for name, one in now.items() if one.kind in ("packages", "signed", "hashed")
+        name: value.version for name, value in now.items() if value.kind in ("packages", "signed", "hashed")
     }
     assert versions == {
         "nvidia-driver": "580.*",
@@ -237,7 +241,7 @@ def test_a_makers_key_with_another_fingerprint_is_named(shelf):
     assert shelf.locked()["efa-installer"].version == "1.50.0"
 
 
-def test_a_page_without_the_files_hash_is_named_and_holds_up_nobody_else(shelf):
+def test_a_page_without_the_files_hash_is_named_and_holds_up_no_other_artefact(shelf):
     (shelf.folder / "erdma-usage").write_text("<p>moved</p>")
 
     said = shelf.update()

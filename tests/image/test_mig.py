@@ -100,7 +100,7 @@ def test_a_gpu_that_a_program_holds_is_not_said_to_be_cut(mig):
     assert "no instance could be made; does a program hold a GPU?" in said
 
 
-def test_nobody_holds_a_gpu_before_it_is_cut():
+def test_no_process_holds_a_gpu_before_it_is_partitioned():
     unit = (PROGRAM.parents[3] / "etc/systemd/system/mig.service").read_text()
 
     before = re.search("^Before=(.*)$", unit, flags=re.MULTILINE).group(1).split()

@@ -45,24 +45,24 @@ NAS = 'cloud = "alicloud"\nhome_file_system = "1.extreme.nas.example"\n'
 
 
 def test_efs_which_refuses_plain_connections_is_mounted_through_the_tunnel(instance):
-    told = mounted(instance, EFS)
+    mount_call = mounted(instance, EFS)
 
-    assert "-t nfs4 -o nfsvers=4.1,port=20049," in told
-    assert "127.0.0.1:/ /home" in told
+    assert "-t nfs4 -o nfsvers=4.1,port=20049," in mount_call
+    assert "127.0.0.1:/ /home" in mount_call
 
 
 def test_the_tunnel_leads_to_the_file_system_and_to_no_other(instance):
     done = run(instance, EFS, "tunnel")
 
-    told = done.stdout.splitlines()
-    assert told[0] == "stunnel4 -fd 0"
+    calls = done.stdout.splitlines()
+    assert calls[0] == "stunnel4 -fd 0"
     assert {
         "accept = 127.0.0.1:20049",
         "connect = fs-1.efs.example:2049",
         "checkHost = fs-1.efs.example",
         "verifyChain = yes",
         "sslVersionMin = TLSv1.2",
-    } <= set(told)
+    } <= set(calls)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,13 @@ def test_only_homes_on_efs_start_the_tunnel(tmp_path, text, needed):
     unit = UNIT.read_text().replace("/etc/gpu-fleet/instance.toml", str(tmp_path / "instance.toml"))
     conditions = re.findall("^ExecCondition=(.*)$", unit, flags=re.MULTILINE)
 
-    assert all(subprocess.run(["sh", "-c", one], check=False).returncode == 0 for one in conditions) is needed
+    assert (
+        all(subprocess.run(["sh", "-c", condition], check=False).returncode == 0 for condition in conditions)
+        is needed
+    )
 
 
-def test_a_name_that_nobody_knows_is_one_line(instance):
+def test_an_unknown_name_is_reported_in_one_line(instance):
     done = run(instance, 'cloud = "aws"\nhome_file_system = "fs-1.efs.nowhere"\n')
 
     assert done.returncode == 1
@@ -86,17 +89,17 @@ def test_a_name_that_nobody_knows_is_one_line(instance):
 
 
 def test_extreme_nas_is_mounted_by_version_3_from_its_share(instance):
-    told = mounted(instance, NAS)
+    mount_call = mounted(instance, NAS)
 
-    assert "-t nfs -o vers=3,nolock,noacl,proto=tcp," in told
-    assert "1.extreme.nas.example:/share /home" in told
+    assert "-t nfs -o vers=3,nolock,noacl,proto=tcp," in mount_call
+    assert "1.extreme.nas.example:/share /home" in mount_call
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
 def test_a_stack_without_homes_leaves_them_on_the_root_disk(instance, cloud):
-    told = mounted(instance, f'cloud = "{cloud}"\nhome_file_system = ""\n')
+    mount_call = mounted(instance, f'cloud = "{cloud}"\nhome_file_system = ""\n')
 
-    assert told == "event=home-on-root-disk reason=no-home-file-system\n"
+    assert mount_call == "event=home-on-root-disk reason=no-home-file-system\n"
 
 
 def test_the_tunnel_comes_back_while_homes_hang():

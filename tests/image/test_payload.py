@@ -99,7 +99,7 @@ def test_programs_arrive_executable_and_files_do_not():
     assert modes["rootfs/etc/systemd/system/scratch.service"] == 0o644
 
 
-def test_every_module_that_goes_along_finds_those_it_imports():
+def test_every_packed_module_finds_those_it_imports():
     sources = {
         name.removeprefix("python/"): content
         for name, content in payload.assemble().items()
@@ -190,7 +190,7 @@ def taken(checkout):
     return set(payload._below(checkout, "image/reaper", "python/image/reaper"))
 
 
-def test_of_a_checkout_only_what_git_tracks_goes_along(checkout):
+def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
     git = ["git", "-C", str(checkout)]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "add", "image/reaper/own.py", "image/reaper/README.md"], check=True)

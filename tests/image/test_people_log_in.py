@@ -37,7 +37,7 @@ exec chroot "$2/root" /bin/bash /brought/play.sh
 PLAY = r"""
 set -uo pipefail
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
-tell() {
+record() {
     local name=$1
     shift
     "$@" >"/tmp/$name.out" 2>&1
@@ -64,25 +64,25 @@ PSUTIL=$(cat /brought/psutil)
 chmod 600 /brought/ada /brought/bob
 ssh-keygen -q -A; mkdir -p /run/sshd; /usr/sbin/sshd
 ln -s /etc/shadow /home/mallory
-tell first accounts /brought/first.json
-tell ada-is as ada 'id -un; id -Gn; stat -c %a ~'
-tell ada-root as ada sudo -n id -u
-tell bob-root as bob sudo -n id -u
+record first accounts /brought/first.json
+record ada-is as ada 'id -un; id -Gn; stat -c %a ~'
+record ada-root as ada sudo -n id -u
+record bob-root as bob sudo -n id -u
 as ada 'SECRET=of-ada exec sleep 600' & until pgrep -u ada -x sleep >/dev/null; do sleep 0.1; done
-tell bob-home as bob 'ls /home/ada'
-tell bob-environment as bob "cat /proc/$(pgrep -u ada -x sleep)/environ"
-tell link stat -c '%U %a' /etc/shadow
-tell planted as bob 'mkdir -m 700 -p ~/.ssh && cat > ~/.ssh/authorized_keys' </brought/bob.pub
+record bob-home as bob 'ls /home/ada'
+record bob-environment as bob "cat /proc/$(pgrep -u ada -x sleep)/environ"
+record link stat -c '%U %a' /etc/shadow
+record planted as bob 'mkdir -m 700 -p ~/.ssh && cat > ~/.ssh/authorized_keys' </brought/bob.pub
 as bob 'sleep 601' & BOB=$!; until pgrep -u bob -x sleep >/dev/null; do sleep 0.1; done
 as bob 'nohup sleep 602 >/dev/null 2>&1 &'
-tell second accounts /brought/second.json
-wait $BOB; tell session-of-bob true
-tell bob-again as bob true
-tell bob-key ls /etc/ssh/authorized_keys.d
-tell bob-job pgrep -u bob -f -c "sleep 602"
-tell ada-no-root as ada sudo -n id -u
-tell third accounts /brought/first.json
-tell bob-back as bob 'cat ~/.ssh/authorized_keys >/dev/null && echo kept'
+record second accounts /brought/second.json
+wait $BOB; record session-of-bob true
+record bob-again as bob true
+record bob-key ls /etc/ssh/authorized_keys.d
+record bob-job pgrep -u bob -f -c "sleep 602"
+record ada-no-root as ada sudo -n id -u
+record third accounts /brought/first.json
+record bob-back as bob 'cat ~/.ssh/authorized_keys >/dev/null && echo kept'
 """
 
 
@@ -91,7 +91,7 @@ def roster(**named) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
+def results(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
     """What was tried -> its exit status and what it said."""
     brought = tmp_path_factory.mktemp("brought")
     keys = {}
@@ -124,43 +124,43 @@ def told(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
 pytestmark = [pytest.mark.image]
 
 
-def test_a_user_logs_in_by_their_key_to_a_home_of_their_own(told):
-    status, said = told["ada-is"]
+def test_a_user_logs_in_by_their_key_to_a_home_of_their_own(results):
+    status, said = results["ada-is"]
 
     assert (status, said.split()[0], said.split()[-1]) == (0, "ada", "700")
     assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set(said.split())
 
 
-def test_root_is_for_admins(told):
-    assert told["ada-root"] == (0, "0")
-    assert told["bob-root"][0] != 0
+def test_root_is_for_admins(results):
+    assert results["ada-root"] == (0, "0")
+    assert results["bob-root"][0] != 0
 
 
-def test_users_see_neither_each_others_homes_nor_environments(told):
-    assert "Permission denied" in told["bob-home"][1]
-    assert "Permission denied" in told["bob-environment"][1]
-    assert "of-ada" not in told["bob-environment"][1]
+def test_users_see_neither_each_others_homes_nor_environments(results):
+    assert "Permission denied" in results["bob-home"][1]
+    assert "Permission denied" in results["bob-environment"][1]
+    assert "of-ada" not in results["bob-environment"][1]
 
 
-def test_a_link_in_the_place_of_a_home_is_not_followed(told):
-    assert "/home/mallory is no folder" in told["first"][1]
-    assert told["link"] == (0, "root 640")
+def test_a_link_in_the_place_of_a_home_is_not_followed(results):
+    assert "/home/mallory is no folder" in results["first"][1]
+    assert results["link"] == (0, "root 640")
 
 
-def test_who_left_is_out_whatever_keys_they_left_behind(told):
-    assert told["planted"][0] == 0
-    assert told["bob-again"][0] != 0
-    assert told["bob-key"][1] == "ada"
+def test_who_left_is_out_whatever_keys_they_left_behind(results):
+    assert results["planted"][0] == 0
+    assert results["bob-again"][0] != 0
+    assert results["bob-key"][1] == "ada"
 
 
-def test_a_leavers_session_ends_and_their_job_runs_on(told):
-    assert told["session-of-bob"][0] == 0  # it came so far: the session was waited for
-    assert told["bob-job"] == (0, "1")
+def test_a_leavers_session_ends_and_their_job_runs_on(results):
+    assert results["session-of-bob"][0] == 0  # it came so far: the session was waited for
+    assert results["bob-job"] == (0, "1")
 
 
-def test_an_admin_who_is_none_any_more_becomes_root_no_more(told):
-    assert told["ada-no-root"][0] != 0
+def test_an_admin_who_is_none_any_more_becomes_root_no_more(results):
+    assert results["ada-no-root"][0] != 0
 
 
-def test_who_comes_back_finds_files_and_log_in_as_before(told):
-    assert told["bob-back"] == (0, "kept")
+def test_who_comes_back_finds_files_and_log_in_as_before(results):
+    assert results["bob-back"] == (0, "kept")

@@ -67,7 +67,7 @@ def gate(root):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "bootstrap.json"])
-def test_nobody_plants_a_link_in_the_folder_of_agent_and_gate(root, name):
+def test_no_user_plants_a_link_in_the_folder_of_agent_and_gate(root, name):
     lay(root)
 
     assert not plants(root / "secret/file", root / "run/gpu-fleet" / name)
@@ -87,7 +87,7 @@ def test_the_gate_writes_nowhere_through_a_link_in_a_folder_that_a_group_may_wri
     assert (root / "secret/file").read_text() == "untouched\n"
 
 
-def test_nobody_plants_a_link_in_the_place_of_what_users_keep(root):
+def test_no_user_plants_a_link_in_the_place_of_what_users_keep(root):
     lay(root)
 
     assert not plants(root / "secret", root / "scratch/keep")

@@ -48,7 +48,9 @@ def host(root):
 
 
 def version_of(name):
-    return next(one.version for one in lock.load() if (one.name, one.base) == (name, "debian-12"))
+    return next(
+        artefact.version for artefact in lock.load() if (artefact.name, artefact.base) == (name, "debian-12")
+    )
 
 
 def installed(host, *fields):
@@ -146,7 +148,7 @@ def test_no_history_or_log_of_the_builder_lies_in_it(root):
     assert not (root / "usr/sbin/policy-rc.d").exists()
 
 
-def test_nobody_can_log_in_with_a_password(host):
+def test_no_account_can_log_in_with_a_password(host):
     rows = [line.split(":") for line in host.file("/etc/shadow").content_string.splitlines()]
 
     assert {name for name, password, *_ in rows if not password.startswith(("!", "*"))} == set()

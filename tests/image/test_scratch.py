@@ -38,8 +38,8 @@ def instance(tmp_path):
         SCRIPT.read_text().replace("/dev/", f"{tmp_path}/dev/").replace("/scratch\n", f"{tmp_path}/scratch\n")
     )
 
-    def run(**told):
-        answers = {"LABELLED": "", "HELD_BY": "nothing", "HELD": ""} | told
+    def run(**answered):
+        answers = {"LABELLED": "", "HELD_BY": "nothing", "HELD": ""} | answered
         done = subprocess.run(
             ["bash", "-c", here],
             env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), **answers},

@@ -27,18 +27,18 @@ def service(monkeypatch):
 @pytest.fixture
 def instance(monkeypatch, tmp_path):
     """An instance that sees these disks, writes down what is run on it, and has its /scratch here."""
-    told: list[tuple[str, ...]] = []
+    commands: list[tuple[str, ...]] = []
     listing = {
         "blockdevices": [device("/dev/vda", "bp1root", children=[part("/")]), device("/dev/vdb", "bp1data")]
     }
 
     def run(*command: str) -> str:
-        told.append(command)
+        commands.append(command)
         return json.dumps(listing) if command == scratch_disk.LISTING else ""
 
     monkeypatch.setattr(scratch_disk, "_run", run)
     monkeypatch.setattr(scratch_disk, "SCRATCH", tmp_path / "scratch")
-    return listing, told
+    return listing, commands
 
 
 def device(path, serial, **more):

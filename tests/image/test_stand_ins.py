@@ -123,7 +123,7 @@ def test_what_is_not_there_is_not_listed(tree):
 def test_a_heartbeat_a_minute_fills_the_hours_that_passed():
     found = hours.continued(hours.Heartbeat(NOON, 40.0), NOON + timedelta(minutes=2, seconds=30))
 
-    assert [(one.timestamp - NOON, one.value) for one in found] == [
+    assert [(datapoint.timestamp - NOON, datapoint.value) for datapoint in found] == [
         (timedelta(minutes=1), 100.0),
         (timedelta(minutes=2), 160.0),
     ]

@@ -39,8 +39,8 @@ for fs in proc sysfs:sys tmpfs:run tmpfs:tmp cgroup2:sys/fs/cgroup; do
     mount -t "${fs%%:*}" "${fs%%:*}" "$root/${fs#*:}"
 done
 mount --rbind /dev "$root/dev"
-mkdir -p "$root/opt/gpu-fleet/"{bin,lib,vendor,venv/bin} "$root/"{etc/gpu-fleet/jobs,told,secret}
-mount --bind "$1/told" "$root/told"
+mkdir -p "$root/opt/gpu-fleet/"{bin,lib,vendor,venv/bin} "$root/"{etc/gpu-fleet/jobs,results,secret}
+mount --bind "$1/results" "$root/results"
 mount --bind "$4" "$root/opt/gpu-fleet/vendor"
 cp -r "$3" "$root/opt/gpu-fleet/lib/image"
 cp "$2/opt/gpu-fleet/bin/run" "$root/opt/gpu-fleet/bin/run"
@@ -66,39 +66,39 @@ exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 """
 
 PROOF = r"""#!/bin/bash
-tell() { local name=$1; shift; "$@" >"/told/$name.out" 2>&1; echo $? >"/told/$name"; }
+record() { local name=$1; shift; "$@" >"/results/$name.out" 2>&1; echo $? >"/results/$name"; }
 ip link set lo up
 systemd-sysusers; systemd-tmpfiles --create gpu-fleet.conf
-tell trainer-before-gate systemctl start trainer@demo
-tell gate systemctl start gpu-ready
-cp /run/gpu-fleet/ready.json /told/passed.json
-tell trainer-after-gate systemctl start trainer@demo
+record trainer-before-gate systemctl start trainer@demo
+record gate systemctl start gpu-ready
+cp /run/gpu-fleet/ready.json /results/passed.json
+record trainer-after-gate systemctl start trainer@demo
 systemctl stop trainer@demo
 printf '[expected."g5.xlarge"]\ngpus = 1\ngpu_memory_gib = 24\n' >>/etc/gpu-fleet/instance.toml
-tell broken-gate systemctl restart gpu-ready
-tell trainer-after-broken-gate systemctl start trainer@demo
+record broken-gate systemctl restart gpu-ready
+record trainer-after-broken-gate systemctl start trainer@demo
 for door in /run/gpu-fleet/closed /run/nologin; do
     cp /closing $door; touch --date='66 minutes ago' $door
 done
-tell door systemctl start gpu-door
-ls /run/nologin /run/gpu-fleet/closed >/told/door.left 2>/dev/null
+record door systemctl start gpu-door
+ls /run/nologin /run/gpu-fleet/closed >/results/door.left 2>/dev/null
 rm /run/gpu-fleet/*
-tell hung-gate systemctl start hung
-cp /run/gpu-fleet/ready.json /told/hung.json
-tell accounts systemctl start gpu-accounts
-tell ada id -Gn ada
-tell home-of-ada stat -c '%U %a' /home/ada
+record hung-gate systemctl start hung
+cp /run/gpu-fleet/ready.json /results/hung.json
+record accounts systemctl start gpu-accounts
+record ada id -Gn ada
+record home-of-ada stat -c '%U %a' /home/ada
 mkdir -p /scratch; touch /run/gpu-fleet/ready
 fleet() { /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console "$@"; }
 start() { fleet start-run --run=digits-1 --sha256="$(printf '0%.0s' {1..64})" "$@"; }
-tell run-of-root start --account=root
-tell run-of-ada start --account=ada
+record run-of-root start --account=root
+record run-of-ada start --account=ada
 for _ in {1..100}; do [ -e /scratch/runs/ada/busy ] && break; sleep 0.1; done
-tell second-run start --account=ada
+record second-run start --account=ada
 touch /scratch/runs/ada/go
 while [ "$(systemctl show gpu-run@ada --value --property=ActiveState)" = active ]; do sleep 0.1; done
-cp /scratch/runs/ada/who /told/who
-tell left-by-ada pgrep --uid ada
+cp /scratch/runs/ada/who /results/who
+record left-by-ada pgrep --uid ada
 rm /run/gpu-fleet/ready
 unshare --net sleep 300 &
 setpriv --reuid 4242 --clear-groups sleep 301 &
@@ -108,16 +108,16 @@ mkdir -p /scratch; mount -t tmpfs tmpfs /scratch; touch /scratch/later
 sleep 0.5; touch /run/go
 while systemctl is-active --quiet sandbox; do sleep 0.2; done
 sed -i '/expected/,$d' /etc/gpu-fleet/instance.toml
-tell agent systemctl start gpu-reaper
+record agent systemctl start gpu-reaper
 while systemctl is-active --quiet gpu-reaper; do sleep 0.2; done
-cp /run/gpu-fleet/activity.json /told/activity.json
+cp /run/gpu-fleet/activity.json /results/activity.json
 """
 
 # What the agent's sensors and answers do, one by one, in its sandbox; each says its name and what came of it.
 IN_THE_SANDBOX = r"""
 import ctypes, json, os, stat, subprocess, threading, time
 LIBC = ctypes.CDLL(None, use_errno=True)
-told = {}
+results = {}
 
 def pid_of(word):
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -170,10 +170,10 @@ WAYS = {
 }
 for name, way in WAYS.items():
     try:
-        told[name] = way()
+        results[name] = way()
     except OSError as error:
-        told[name] = error.strerror
-open("/run/told.json", "w").write(json.dumps(told))
+        results[name] = error.strerror
+open("/run/results.json", "w").write(json.dumps(results))
 """
 
 
@@ -209,16 +209,17 @@ def files() -> dict[str, str]:
         "proof": PROOF,
         "var/lib/gpu-fleet/accounts.json": people.roster_text(stack(access={"people": ADA})),
         f"{system}/gpu-accounts.service.d/test.conf": f"[Service]\n{NOWHERE}\n"
-        "StandardOutput=file:/told/accounts.log\nStandardError=file:/told/accounts.log\n",
+        "StandardOutput=file:/results/accounts.log\nStandardError=file:/results/accounts.log\n",
         "closing": CLOSED + "\n",
         "sandbox.py": IN_THE_SANDBOX,
         f"{system}/gpu-ready.service.d/test.conf": f"[Service]\n{NOWHERE}\n",
         f"{system}/gpu-reaper.service.d/test.conf": f"[Service]\n{NOWHERE}\nRestart=no\nExecStart=\n"
-        f"ExecStart={agent} --clock-speed 60 --duration 150\nExecStopPost=-+/bin/cp /run/told.json /told\n",
+        f"ExecStart={agent} --clock-speed 60 --duration 150\n"
+        "ExecStopPost=-+/bin/cp /run/results.json /results\n",
         f"{system}/sandbox.service": changed(
             "gpu-reaper.service",
             ExecStart="/usr/bin/python3 /sandbox.py",
-            ExecStopPost="+/bin/cp /run/told.json /told",
+            ExecStopPost="+/bin/cp /run/results.json /results",
             Restart="no",
         ),
         f"{system}/hung.service": changed(
@@ -231,10 +232,10 @@ def files() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def results(tmp_path_factory):
     """The folder into which everything was written that came of it."""
     folder = tmp_path_factory.mktemp("systemd")
-    for name in ("memory", "told", "files"):
+    for name in ("memory", "results", "files"):
         (folder / name).mkdir()
     for path, text in files().items():
         (folder / "files" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -249,69 +250,71 @@ def told(tmp_path_factory):
         timeout=150,
         check=False,
     )
-    if not (folder / "told/trainer-before-gate").exists():
+    if not (folder / "results/trainer-before-gate").exists():
         pytest.skip(f"no systemd of its own here: {done.stderr[-300:]}")
-    return folder / "told"
+    return folder / "results"
 
 
-def status(told, name):
-    return int((told / name).read_text())
+def status(results, name):
+    return int((results / name).read_text())
 
 
-def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_is_silent(told):
-    log = (told / "accounts.log").read_text()
+def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_is_silent(results):
+    log = (results / "accounts.log").read_text()
 
-    assert status(told, "accounts") != 0
+    assert status(results, "accounts") != 0
     assert "event=roster-not-read" in log
     assert "account-not-changed" not in log
-    assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set((told / "ada.out").read_text().split())
-    assert (told / "home-of-ada.out").read_text() == "ada 700\n"
+    assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set((results / "ada.out").read_text().split())
+    assert (results / "home-of-ada.out").read_text() == "ada 700\n"
 
 
-def test_a_submitted_run_starts_as_its_users_account_and_leaves_nothing_behind(told):
-    assert status(told, "run-of-ada") == 0, (told / "run-of-ada.out").read_text()
-    assert (told / "who").read_text() == "ada\n/scratch/runs/ada\ndigits-1\n"
-    assert (told / "left-by-ada.out").read_text() == ""
+def test_a_submitted_run_starts_as_its_users_account_and_leaves_nothing_behind(results):
+    assert status(results, "run-of-ada") == 0, (results / "run-of-ada.out").read_text()
+    assert (results / "who").read_text() == "ada\n/scratch/runs/ada\ndigits-1\n"
+    assert (results / "left-by-ada.out").read_text() == ""
 
 
-def test_no_submitted_run_starts_as_root_nor_beside_another(told):
-    assert status(told, "run-of-root") != 0
-    assert "there is no account 'root' here" in (told / "run-of-root.out").read_text()
-    assert "another run works here: gpu-run@ada.service" in (told / "second-run.out").read_text()
+def test_no_submitted_run_starts_as_root_nor_beside_another(results):
+    assert status(results, "run-of-root") != 0
+    assert "there is no account 'root' here" in (results / "run-of-root.out").read_text()
+    assert "another run works here: gpu-run@ada.service" in (results / "second-run.out").read_text()
 
 
-def test_no_trainer_starts_before_the_gate_has_passed(told):
-    assert status(told, "trainer-before-gate") != 0
-    assert "Assertion failed" in (told / "trainer-before-gate.out").read_text()
+def test_no_trainer_starts_before_the_gate_has_passed(results):
+    assert status(results, "trainer-before-gate") != 0
+    assert "Assertion failed" in (results / "trainer-before-gate.out").read_text()
 
 
-def test_a_trainer_starts_after_a_gate_that_passed(told):
-    assert status(told, "gate") == 0
-    assert json.loads((told / "passed.json").read_text())["ready"] is True
-    assert status(told, "trainer-after-gate") == 0
+def test_a_trainer_starts_after_a_gate_that_passed(results):
+    assert status(results, "gate") == 0
+    assert json.loads((results / "passed.json").read_text())["ready"] is True
+    assert status(results, "trainer-after-gate") == 0
 
 
-def test_no_trainer_starts_after_a_gate_that_failed(told):
-    assert status(told, "broken-gate") != 0
-    assert status(told, "trainer-after-broken-gate") != 0
+def test_no_trainer_starts_after_a_gate_that_failed(results):
+    assert status(results, "broken-gate") != 0
+    assert status(results, "trainer-after-broken-gate") != 0
 
 
-def test_a_door_that_no_agent_opened_in_time_is_opened_from_within_its_sandbox(told):
-    assert status(told, "door") == 0, (told / "door.out").read_text()
-    assert (told / "door.left").read_text() == ""
+def test_a_door_that_no_agent_opened_in_time_is_opened_from_within_its_sandbox(results):
+    assert status(results, "door") == 0, (results / "door.out").read_text()
+    assert (results / "door.left").read_text() == ""
 
 
-def test_a_gate_that_hangs_is_a_failed_one(told):
-    assert status(told, "hung-gate") != 0
-    assert json.loads((told / "hung.json").read_text())["ready"] is False
+def test_a_gate_that_hangs_is_a_failed_one(results):
+    assert status(results, "hung-gate") != 0
+    assert json.loads((results / "hung.json").read_text())["ready"] is False
 
 
-def test_the_agent_sees_all_it_must_from_within_its_sandbox(told):
-    activity = json.loads((told / "activity.json").read_text())
+def test_the_agent_sees_all_it_must_from_within_its_sandbox(results):
+    activity = json.loads((results / "activity.json").read_text())
     # its bucket is made up: whether that is known before the first minute ends is a matter of speed
-    unseen = [one for one in activity["unknown"] if not one.startswith("command: policy of the stack")]
+    unseen = [
+        reason for reason in activity["unknown"] if not reason.startswith("command: policy of the stack")
+    ]
 
-    assert status(told, "agent") == 0
+    assert status(results, "agent") == 0
     assert (activity["instance_id"], unseen) == ("i-1", [])
 
 
@@ -322,8 +325,8 @@ def test_the_agent_sees_all_it_must_from_within_its_sandbox(told):
         *("another_account", "device_of_a_driver_that_comes_later", "disk_mounted_later"),
     ],
 )
-def test_the_agents_sandbox_lets_it_do_its_work(told, way):
-    assert json.loads((told / "told.json").read_text())[way] is True
+def test_the_agents_sandbox_lets_it_do_its_work(results, way):
+    assert json.loads((results / "results.json").read_text())[way] is True
 
 
 @pytest.mark.parametrize(
@@ -334,8 +337,8 @@ def test_the_agents_sandbox_lets_it_do_its_work(told, way):
         ("mount", False),
     ],
 )
-def test_the_agents_sandbox_keeps_it_from_all_else(told, way, refusal):
-    assert json.loads((told / "told.json").read_text())[way] == refusal
+def test_the_agents_sandbox_keeps_it_from_all_else(results, way, refusal):
+    assert json.loads((results / "results.json").read_text())[way] == refusal
 
 
 # The agent's own limit is above 3.0 for what it is there for: it reads every process (CAP_SYS_PTRACE, no

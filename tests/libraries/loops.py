@@ -27,7 +27,7 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class Told(Interruption):
+class Notified(Interruption):
     """Hears a notice after so many steps."""
 
     stop_at = 0
@@ -135,12 +135,12 @@ def plain_lightning(directory, workers):
 
 
 def main(kind, directory, workers, stop_at):
-    Told.stop_at = int(stop_at)
-    guard.Interruption = Told
+    Notified.stop_at = int(stop_at)
+    guard.Interruption = Notified
     asked = guard.Guard.stopping
 
     def counted(self):
-        Told.asked += 1
+        Notified.asked += 1
         return asked(self)
 
     guard.Guard.stopping = counted

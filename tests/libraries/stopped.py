@@ -13,7 +13,7 @@ from gpu_fleet.stopping.interrupt import Interruption, Reason
 STOP_AT = int(sys.argv[3]) if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1 else 0
 
 
-class Told(Interruption):
+class Notified(Interruption):
     """Is asked once a step."""
 
     asked = 0
@@ -24,6 +24,6 @@ class Told(Interruption):
         return Reason.SPOT_NOTICE if 0 < STOP_AT <= self.asked else Reason.NONE
 
 
-guard.Interruption = Told
+guard.Interruption = Notified
 sys.argv = sys.argv[1:3]
 runpy.run_path(sys.argv[0], run_name="example")

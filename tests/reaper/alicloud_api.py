@@ -112,8 +112,8 @@ def _names(answer: Any) -> Iterator[str]:
         yield from answer
         answer = list(answer.values())
     if isinstance(answer, list):
-        for one in answer:
-            yield from _names(one)
+        for part in answer:
+            yield from _names(part)
 
 
 def main() -> None:

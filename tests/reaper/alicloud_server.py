@@ -50,7 +50,7 @@ def nested(flat: dict[str, str]) -> dict[str, Any]:
 def _listed(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    inner = {key: _listed(one) for key, one in value.items()}
+    inner = {key: _listed(each_value) for key, each_value in value.items()}
     return [inner[key] for key in sorted(inner, key=int)] if all(key.isdecimal() for key in inner) else inner
 
 

@@ -49,9 +49,9 @@ class Actions:
 
     def describe_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeInstances"):
-            found = [one for one in self.world.instances.values() if _fits(one, ask)]
+            found = [instance for instance in self.world.instances.values() if _fits(instance, ask)]
         start, size = int(ask.get("NextToken", 0)), min(int(ask["MaxResults"]), self.world.page)
-        page = [_described(one) for one in found[start : start + size]]
+        page = [_described(instance) for instance in found[start : start + size]]
         if self.world.chance(self.world.faults.duplicated):
             page *= 2
         token = str(start + size) if start + size < len(found) else ""
@@ -74,7 +74,7 @@ class Actions:
         assert (ask["StoppedMode"], ask["BatchOptimization"]) == ("StopCharging", "AllTogether")
         with faults(self.world, "StopInstances"):
             found = self._found(ask["InstanceId"])
-            if any(one.state != "running" for one in found):
+            if any(item.state != "running" for item in found):
                 raise RefusedError("IncorrectInstanceStatus", 403)
             for instance in found:
                 self.world.gone(instance, "stopped")
@@ -83,7 +83,7 @@ class Actions:
     def delete_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DeleteInstances"):
             found = self._found(ask["InstanceId"])
-            if ask["Force"] != "true" and any(one.state != "stopped" for one in found):
+            if ask["Force"] != "true" and any(item.state != "stopped" for item in found):
                 raise RefusedError("IncorrectInstanceStatus", 403)
             for instance in found:
                 if instance.stubborn or instance.is_locked:  # those listed before it are gone already
@@ -181,16 +181,19 @@ class Actions:
     def describe_metric_last(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeMetricLast"):
             points = [
-                _point(key, one.beats_at[shown - 1], one.beats[shown - 1])
-                for key, one in self.world.instances.items()
-                if (shown := one.shown(self.world.shown_after))
+                _point(key, instance.beats_at[shown - 1], instance.beats[shown - 1])
+                for key, instance in self.world.instances.items()
+                if (shown := instance.shown(self.world.shown_after))
                 if ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY)
             ]
         return self._points(points, ask)
 
     def describe_metric_list(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeMetricList"):
-            wanted = [one["dimension"].removeprefix("InstanceId=") for one in json.loads(ask["Dimensions"])]
+            wanted = [
+                instance["dimension"].removeprefix("InstanceId=")
+                for instance in json.loads(ask["Dimensions"])
+            ]
             assert len(wanted) <= 50
             points = [_point(key, at, value) for key in wanted for at, value in self._minima(key, ask)]
         return self._points(points, ask)
@@ -214,8 +217,8 @@ class Actions:
         with faults(self.world, "PutCustomMetric"):
             if self.world.chance(self.world.faults.deaf):
                 return {"Code": "400", "Message": "deaf"}  # with HTTP 200, as CloudMonitor refuses
-            for one in ask["MetricList"]:
-                self.world.published[one["MetricName"]] += json.loads(one["Values"])["value"]
+            for metric in ask["MetricList"]:
+                self.world.published[metric["MetricName"]] += json.loads(metric["Values"])["value"]
         return {"Code": "200"}
 
     def _points(self, points: list[dict[str, Any]], ask: dict[str, Any]) -> dict[str, Any]:
@@ -288,7 +291,7 @@ class Bucket(_S3):
         return known if known and known[-1][1] == body else [(version, body)]
 
 
-class Told:
+class RecordedNotifier:
     """The alarm that users hear, and what the world remembers of it."""
 
     def __init__(self, world: World, alarm: Any) -> None:

@@ -71,7 +71,7 @@ class FaultStateMachine(RuleBasedStateMachine):
 
     def pick(self, index):
         """One of the instances that still run, or None."""
-        running = [one for one in self.world.instances.values() if one.state == "running"]
+        running = [instance for instance in self.world.instances.values() if instance.state == "running"]
         return running[index % len(running)] if running else None
 
     @rule(index=instances)
@@ -80,7 +80,7 @@ class FaultStateMachine(RuleBasedStateMachine):
             instance.busy = True
 
     @rule(index=instances)
-    def somebody_types(self, index):
+    def a_user_types(self, index):
         if instance := self.pick(index):
             instance.type()
 
@@ -289,11 +289,11 @@ class FaultStateMachine(RuleBasedStateMachine):
     def picture(self):
         """All that a sweep can change; agents go on answering meanwhile."""
         tags = [
-            {key: value for key, value in one.tags.items() if key != TAG_WITHDRAWN}
-            for one in self.world.instances.values()
+            {key: value for key, value in instance.tags.items() if key != TAG_WITHDRAWN}
+            for instance in self.world.instances.values()
         ]
         stored = {key: body for key, body in self.world.objects.items() if "/handshake/" not in key}
-        states = [one.state for one in self.world.instances.values()]
+        states = [instance.state for instance in self.world.instances.values()]
         return states, tags, len(self.world.messages), stored
 
     @invariant()
@@ -315,8 +315,8 @@ class FaultStateMachine(RuleBasedStateMachine):
         # the first step is that the instances stand up
         FaultStateMachine.long_runs += self.steps_here > LONG_RUN
         assert self.world.wrongs + self.world.floors() == []
-        left = [one.id for one in eligible if one.state == "running"]
-        spared = [one for one in eligible if one.id in self.world.groups["pool"]["members"]]
+        left = [instance.id for instance in eligible if instance.state == "running"]
+        spared = [instance for instance in eligible if instance.id in self.world.groups["pool"]["members"]]
         assert len(left) <= min(1, len(spared)), "the group keeps one, all others must be gone"
 
     def recover(self):
@@ -333,13 +333,13 @@ class FaultStateMachine(RuleBasedStateMachine):
 
     def _eligible(self):
         return [
-            one
-            for one in self.world.instances.values()
-            if one.state == "running"
-            and one.tags[TAG_MANAGED] == "true"
-            and one.tags[TAG_STACK] == STACK
-            and TAG_PROTECTED not in one.tags
-            and TAG_KEEP_UNTIL not in one.tags
+            instance
+            for instance in self.world.instances.values()
+            if instance.state == "running"
+            and instance.tags[TAG_MANAGED] == "true"
+            and instance.tags[TAG_STACK] == STACK
+            and TAG_PROTECTED not in instance.tags
+            and TAG_KEEP_UNTIL not in instance.tags
         ]
 
     def _sweep_for(self, span):

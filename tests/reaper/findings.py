@@ -48,7 +48,7 @@ FINDINGS = (
         1,
         "instances at work are terminated, and the suite stays green",
         (_end_at_work, _blind),
-        "test_faults: test_no_instance_at_work_is_terminated_whatever_goes_wrong",
+        "test_faults: test_no_instance_at_work_is_terminated_whatever_fails",
     ),
     Finding(
         2,
@@ -66,8 +66,7 @@ FINDINGS = (
         2,
         "a job of 16 nodes ends on Friday, and the breaker keeps them until a person comes",
         (lambda: swaps("_held_by_breaker", "situation.now >= until", "False"),),
-        "test_breaker: "
-        "test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so",
+        "test_breaker: test_the_nodes_of_a_job_that_ends_on_friday_are_terminated_by_monday_without_a_user",
     ),
     Finding(
         2,
@@ -320,6 +319,6 @@ FINDINGS = (
                 "self._notified.update(one.instance.id for one in decisions)",
             ),
         ),
-        "test_notify: test_a_grace_period_does_not_begin_while_nobody_listens",
+        "test_notify: test_a_grace_period_does_not_begin_while_no_recipient_listens",
     ),
 )

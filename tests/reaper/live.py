@@ -128,12 +128,12 @@ class Metrics:
     def put_metric_data(self, Namespace: str, MetricData: list[dict[str, Any]]) -> dict[str, Any]:
         """Keep heartbeats by their time of receipt, and sum up what the sweep says of itself."""
         assert Namespace == namespace(STACK)
-        for one in MetricData:
-            dimensions = one.get("Dimensions", [])
-            if one["MetricName"] == METRIC_SECONDS_SINCE_ACTIVITY:
-                self.add(dimensions[0]["Value"], self._live.now, one["Value"])
+        for datum in MetricData:
+            dimensions = datum.get("Dimensions", [])
+            if datum["MetricName"] == METRIC_SECONDS_SINCE_ACTIVITY:
+                self.add(dimensions[0]["Value"], self._live.now, datum["Value"])
             elif not dimensions:
-                self.own[one["MetricName"]] += one["Value"]
+                self.own[datum["MetricName"]] += datum["Value"]
         return self._answer({})
 
     def get_metric_data(self, MetricDataQueries: list[dict[str, Any]], **span: Any) -> dict[str, Any]:
@@ -276,11 +276,13 @@ class Instance:
         """What the sensors read: a job takes its cores, and its process is there from its first moment."""
         truth, at = self.truth, self._live.now
         share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
-        jobs = [Started(1, "python", "ada", _since(at, one)) for one in truth.jobs]
+        jobs = [Started(1, "python", "ada", _since(at, job)) for job in truth.jobs]
         presence = Presence(
-            sessions=tuple(Session("terminal", "ada on pts/0", _since(at, one)) for one in truth.typed_at),
-            started=tuple(one for one in jobs if one.age_s < STARTED_LATELY_S),
-            older=tuple(one for one in jobs if one.age_s >= STARTED_LATELY_S),
+            sessions=tuple(
+                Session("terminal", "ada on pts/0", _since(at, process)) for process in truth.typed_at
+            ),
+            started=tuple(job for job in jobs if job.age_s < STARTED_LATELY_S),
+            older=tuple(job for job in jobs if job.age_s >= STARTED_LATELY_S),
         )
         return Reading(now, Rates(cpu_cores=share), (), presence if everything else None)
 
@@ -367,12 +369,12 @@ class Live:
     def start(self, count: int = 1, *, skew: timedelta = timedelta(0), group: str = "") -> list[Instance]:
         """Instances that nobody has used for hours, in no group or in a new one."""
         ids = self._launch_group(group, count) if group else self._launch(count)
-        made = [Instance(self, one, self._folder / one, skew) for one in ids]
-        for one in made:
-            self.instances[one.id] = one
+        made = [Instance(self, instance_id, self._folder / instance_id, skew) for instance_id in ids]
+        for resource in made:
+            self.instances[resource.id] = resource
             for minute in range(IDLE_HOURS * 60):
-                at = one.idle_since + timedelta(minutes=minute)
-                self.metrics.add(one.id, at, minute * 60.0)
+                at = resource.idle_since + timedelta(minutes=minute)
+                self.metrics.add(resource.id, at, minute * 60.0)
         return made
 
     def _launch(self, count: int) -> list[str]:
@@ -384,7 +386,7 @@ class Live:
             MaxCount=count,
             TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
         )
-        return [one["InstanceId"] for one in started["Instances"]]
+        return [instance["InstanceId"] for instance in started["Instances"]]
 
     def _launch_group(self, name: str, count: int) -> list[str]:
         template = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
@@ -400,7 +402,7 @@ class Live:
             Tags=[{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in TAGS.items()],
         )
         found = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
-        return [one["InstanceId"] for one in found["Instances"]]
+        return [instance["InstanceId"] for instance in found["Instances"]]
 
     def _replace_text(self, path: Path, text: str) -> None:
         """What is written bears the world's time, as on an instance it bears the wall's."""
@@ -421,8 +423,8 @@ class Live:
 
     def _made(self, operation: str) -> list[str]:
         if operation == WRITES:
-            return [one for one in self.calls if not one.startswith(("Describe", "Get", "List"))]
-        return self.calls if operation == "*" else [one for one in self.calls if one == operation]
+            return [call for call in self.calls if not call.startswith(("Describe", "Get", "List"))]
+        return self.calls if operation == "*" else [call for call in self.calls if call == operation]
 
     def forget_lease(self) -> None:
         """As time does: a lease lasts a quarter of an hour."""
@@ -430,12 +432,12 @@ class Live:
 
     def marked(self) -> list[Instance]:
         """Instances with a mark."""
-        return [one for one in self.instances.values() if TAG_REAP_AFTER in self.tags(one.id)]
+        return [instance for instance in self.instances.values() if TAG_REAP_AFTER in self.tags(instance.id)]
 
     def said(self, word: str) -> list[str]:
         """Which instances said a word, or have a decision."""
         listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
-        keys = [one["Key"].split("/") for one in listed]
+        keys = [stored_object["Key"].split("/") for stored_object in listed]
         return [caller.rpartition(":")[2] for _, _, caller, _, name in keys if name == f"{word}.json"]
 
     @contextlib.contextmanager
@@ -476,16 +478,16 @@ class Live:
     def _tick(self) -> None:
         """Every five seconds; every second where a door is shut, as the agent's thread does."""
         is_fifth = (self.now - EPOCH) % TICK == timedelta(0)
-        for one in self.instances.values():
-            if is_fifth or one.notice_listener.talk.closed_at is not None:
-                one.tick()
+        for instance in self.instances.values():
+            if is_fifth or instance.notice_listener.talk.closed_at is not None:
+                instance.tick()
 
     def _do_due(self, until: datetime) -> None:
         """What happens before a moment, at its own moment."""
-        for one in list(self._later):
-            when, act = one
+        for process in list(self._later):
+            when, act = process
             if when() if callable(when) else when <= until:
-                self._later.remove(one)
+                self._later.remove(process)
                 self.now = self.now if callable(when) else max(self.now, when)
                 act()
 
@@ -494,7 +496,9 @@ class Live:
         self.pass_seconds(minutes * 60)
 
     def _next_tick(self) -> datetime:
-        any_closed = any(one.notice_listener.talk.closed_at is not None for one in self.instances.values())
+        any_closed = any(
+            instance.notice_listener.talk.closed_at is not None for instance in self.instances.values()
+        )
         step = TICK / CLOSED_FASTER if any_closed else TICK
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
@@ -505,7 +509,9 @@ class Live:
     def content(self, name: str) -> str:
         """The content of the only word or decision of a name."""
         listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
-        (key,) = [one["Key"] for one in listed if one["Key"].endswith(f"/{name}.json")]
+        (key,) = [
+            stored_object["Key"] for stored_object in listed if stored_object["Key"].endswith(f"/{name}.json")
+        ]
         return str(self.s3.get_object(Bucket=RECORDS, Key=key)["Body"].read().decode())
 
     # the sweep
@@ -538,10 +544,10 @@ class Live:
             return
         self.calls.append(operation)
         self.pass_seconds(self.seconds_per_call)
-        for one in list(self._surprises):
-            name, number, act = one
+        for surprise in list(self._surprises):
+            name, number, act = surprise
             if self._made(name)[-1:] == [operation] and len(self._made(name)) == number:
-                self._surprises.remove(one)
+                self._surprises.remove(surprise)
                 self._agents_act = True
                 try:
                     act()
@@ -555,10 +561,12 @@ class Live:
         self.before(model.name)
         if model.name in ("TerminateInstances", "StopInstances") and not self._agents_act:
             ids = [value for key, value in params["body"].items() if key.startswith("InstanceId")]
-            if any(TAG_WITHDRAWN in self.tags(one) for one in ids):  # as the sweep's role is denied
+            if any(
+                TAG_WITHDRAWN in self.tags(instance_id) for instance_id in ids
+            ):  # as the sweep's role is denied
                 raise refusal("UnauthorizedOperation", model.name)
-            for one in ids:
-                self.instances[one].truth.ended_at = self.now
+            for each_instance_id in ids:
+                self.instances[each_instance_id].truth.ended_at = self.now
         unwritten = f"/{self.agents_refused_words}.json"
         if model.name == "PutObject" and params["url_path"].endswith(unwritten):
             raise refusal("SlowDown", model.name)
@@ -573,23 +581,23 @@ class Live:
         headers = parsed.get("ResponseMetadata", {}).get("HTTPHeaders")
         if headers is not None:
             headers["date"] = format_datetime(self.now.replace(microsecond=0), usegmt=True)
-        for one in parsed.get("Contents", []):
-            key = quote(one["Key"])
+        for stored_object in parsed.get("Contents", []):
+            key = quote(stored_object["Key"])
             at = next((at for path, at in self.written.items() if path.endswith(key)), self.now)
-            one["LastModified"] = at.replace(microsecond=0)
+            stored_object["LastModified"] = at.replace(microsecond=0)
         for reservation in parsed.get("Reservations", []):
-            for one in reservation["Instances"]:
-                self._tell_times(one)
+            for tag in reservation["Instances"]:
+                self._set_times(tag)
 
-    def _tell_times(self, one: dict[str, Any]) -> None:
+    def _set_times(self, instance: dict[str, Any]) -> None:
         """A row of DescribeInstances in the world's time; a start makes an instance young again."""
-        known = self.instances.get(one["InstanceId"])
+        known = self.instances.get(instance["InstanceId"])
         if known is None:
             return
-        one["LaunchTime"] = known.booted_at
+        instance["LaunchTime"] = known.booted_at
         stopped_at = known.stopped_at or known.truth.ended_at
-        if one["State"]["Name"] == "stopped" and stopped_at is not None:
-            one["StateTransitionReason"] = f"User initiated ({stopped_at:%Y-%m-%d %H:%M:%S} GMT)"
+        if instance["State"]["Name"] == "stopped" and stopped_at is not None:
+            instance["StateTransitionReason"] = f"User initiated ({stopped_at:%Y-%m-%d %H:%M:%S} GMT)"
 
 
 # The one that every client's calls concern: making clients takes longer than most tests.
@@ -611,9 +619,9 @@ def _made() -> tuple[Any, Any]:
     own = aws_session._session.__wrapped__()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aws_session, "_session", lambda: own)
-        for one in (session, own):
-            one.events.register("before-call", _before_call)
-            one.events.register("after-call", _after_call)
+        for process in (session, own):
+            process.events.register("before-call", _before_call)
+            process.events.register("after-call", _after_call)
         return session, aws_session.clients(REGION)
 
 

@@ -134,7 +134,7 @@ class MotoFleet:
             MaxCount=count,
             TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
         )
-        return [one["InstanceId"] for one in started["Instances"]]
+        return [instance["InstanceId"] for instance in started["Instances"]]
 
     def start_group(self, name: str, desired: int, min_size: int = 0) -> list[str]:
         """Start a scaling group's instances."""
@@ -156,7 +156,7 @@ class MotoFleet:
     def members(self, group: str) -> list[str]:
         """The instances in a group."""
         found = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
-        return sorted(one["InstanceId"] for one in found["AutoScalingGroups"][0]["Instances"])
+        return sorted(instance["InstanceId"] for instance in found["AutoScalingGroups"][0]["Instances"])
 
     def heartbeats(
         self, ids: list[str], idle_hours: float, until: datetime = NOW, over_hours: float = 3
@@ -204,6 +204,10 @@ class MotoFleet:
         """Every record of an end in the ledger."""
         s3 = client("s3")
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/ledger/").get("Contents", [])
-        keys = [one["Key"] for one in listed if not one["Key"].endswith((".ended.json", ".failed.json"))]
+        keys = [
+            stored_object["Key"]
+            for stored_object in listed
+            if not stored_object["Key"].endswith((".ended.json", ".failed.json"))
+        ]
         bodies = [s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys]
         return [json.loads(body) for body in bodies]

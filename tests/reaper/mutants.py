@@ -89,7 +89,10 @@ def functions() -> dict[str, list[FunctionType]]:
 def functions_of(module: ModuleType) -> list[FunctionType]:
     """The functions and methods that a module defines, in the order of its lines."""
     made = []
-    for holder in (module, *(one for one in vars(module).values() if inspect.isclass(one))):
+    for holder in (
+        module,
+        *(each_value for each_value in vars(module).values() if inspect.isclass(each_value)),
+    ):
         if getattr(holder, "__module__", module.__name__) != module.__name__:
             continue
         for raw in vars(holder).values():
@@ -98,7 +101,7 @@ def functions_of(module: ModuleType) -> list[FunctionType]:
                 continue
             if value.__code__.co_filename == module.__file__:
                 made.append(value)
-    return sorted(set(made), key=lambda one: one.__code__.co_firstlineno)
+    return sorted(set(made), key=lambda resource: resource.__code__.co_firstlineno)
 
 
 def target(name: str) -> FunctionType:
@@ -108,7 +111,11 @@ def target(name: str) -> FunctionType:
         TargetError: there is none, or more than one.
     """
     folder, _, qualname = name.rpartition(":")
-    found = [one for one in functions().get(qualname, []) if not folder or f".{folder}." in one.__module__]
+    found = [
+        function
+        for function in functions().get(qualname, [])
+        if not folder or f".{folder}." in function.__module__
+    ]
     if len(found) != 1:
         raise TargetError(f"{name}: {len(found)} functions of this name in image/reaper; 1 is needed")
     return found[0]
@@ -194,7 +201,7 @@ def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object
         return value
 
     vars(builtins)[PROBE] = reached
-    for function in [one for module in broken for one in functions_of(module)]:
+    for function in [item for module in broken for item in functions_of(module)]:
         tree, probes = _tree(function), _Probes()
         for (node, _), mutant in zip(_places(tree), list(_negations_of(function)), strict=True):
             if id(node) not in probes.numbers:
@@ -226,12 +233,12 @@ class _Probes(ast.NodeTransformer):
 def explained() -> dict[str, str]:
     """Name of a negation that no test can see -> why it changes nothing."""
     content = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text(encoding="utf-8"))
-    return {one["mutant"]: one["reason"] for one in content["survivors"]}
+    return {survivor["mutant"]: survivor["reason"] for survivor in content["survivors"]}
 
 
 def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
     """Every operator and every bare condition: its node, and which one of a chain."""
-    bare = {id(one) for node in ast.walk(tree) for test in _tests_of(node) for one in _bare(test)}
+    bare = {id(function) for node in ast.walk(tree) for test in _tests_of(node) for function in _bare(test)}
     return [
         (node, index)
         for node in ast.walk(tree)
@@ -302,8 +309,8 @@ def _compiled(tree: ast.AST, function: FunctionType) -> CodeType:
 def _code(source: str, function: FunctionType) -> CodeType:
     """The code of the one function in a source."""
     made = compile(source, f"<a mutant of {function.__qualname__}>", "exec")
-    known = [one for one in made.co_consts if isinstance(one, CodeType)]
-    code = next(one for one in known if one.co_name == function.__name__)
+    known = [constant for constant in made.co_consts if isinstance(constant, CodeType)]
+    code = next(item for item in known if item.co_name == function.__name__)
     if code.co_freevars != function.__code__.co_freevars:
         raise TargetError(f"{function.__qualname__} is a closure, which no mutant can take the place of")
     return code

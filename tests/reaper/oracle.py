@@ -135,7 +135,7 @@ def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
     uses = [span for span in line.uses() if span.begin <= at - rules.unseen]
     now = [span for span in uses if span.holds_at(at)]
     stopped = line.stopped.holds_at(at)
-    due = [told for told in line.notices if _is_due(line, told, at, rules)]
+    due = [notice for notice in line.notices if _is_due(line, notice, at, rules)]
     checks = {
         "a job was at work on it": any(span in line.jobs for span in now),
         "somebody was typing on it": any(span in line.typing for span in now),
@@ -149,31 +149,33 @@ def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
         and at - line.boots[-1] < rules.min_uptime,
         "nobody was notified in time": not due,
         "it was used after the notice, or too shortly before": not any(
-            _was_idle(line, uses, told, at, rules) for told in due
+            _was_idle(line, uses, notice, at, rules) for notice in due
         ),
         "what its users keep was not saved": rules.unsaved is not None
         and not stopped
         and any(
-            line.saved_at is None or one > line.saved_at for one in line.written if one <= at - rules.unsaved
+            line.saved_at is None or written > line.saved_at
+            for written in line.written
+            if written <= at - rules.unsaved
         ),
     }
     return [wrong for wrong, holds in checks.items() if holds]
 
 
-def _is_due(line: Timeline, told: datetime, at: datetime, rules: Rules) -> bool:
+def _is_due(line: Timeline, notice: datetime, at: datetime, rules: Rules) -> bool:
     """Whether the notice's grace is over; one from before a start or a stop is no notice of this end."""
-    grace = timedelta(0) if line.given_back.holds_at(told) else rules.grace
-    return at - told >= grace and told >= max([*line.boots, *(span.begin for span in line.stopped)])
+    grace = timedelta(0) if line.given_back.holds_at(notice) else rules.grace
+    return at - notice >= grace and notice >= max([*line.boots, *(span.begin for span in line.stopped)])
 
 
-def _was_idle(line: Timeline, uses: Iterable[Span], told: datetime, at: datetime, rules: Rules) -> bool:
+def _was_idle(line: Timeline, uses: Iterable[Span], notice: datetime, at: datetime, rules: Rules) -> bool:
     """Whether nobody had used the instance for long enough when the notice was sent, nor has since."""
     if line.stopped.holds_at(at):
-        return rules.stopped_for is not None and told - line.stopped[-1].begin >= rules.stopped_for
-    old = rules.lifetime is not None and told - line.boots[-1] >= rules.lifetime
-    asked_for = old or any(span.begin <= told <= span.end for span in line.asked_for)
+        return rules.stopped_for is not None and notice - line.stopped[-1].begin >= rules.stopped_for
+    old = rules.lifetime is not None and notice - line.boots[-1] >= rules.lifetime
+    asked_for = old or any(span.begin <= notice <= span.end for span in line.asked_for)
     needed = min(rules.idle_after, rules.idle_on_request) if asked_for else rules.idle_after
-    if line.given_back.holds_at(told):
+    if line.given_back.holds_at(notice):
         needed = rules.idle_given_back
     last = max([*(min(span.end, at) for span in uses), *line.taken, line.boots[-1]])
-    return last <= told - needed
+    return last <= notice - needed

@@ -148,7 +148,7 @@ class Stage:
 
     def notices(self) -> int:
         """Notices that a user heard."""
-        return sum(len(one.line.notices) for one in self.world.instances.values())
+        return sum(len(instance.line.notices) for instance in self.world.instances.values())
 
 
 def expect(holds: bool, wrong: str) -> list[str]:
@@ -168,7 +168,9 @@ def forgotten_instances_are_terminated(stage: Stage) -> list[str]:
     recorded = [json.loads(stage.world.objects[key][0])["instance_id"] for key in keys]
     confirmed = [key for key in keys if key.replace(".json", ".ended.json") in stage.world.objects]
     return [
-        *expect(sorted(stage.ended) == sorted(one.id for one in made), f"{len(stage.ended)} of 3 ended"),
+        *expect(
+            sorted(stage.ended) == sorted(resource.id for resource in made), f"{len(stage.ended)} of 3 ended"
+        ),
         *expect(sorted(recorded) == sorted(stage.ended), "not each end has one record"),
         *expect(keys == confirmed, "not each record of an end is confirmed"),
         *expect(stage.world.groups["pool"]["desired"] == 0, "their group starts others in their place"),
@@ -274,7 +276,7 @@ def an_instance_works_for_hours(stage: Stage) -> list[str]:
 
 
 @play
-def somebody_types_now_and_then(stage: Stage) -> list[str]:
+def a_user_types_now_and_then(stage: Stage) -> list[str]:
     (instance,) = stage.start()
     instance.leave()
     for _ in range(6):
@@ -337,7 +339,10 @@ def half_a_mark_is_taken_away(stage: Stage) -> list[str]:
     made = stage.start(2)
     made[0].tags["gpu-fleet:idle-since"] = made[1].tags["gpu-fleet:reap-after"] = "2026-03-02T08:00:00+00:00"
     stage.sweep()
-    left = {key for one in made for key in one.tags} & {"gpu-fleet:idle-since", "gpu-fleet:reap-after"}
+    left = {key for resource in made for key in resource.tags} & {
+        "gpu-fleet:idle-since",
+        "gpu-fleet:reap-after",
+    }
     return expect(not left, f"{left} stays on an instance at work")
 
 
@@ -359,7 +364,7 @@ def its_owner_keeps_it_for_a_while(stage: Stage) -> list[str]:
     instance.release()
     stage.sweep()
     result = stage.sweep()
-    reasons = [one.reason for one in result.plan.decisions] if result else ["no sweep"]
+    reasons = [decision.reason for decision in result.plan.decisions] if result else ["no sweep"]
     return expect("terminated in" in str(reasons), f"it is not marked again: {reasons}") + expect(
         "withdrew" not in str(reasons), f"its agent is said to have withdrawn a mark: {reasons}"
     )
@@ -539,7 +544,7 @@ def a_gpu_looks_hung(stage: Stage) -> list[str]:
 
 
 @play
-def an_earlier_heartbeat_tells_of_later_work(stage: Stage) -> list[str]:
+def an_earlier_heartbeat_shows_later_work(stage: Stage) -> list[str]:
     """As of a second agent on the instance."""
     (instance,) = stage.start()
     stage.forget([instance])
@@ -637,7 +642,7 @@ def nobody_is_asked_before_a_mark_is_due(stage: Stage) -> list[str]:
 
 
 @play
-def somebody_typed_seconds_before_the_sweep(stage: Stage) -> list[str]:
+def a_user_typed_seconds_before_the_sweep(stage: Stage) -> list[str]:
     """No heartbeat tells of it yet."""
     instance = asked(stage)
     instance.type()
@@ -1028,7 +1033,7 @@ def its_owner_keeps_it(stage: Stage) -> list[str]:
     instance.keep(stage.world.now + timedelta(hours=8))
     result = stage.sweep()
     stage.sweep_for(60)
-    reasons = [one.reason for one in result.plan.decisions] if result else []
+    reasons = [decision.reason for decision in result.plan.decisions] if result else []
     return expect("held until 2026-03-02T17" in str(reasons), f"{reasons} does not say until when")
 
 
@@ -1280,7 +1285,7 @@ def a_stopped_instance_is_past_no_lifetime(stage: Stage) -> list[str]:
     stage.sweep()
     stage.world.pass_minutes(30 * 60)
     plan = stage.sweep()
-    reasons = [one.reason for one in plan.plan.decisions] if plan else []
+    reasons = [decision.reason for decision in plan.plan.decisions] if plan else []
     return expect(instance.state == "stopped", "it was not stopped") + expect(
         not any("lifetime" in reason for reason in reasons), "it counts as running too long"
     )
@@ -1353,7 +1358,11 @@ def the_pool_keeps_its_minimum(stage: Stage) -> list[str]:
     stage.terms(min_size=2)
     made = stage.marked(3)
     stage.sweep_for(60, override_breaker=True)
-    marks = [one for one in made if one.state == "running" and "gpu-fleet:reap-after" in one.tags]
+    marks = [
+        resource
+        for resource in made
+        if resource.state == "running" and "gpu-fleet:reap-after" in resource.tags
+    ]
     return expect(len(stage.ended) == 1, f"{len(stage.ended)} of 3 ended, 2 must stay") + expect(
         not marks, "who stays keeps its mark"
     )
@@ -1379,7 +1388,7 @@ def the_minimum_is_raised_after_the_marks(stage: Stage) -> list[str]:
     made = stage.marked(3)
     stage.terms(min_size=3)
     stage.sweep(override_breaker=True)
-    marks = [one for one in made if "gpu-fleet:reap-after" in one.tags]
+    marks = [resource for resource in made if "gpu-fleet:reap-after" in resource.tags]
     return expect(not stage.ended and not marks, "who is to stay keeps its mark")
 
 
@@ -1452,10 +1461,10 @@ def more_members_are_due_than_one_call_takes(stage: Stage) -> list[str]:
 def too_many_are_due_at_once(stage: Stage) -> list[str]:
     stage.terms(top={"max_actions": 2})
     stage.marked(6)
-    told = stage.notices()
+    notices = stage.notices()
     stage.sweep(override_breaker=True)
     return expect(len(stage.ended) == 2, f"{len(stage.ended)} ended in a sweep, 2 are allowed") + expect(
-        told == 6, f"{told} of 6 were told: more may be marked in a sweep than ended"
+        notices == 6, f"{notices} of 6 were told: more may be marked in a sweep than ended"
     )
 
 
@@ -1620,7 +1629,7 @@ def low_load_asks_in_the_first_week(stage: Stage) -> list[str]:
     stage.world.alarms = {"low"}
     stage.forget(made, 40)
     stage.sweep()
-    marked = [one.id for one in made if "gpu-fleet:reap-after" in one.tags]
+    marked = [resource.id for resource in made if "gpu-fleet:reap-after" in resource.tags]
     return expect(not marked, f"{marked} marked") + expect(
         stage.notices() == 0, "somebody was notified of an end"
     )
@@ -1714,9 +1723,9 @@ def low_load_of_one_pool_asks_for_none_of_another(stage: Stage) -> list[str]:
     stage.sweep()
     stage.forget([*dev, prod[1]], 40)
     stage.sweep()
-    told = [len(one.line.notices) for one in (*dev, *prod)]
-    return expect(sorted(told[:2]) == [0, 1], f"{told[:2]} of the pool with low load") + expect(
-        told[2:] == [1, 0], f"{told[2:]} of the other pool"
+    notices = [len(instance.line.notices) for instance in (*dev, *prod)]
+    return expect(sorted(notices[:2]) == [0, 1], f"{notices[:2]} of the pool with low load") + expect(
+        notices[2:] == [1, 0], f"{notices[2:]} of the other pool"
     )
 
 
@@ -1833,9 +1842,13 @@ def the_sweeps_clock_is_behind_as_it_would_mark(stage: Stage) -> list[str]:
 def a_dry_run_changes_nothing(stage: Stage) -> list[str]:
     made = stage.marked(2) + stage.start(1)
     stage.forget(made)
-    before = (dict(stage.world.objects), len(stage.world.messages), [dict(one.tags) for one in made])
+    before = (
+        dict(stage.world.objects),
+        len(stage.world.messages),
+        [dict(resource.tags) for resource in made],
+    )
     result = stage.sweep(dry_run=True)
-    after = (dict(stage.world.objects), len(stage.world.messages), [dict(one.tags) for one in made])
+    after = (dict(stage.world.objects), len(stage.world.messages), [dict(resource.tags) for resource in made])
     return [
         *expect(result is not None, "a dry run fails"),
         *expect(not stage.ended, "a dry run ends instances"),

@@ -98,9 +98,9 @@ class Jupyter:
             return None
 
     def ask(self, method, path):
-        told = json.loads(self.file().read_text())
-        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=20)
-        connection.request(method, f"/{path}", headers={"Authorization": f"token {told['token']}"})
+        server_file = json.loads(self.file().read_text())
+        connection = http.client.HTTPConnection("127.0.0.1", server_file["port"], timeout=20)
+        connection.request(method, f"/{path}", headers={"Authorization": f"token {server_file['token']}"})
         return json.loads(connection.getresponse().read() or "null")
 
     def execute(self, kernel_id, code):
@@ -116,8 +116,8 @@ class Jupyter:
 
     def type_in_terminal(self, name, text):
         """What a browser sends."""
-        told = json.loads(self.file().read_text())
-        url = f"ws://127.0.0.1:{told['port']}/terminals/websocket/{name}?token={told['token']}"
+        server_file = json.loads(self.file().read_text())
+        url = f"ws://127.0.0.1:{server_file['port']}/terminals/websocket/{name}?token={server_file['token']}"
         send = (
             "import json, sys, websocket; s = websocket.create_connection(sys.argv[1]); s.recv();"
             "s.send(json.dumps(['stdin', sys.argv[2]])); s.recv(); s.close()"

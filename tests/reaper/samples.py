@@ -35,7 +35,7 @@ def use(kind="gpu", who="python (8, eve)", age_s=3600.0, **values):
 
 
 def judgement(state=Minute.IDLE, idle_s=600.0, **values):
-    told = {
+    values_at_rest = {
         "active_fraction": 0.0,
         "gpu_memory_used_percent": None,
         "reasons": (),
@@ -43,4 +43,4 @@ def judgement(state=Minute.IDLE, idle_s=600.0, **values):
         "hung": (),
         "memory": JudgeMemory(NOON - timedelta(seconds=idle_s)),
     }
-    return Judgement(NOON, state, **(told | values))
+    return Judgement(NOON, state, **(values_at_rest | values))

@@ -21,7 +21,7 @@ from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.verdict import OLDEST_HEARTBEAT
 from tests.reaper.alicloud_server import Server, serving
 from tests.reaper.alicloud_server import clients as rpc_clients
-from tests.reaper.alicloud_world import Actions, Bucket, Told
+from tests.reaper.alicloud_world import Actions, Bucket, RecordedNotifier
 from tests.reaper.moto_fleet import policy_json, pool_policy
 from tests.reaper.oracle import Rules
 from tests.reaper.world import World
@@ -59,7 +59,7 @@ def connect_world(
         made=made,
     )
     if checked.cloud == "alicloud" and cloud.notifier is not None:
-        return replace(cloud, notifier=Notifier(Told(world, cloud.notifier)))
+        return replace(cloud, notifier=Notifier(RecordedNotifier(world, cloud.notifier)))
     return cloud
 
 

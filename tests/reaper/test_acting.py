@@ -96,7 +96,7 @@ def test_a_failed_end_is_noted_beside_its_record():
     sweep_world(world, POLICY)
 
     noted = [json.loads(body) for key, (body, _) in world.objects.items() if key.endswith(".failed.json")]
-    assert [("OperationNotPermitted" in one["error"]) for one in noted] == [True]
+    assert [("OperationNotPermitted" in refusal["error"]) for refusal in noted] == [True]
 
 
 def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
@@ -324,7 +324,7 @@ def usual(world):
     return json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"]["confirmed_idle"]
 
 
-def test_all_are_notified_again_where_nobody_knows_who_came_since():
+def test_all_are_notified_again_where_newer_users_are_unknown():
     """A user who came after the notice was told of nothing."""
 
     class Deaf(Notifier):
@@ -406,4 +406,4 @@ def test_the_subject_of_an_alert_says_whether_the_breaker_tripped(idle, tripped,
     sweep_world(world, POLICY)
 
     assert subjects
-    assert any("breaker" in one for one in subjects) is tripped
+    assert any("breaker" in subject for subject in subjects) is tripped

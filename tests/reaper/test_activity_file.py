@@ -38,7 +38,7 @@ def test_nothing_but_the_file_is_left_behind(path):
     assert [entry.name for entry in path.parent.iterdir()] == ["activity.json"]
 
 
-def test_a_quick_restart_goes_on_counting(path):
+def test_a_quick_restart_continues_the_count(path):
     activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
 
     assert restored(path) == JudgeMemory(NOON - timedelta(hours=2))

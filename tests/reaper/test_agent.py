@@ -99,7 +99,7 @@ def test_idle_time_counts_from_the_last_busy_minute():
     assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
 
 
-def test_what_is_known_from_before_a_restart_goes_on():
+def test_what_is_known_from_before_a_restart_is_kept():
     outcomes = judged(FakeClock(), memory=JudgeMemory(NOON - timedelta(hours=1)))
 
     assert outcomes[-1].seconds_since_activity == 3600 + 180

@@ -115,12 +115,14 @@ def kept(environment):
 
 
 def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment, metadata, tmp_path):
-    service, told = metadata
+    service, environment_of_metadata = metadata
     service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
     instance_file = tmp_path / "instance.toml"
     instance_file.write_text(INSTANCE_TOML.replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
 
-    ended = watch_idle(told | {"GPU_FLEET_INSTANCE_FILE": str(instance_file)}, tmp_path, datetime.now(UTC))
+    ended = watch_idle(
+        environment_of_metadata | {"GPU_FLEET_INSTANCE_FILE": str(instance_file)}, tmp_path, datetime.now(UTC)
+    )
 
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
@@ -130,11 +132,11 @@ def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment,
 def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
     environment, metadata, tmp_path
 ):
-    service, told = metadata
+    service, environment_of_metadata = metadata
     start = datetime.now(UTC).replace(microsecond=0)
     service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
 
-    ended = watch_idle(told, tmp_path, start)
+    ended = watch_idle(environment_of_metadata, tmp_path, start)
 
     assert ended.returncode == 0, ended.stderr
     assert "dev/keep/i-told/notes.txt" in kept(environment)
@@ -149,13 +151,13 @@ def test_the_instance_booted_as_long_ago_as_it_runs():
 
 
 def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment, metadata, tmp_path):
-    service, told = metadata
+    service, environment_of_metadata = metadata
     service.answers["/latest/meta-data/instance-id"] = "i-unfit"
     start = datetime.now(UTC).replace(microsecond=0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/ready.json").write_text('{"schema_version": 1, "ready": false}')
 
-    ended = watch_idle(told, tmp_path, start)
+    ended = watch_idle(environment_of_metadata, tmp_path, start)
 
     assert ended.returncode == 0, ended.stderr
     assert set(heartbeats(environment, "i-unfit", start, "SecondsSinceActivity")) == {-3.0}
@@ -163,7 +165,7 @@ def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment
 
 def test_a_program_that_the_stack_names_is_work(environment, metadata, tmp_path):
     """By the door of the product: the policy in the records bucket, read by the instance's own agent."""
-    _, told = metadata
+    _, environment_of_metadata = metadata
     policy = {"pools": {"dev": {"sensors": sensors(watch=["blender"], cpu_cores=64, disk_kib_per_s=2**20)}}}
     client(environment, "s3").put_object(
         Bucket="made-up", Key="reaper/policy.json", Body=json.dumps(policy).encode()
@@ -174,7 +176,7 @@ def test_a_program_that_the_stack_names_is_work(environment, metadata, tmp_path)
 
     with running(tmp_path / "blender", "600") as process:
         ended = run_agent(
-            told | {"GPU_FLEET_INSTANCE_FILE": str(file)},
+            environment_of_metadata | {"GPU_FLEET_INSTANCE_FILE": str(file)},
             tmp_path / "run",
             *("--instance-id", "i-watch", "--clock-speed", "3600", "--duration", "7200"),
         )
@@ -207,15 +209,15 @@ def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed(environmen
 
 def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
     command = [sys.executable, "-m", "image.reaper", "agent", "--instance-id", "i-stop"]
-    told = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
-    with subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True) as process:
+    variables = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
         while "event=watching" not in process.stderr.readline():
             assert process.poll() is None
         process.terminate()
-        told = process.stderr.read()
+        log = process.stderr.read()
 
     assert process.returncode == 0
-    assert "event=stopped-by-signal" in told
+    assert "event=stopped-by-signal" in log
 
 
 def test_a_missing_instance_file_is_one_message(environment, tmp_path):

@@ -149,7 +149,7 @@ def test_a_refusal_inside_an_answer_of_success_is_one(stage):
 
 
 def test_a_figure_is_of_its_pool_or_of_the_whole_stack(stage):
-    found = [stage.heartbeats._dimensions(one) for one in (Figure("X", 2.5, "dev"), Figure("X", 1))]
+    found = [stage.heartbeats._dimensions(leftover) for leftover in (Figure("X", 2.5, "dev"), Figure("X", 1))]
 
     assert found == [{"Stack": STACK, "Pool": "dev"}, {"Stack": STACK}]
 
@@ -211,14 +211,14 @@ def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
 @pytest.mark.parametrize("users", [7, "ada:login", [7, None, {}], {"ada": 1}])
 def test_whatever_an_instance_writes_of_its_users_the_operators_are_notified(stage, users):
     stage.actions.put_custom_metric = lambda _: {}
-    told = notifier(stage, {"users": {}, "sender": None, "webhooks": []}, users)
+    notifier_of_stage = notifier(stage, {"users": {}, "sender": None, "webhooks": []}, users)
 
-    announced = told.announce("test", [IDLE])
+    announced = notifier_of_stage.announce("test", [IDLE])
 
     assert (announced.notified, announced.unreached) == ([IDLE], {})
 
 
-def test_a_webhooks_address_is_read_from_its_secret_and_shown_to_nobody(stage, caplog):
+def test_a_webhooks_address_is_read_from_its_secret_and_never_shown(stage, caplog):
     asked = []
     stage.actions.get_secret_value = lambda ask: (
         asked.append(ask["SecretName"]) or {"SecretData": "http://S3CRET"}
@@ -242,7 +242,7 @@ def test_a_webhooks_address_is_read_from_its_secret_and_shown_to_nobody(stage, c
         ("ap-northeast-1", "dm.ap-southeast-1.aliyuncs.com"),
     ],
 )
-def test_mail_goes_by_the_nearest_region_that_has_direct_mail(region, host):
+def test_mail_is_sent_by_the_nearest_region_that_has_direct_mail(region, host):
     assert host_of("Dm", region) == host
 
 
@@ -278,7 +278,7 @@ def test_every_numbered_page_is_read_and_an_empty_one_ends_it_whatever_the_total
 def test_a_group_s_pool_is_read_from_its_tag(stage):
     stage.world.group("g-1", min_size=0)
 
-    assert [one.pool for one in stage.instances.fleet().groups] == ["dev"]
+    assert [group.pool for group in stage.instances.fleet().groups] == ["dev"]
 
 
 def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
@@ -327,7 +327,9 @@ def test_each_class_has_what_aws_s_has(own, other):
 def test_both_connectors_have_the_same_functions():
     names = ("connect", "instances", "bucket_client", "caller", "account_id")
 
-    assert all(callable(getattr(one, name)) for one in (aws_connect, alicloud_connect) for name in names)
+    assert all(
+        callable(getattr(leftover, name)) for leftover in (aws_connect, alicloud_connect) for name in names
+    )
 
 
 def public(kind):
@@ -385,11 +387,11 @@ def test_a_locked_instance_is_kept_with_the_reason(monkeypatch):
     monkeypatch.setattr(Actions, "describe_instances", locked)
     result = sweep_world(world, checked)
 
-    assert {one.verdict for one in result.plan.decisions} == {Verdict.KEEP_PROTECTED}
-    assert {one.reason for one in result.plan.decisions} == {
+    assert {decision.verdict for decision in result.plan.decisions} == {Verdict.KEEP_PROTECTED}
+    assert {decision.reason for decision in result.plan.decisions} == {
         "idle for 90 min, but locked by the cloud: security: lift it, or keep the instance"
     }
-    assert all(one.alert for one in result.plan.decisions)
+    assert all(decision.alert for decision in result.plan.decisions)
 
 
 def test_spot_is_recognised_by_its_strategy():
@@ -419,8 +421,8 @@ def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_
 
     fresh = stage.instances.again([mine.id, released.id, other.id], ())
 
-    assert [one.id for one in fresh.instances] == [mine.id]
-    assert [(one.id, one.state) for one in fresh.gone] == [(released.id, "terminated")]
+    assert [instance.id for instance in fresh.instances] == [mine.id]
+    assert [(leftover.id, leftover.state) for leftover in fresh.gone] == [(released.id, "terminated")]
 
 
 def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
@@ -507,7 +509,7 @@ def test_an_instance_that_vanishes_keeps_no_other_from_going():
     assert result.done.failures == [], "the one that vanished is gone, which is what was wanted"
 
 
-def test_an_instance_that_may_not_be_released_goes_back_into_its_group():
+def test_an_instance_that_may_not_be_released_is_returned_to_its_group():
     world, checked = idle_world(2)
     held = next(iter(world.instances.values()))
     held.stubborn = True
@@ -671,7 +673,7 @@ def test_windows_are_read_where_the_newest_cannot_be_had(stage):
     assert len(answer.points) > 1
 
 
-def test_an_instance_that_publishes_for_many_that_are_not_there_hides_nobody_s_heartbeats(stage, monkeypatch):
+def test_an_instance_that_publishes_for_absent_ones_hides_no_heartbeats(stage, monkeypatch):
     monkeypatch.setattr("image.reaper.alicloud.metrics.MAX_POINTS", 20)
     stage.world.start(TAGS)
     for _ in range(300):
@@ -785,11 +787,13 @@ def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_rep
     with serving(Paged(World())) as server:
         found = Leftovers(clients(server), Calls(lambda: EPOCH), STACK).find()
 
-    assert [(one.id, one.in_use) for one in found] == [
+    assert [(leftover.id, leftover.in_use) for leftover in found] == [
         *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
         *(("eip-1", False), ("eip-2", True)),
     ]
-    assert {one.unused_since for one in found} == {None}, "none was detached, or it is attached again"
+    assert {leftover.unused_since for leftover in found} == {None}, (
+        "none was detached, or it is attached again"
+    )
 
 
 def test_removing_takes_a_disk_or_an_address_and_never_an_instance():

@@ -35,7 +35,7 @@ class OneInstance:
     def __init__(self):
         self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
         self.leaving = [INSTANCE]
-        self.told, self.released, self.metrics = [], [], []
+        self.completed, self.released, self.metrics = [], [], []
 
     def describe_scaling_instances(self, ask):
         assert ask["InstanceIds"] == [INSTANCE]
@@ -69,7 +69,7 @@ class OneInstance:
         return {}
 
     def record_lifecycle_action_heartbeat(self, ask):
-        self.told.append((ask["lifecycleHookId"], ask["lifecycleActionToken"]))
+        self.completed.append((ask["lifecycleHookId"], ask["lifecycleActionToken"]))
         return {}
 
     def put_custom_metric(self, ask):
@@ -105,7 +105,7 @@ def test_an_instance_in_service_without_a_mark_hears_nothing(cloud, metadata):
     assert listening.notices.mark() is None
 
 
-def test_a_spot_notice_says_until_when_and_asks_nobody_else(cloud, metadata):
+def test_a_spot_notice_says_until_when_with_no_further_call(cloud, metadata):
     metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
 
     notice = Listening(cloud).notices.find()
@@ -197,7 +197,7 @@ def test_the_hook_is_completed_by_its_own_token(cloud):
 def test_the_hook_s_timeout_begins_anew_with_a_heartbeat(cloud):
     Hook(clients(cloud).ess, INSTANCE).heartbeat()
 
-    assert cloud.actions.told == [("ash-1", "token")]
+    assert cloud.actions.completed == [("ash-1", "token")]
 
 
 def test_a_token_that_other_instances_hang_on_is_left_alone(cloud):
@@ -222,8 +222,8 @@ def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(
     publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), INSTANCE, "dev"), NOON)
 
     sent = {
-        (one["MetricName"], one["Dimensions"]): json.loads(one["Values"])["value"]
-        for one in cloud.actions.metrics
+        (metric["MetricName"], metric["Dimensions"]): json.loads(metric["Values"])["value"]
+        for metric in cloud.actions.metrics
     }
     assert sent == {
         ("SecondsSinceActivity_alicloud_dev", '{"InstanceId": "i-1"}'): 600.0,
@@ -231,16 +231,16 @@ def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(
         ("GpuMemoryUsedPercent_alicloud_dev", '{"InstanceId": "i-1"}'): 50.0,
         ("GpuMemoryUsedPercent", '{"Pool": "dev", "Stack": "alicloud-dev"}'): 50.0,
     }
-    assert all("Time" not in one for one in cloud.actions.metrics), "the time of receipt counts"
+    assert all("Time" not in metric for metric in cloud.actions.metrics), "the time of receipt counts"
 
 
-def test_what_alarms_of_auto_scaling_watch_goes_into_the_stacks_application_group(cloud):
+def test_what_alarms_of_auto_scaling_watch_is_published_to_the_stacks_application_group(cloud):
     """They know no metric of group 0; everything else stays there, where the sweep reads it."""
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "s", "4711"), "", batched=False)
 
     publisher.add(heartbeat(judgement(gpu_memory_used_percent=50.0), INSTANCE, "dev"), NOON)
 
-    groups = {one["MetricName"]: one["GroupId"] for one in cloud.actions.metrics}
+    groups = {metric["MetricName"]: metric["GroupId"] for metric in cloud.actions.metrics}
     assert groups.pop("GpuMemoryUsedPercent") == "4711"
     assert set(groups.values()) == {"0"}
 
@@ -296,7 +296,7 @@ def test_an_instance_that_was_started_without_tokens_asks_for_them_from_now_on(
     assert "event=metadata-not-hardened" not in caplog.text
 
 
-def test_an_instance_that_cannot_be_hardened_says_so_and_goes_on(metadata, agent_cloud, caplog):
+def test_an_instance_that_cannot_be_hardened_says_so_and_continues(metadata, agent_cloud, caplog):
     metadata.open = True
 
     agent_cloud.harden(Metadata("alicloud"), INSTANCE)
@@ -379,9 +379,13 @@ def heartbeats_of_half_an_hour(cloud, environment):
         sleeper.kill()
         sleeper.wait()
     assert ended.returncode == 0, ended.stderr
-    own = [one for one in cloud.actions.metrics if one["MetricName"] == "SecondsSinceActivity_alicloud_dev"]
-    assert {one["Dimensions"] for one in own} == {'{"InstanceId": "i-1"}'}
-    return [json.loads(one["Values"])["value"] for one in own]
+    own = [
+        metric
+        for metric in cloud.actions.metrics
+        if metric["MetricName"] == "SecondsSinceActivity_alicloud_dev"
+    ]
+    assert {datum["Dimensions"] for datum in own} == {'{"InstanceId": "i-1"}'}
+    return [json.loads(datum["Values"])["value"] for datum in own]
 
 
 def test_a_real_agent_publishes_a_heartbeat_each_minute(cloud, metadata, tmp_path):

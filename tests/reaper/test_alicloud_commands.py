@@ -58,7 +58,7 @@ def policy_file(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, [str(one) for one in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_status_shows_each_instance_and_what_would_become_of_it(world, idle, policy_file):
@@ -70,7 +70,7 @@ def test_status_shows_each_instance_and_what_would_become_of_it(world, idle, pol
     assert "MARK" in result.output
 
 
-def test_the_account_is_asked_for_once_where_nobody_said_it(world, idle, policy_file):
+def test_the_account_is_asked_for_once_where_it_is_not_given(world, idle, policy_file):
     run("status", "--policy", policy_file, "--now", format_time(world.now))
 
     assert world.asked["GetCallerIdentity"] == 1

@@ -17,7 +17,7 @@ class AlicloudFaultStateMachine(FaultStateMachine):
     policy: ClassVar[Policy] = policy(top=CLOUD, **POOL)
 
 
-def test_no_instance_at_work_is_terminated_on_alibaba_cloud_whatever_goes_wrong():
+def test_no_instance_at_work_is_terminated_on_alibaba_cloud_whatever_fails():
     """The same few runs each time; ``python -m tests.bench.bench_reaper_alicloud`` looks for new ones."""
     before = FaultStateMachine.ends_amid_faults
 

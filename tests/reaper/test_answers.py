@@ -101,7 +101,7 @@ def test_each_state_of_a_mark_that_is_due_has_one_next_act(talk, look, act):
     ("lower_at", "act"),
     [(None, Act.NOTHING), (ago(-1), Act.NOTHING), (ago(0), Act.LOWER), (ago(1), Act.LOWER)],
 )
-def test_without_a_mark_the_cloud_may_stop_the_instance_when_no_sweep_goes_by_an_old_one(lower_at, act):
+def test_without_a_mark_the_cloud_may_stop_the_instance_once_no_sweep_acts_on_an_old_one(lower_at, act):
     assert next_act(View(NOW, None, "", Talk(lower_at=lower_at))) is act
 
 
@@ -156,8 +156,8 @@ def test_whoever_typed_and_whatever_began_since_the_mark_was_due_is_a_sign(age_s
 
     found = [seen(look(presence), MARK, Limits()) for presence in (typed, began, older)]
 
-    assert [bool(one.signs) for one in found] == [counts] * 3
-    assert [one.is_new for one in found] == [counts] * 3
+    assert [bool(answer.signs) for answer in found] == [counts] * 3
+    assert [answer.is_new for answer in found] == [counts] * 3
 
 
 @pytest.mark.parametrize(("repeats", "is_known"), [(False, False), (True, True)])

@@ -32,7 +32,7 @@ def test_a_batch_of_queries_is_of_what_one_call_takes():
     assert [len(batch) for batch in _batches(few_points, day)] == [MAX_QUERIES, MAX_QUERIES, 200]
     most = MAX_POINTS // 1_441  # points of a minute in a day, both ends counted
     assert [len(batch) for batch in _batches(many_points, day)] == [most, most, 200 - 2 * most]
-    assert [one for batch in _batches(many_points, day) for one in batch] == many_points
+    assert [point for batch in _batches(many_points, day) for point in batch] == many_points
     assert list(_batches([], day)) == []
 
 
@@ -43,4 +43,4 @@ def test_a_figure_is_of_its_pool_or_of_the_whole_stack():
         [Figure("HourCost", 2.5, "dev"), Figure("SweepRuns", 1)]
     )
 
-    assert [one["Dimensions"] for one in cloudwatch.data] == [[{"Name": "Pool", "Value": "dev"}], []]
+    assert [point["Dimensions"] for point in cloudwatch.data] == [[{"Name": "Pool", "Value": "dev"}], []]

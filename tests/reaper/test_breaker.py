@@ -67,7 +67,7 @@ def test_sensors_that_go_blind_so_slowly_that_none_waits_beside_another_cost_one
     assert ended(world) <= 1
 
 
-def test_one_user_who_comes_and_goes_does_not_teach_that_many_are_idle():
+def test_one_user_with_short_sessions_does_not_teach_that_many_are_idle():
     world, made = fleet(20)
     for _ in range(6):
         made[0].leave()
@@ -110,7 +110,7 @@ def test_small_pools_that_are_truly_idle_are_gone_after_a_day():
     assert ended(world) == 20
 
 
-def test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so():
+def test_the_nodes_of_a_job_that_ends_on_friday_are_terminated_by_monday_without_a_user():
     world, made = fleet(18)
     for instance in made[:16]:
         instance.leave()
@@ -174,7 +174,7 @@ def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
     assert ended(world) == 8
 
 
-def test_many_that_were_given_back_lately_hold_nobody_else():
+def test_many_that_were_given_back_lately_hold_up_no_other_instance():
     """What a user says is no sign of blind sensors."""
     world, made = fleet(11)
     for instance in made[:5]:
@@ -199,7 +199,7 @@ def test_it_alarms_in_the_very_sweep_in_which_it_trips():
 
     result = sweep_world(world, POLICY)
 
-    figures = {one.name: one.value for one in result.metrics()}
+    figures = {metric.name: metric.value for metric in result.metrics()}
     assert figures["SweepBreakerTrips"] == 1
     assert result.failed
     assert any(

@@ -51,7 +51,7 @@ def stored(key):
 
 def group(fleet):
     (found,) = fleet.autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
-    return found["MaxSize"], [one["ProcessName"] for one in found["SuspendedProcesses"]]
+    return found["MaxSize"], [process["ProcessName"] for process in found["SuspendedProcesses"]]
 
 
 def metric(fleet, name, pool=None):

@@ -52,7 +52,7 @@ def test_it_runs_without_rights_and_without_the_agent_s_environment(program, tmp
     assert command(file).is_busy()
 
 
-def test_one_that_takes_too_long_is_ended_with_all_it_started(program):
+def test_a_command_that_takes_too_long_is_killed_with_all_it_started(program):
     began, seconds = time.monotonic(), f"613.{os.getpid()}"
 
     with pytest.raises(SensorError, match=r"no answer within 0.3 s"):

@@ -22,8 +22,8 @@ def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
 
 def day(instances, saved=()):
     costs = {}
-    for one in instances.values():
-        costs[one.instance.pool] = costs.get(one.instance.pool, Decimal(0)) + one.cost
+    for instance in instances.values():
+        costs[instance.instance.pool] = costs.get(instance.instance.pool, Decimal(0)) + instance.cost
     return Day(MIDNIGHT, costs, instances, dict(saved))
 
 
@@ -60,7 +60,7 @@ def test_the_ten_that_left_most_money_idle_come_dearest_first():
 
     idle = summed(instances, dict.fromkeys(instances, 0.75)).idle
 
-    assert [one.instance_id for one in idle] == [f"i-{n:02}" for n in range(14, 4, -1)]
+    assert [instance.instance_id for instance in idle] == [f"i-{n:02}" for n in range(14, 4, -1)]
     assert idle[0].idle_cost == 14 * 24 / Decimal(4)
 
 
@@ -116,7 +116,7 @@ def test_busy_and_unknown_hours_are_part_of_those_bought_and_pools_add_up(instan
         assert pool.busy >= 0
         assert pool.unknown >= 0
         assert pool.busy + pool.unknown <= pool.gpu_hours
-    assert found.total("cost") == sum((one.cost for one in instances.values()), Decimal(0))
+    assert found.total("cost") == sum((instance.cost for instance in instances.values()), Decimal(0))
     assert len(found.idle) <= 10
     drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
     if drawn:
@@ -131,7 +131,7 @@ def test_an_owner_s_name_that_begins_like_a_number_cannot_break_the_page():
 
 
 @pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
-def test_numbers_that_nobody_can_mean_count_like_none(value):
+def test_absurd_numbers_count_like_missing_ones(value):
     """Everybody on an instance may publish in its name; one such number would end every report."""
     instances = {"i-1": share(), "i-2": share()}
 

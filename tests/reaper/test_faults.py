@@ -5,7 +5,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.reaper.fault_state_machine import FaultStateMachine, same_runs_each_time
 
 
-def test_no_instance_at_work_is_terminated_whatever_goes_wrong():
+def test_no_instance_at_work_is_terminated_whatever_fails():
     """The same runs each time; ``python -m tests.bench.bench_reaper`` looks for new ones."""
     run_state_machine_as_test(
         FaultStateMachine,

@@ -26,14 +26,14 @@ def group(name="train", members=2, **changes):
 
 def applied(freeze, groups):
     """The groups after every step was taken, none of which may fall below what runs."""
-    after = {one.name: one for one in groups}
+    after = {group.name: group for group in groups}
     for step in steps(freeze, groups):
-        one = after[step.group]
+        item = after[step.group]
         if step.max_size is not None:
-            assert step.max_size >= max(one.size, one.min_size)
-            after[step.group] = replace(one, max_size=step.max_size)
+            assert step.max_size >= max(item.size, item.min_size)
+            after[step.group] = replace(item, max_size=step.max_size)
         else:
-            after[step.group] = replace(one, closed=step.closed)
+            after[step.group] = replace(item, closed=step.closed)
     return list(after.values())
 
 
@@ -97,7 +97,7 @@ def test_a_new_month_gives_every_group_its_limit_back():
     opened, back = frozen(0, groups, freeze, DECEMBER)
 
     assert opened.stage is FreezeStage.OPEN
-    assert [(one.max_size, one.closed) for one in back] == [(8, False), (4, False)]
+    assert [(group.max_size, group.closed) for group in back] == [(8, False), (4, False)]
 
 
 def test_what_another_had_closed_stays_closed():
@@ -110,7 +110,7 @@ def test_a_user_lifts_what_is_spent_and_the_next_share_freezes_again():
     freeze, groups = frozen(CAPPED_AT, [group()])
     lifted = lift(freeze, CAPPED_AT, budget(), NOON)
 
-    assert [one.max_size for one in applied(lifted, groups)] == [8]
+    assert [group.max_size for group in applied(lifted, groups)] == [8]
     assert follow(lifted, Decimal(999), budget(), NOON).stage is FreezeStage.OPEN
     assert follow(lifted, CLOSED_AT, budget(), NOON).stage is FreezeStage.CLOSED
 
@@ -158,7 +158,7 @@ GROUPS = st.lists(
         st.booleans(),
     ),
     max_size=3,
-    unique_by=lambda one: one.name,
+    unique_by=lambda build: build.name,
 )
 
 
@@ -170,7 +170,9 @@ def test_whatever_is_spent_no_limit_falls_below_what_runs_and_all_come_back(grou
         assert from_json(freeze.to_json(), "freeze.json").stage is freeze.stage
     _, back = frozen(0, now, freeze, DECEMBER)
 
-    assert [(one.max_size, one.closed) for one in back] == [(one.max_size, one.closed) for one in first]
+    assert [(group.max_size, group.closed) for group in back] == [
+        (group.max_size, group.closed) for group in first
+    ]
 
 
 @pytest.mark.parametrize("spent", [CAPPED_AT, CLOSED_AT])

@@ -43,21 +43,21 @@ def swept(live, minutes=25):
 
 
 def ended(instances):
-    return [one.id for one in instances if one.truth.ended_at is not None]
+    return [instance.id for instance in instances if instance.truth.ended_at is not None]
 
 
 def test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none(live):
     instances = live.start(7)
-    for one in instances[2:]:
-        one.log_in()
+    for each_instance in instances[2:]:
+        each_instance.log_in()
     live.pass_minutes(8)
-    for one in instances[:2]:
-        give_back(live, one)
+    for each_instance in instances[:2]:
+        give_back(live, each_instance)
 
     assert not live.sweep()["breaker"]
     swept(live)
 
-    assert ended(instances) == [one.id for one in instances[:2]]
+    assert ended(instances) == [instance.id for instance in instances[:2]]
 
 
 def test_who_kept_an_instance_is_notified_anew_when_another_gives_it_back(live, monkeypatch):
@@ -68,18 +68,18 @@ def test_who_kept_an_instance_is_notified_anew_when_another_gives_it_back(live, 
         return announce(self, stack, decisions)
 
     monkeypatch.setattr(Notifier, "announce", listened)
-    (one,) = live.start()
+    (instance,) = live.start()
     live.pass_minutes(2)
     live.sweep()
-    tag(live, one, **{TAG_KEEP_UNTIL: format_time(live.now + timedelta(hours=8)), TAG_KEEP_REASON: "x"})
+    tag(live, instance, **{TAG_KEEP_UNTIL: format_time(live.now + timedelta(hours=8)), TAG_KEEP_REASON: "x"})
     swept(live)
     before = len(notices)
-    give_back(live, one, by="eve")
-    live.ec2.delete_tags(Resources=[one.id], Tags=[{"Key": TAG_KEEP_UNTIL}, {"Key": TAG_KEEP_REASON}])
+    give_back(live, instance, by="eve")
+    live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_KEEP_UNTIL}, {"Key": TAG_KEEP_REASON}])
 
     swept(live, minutes=10)
 
-    assert live.marked() == [one]
+    assert live.marked() == [instance]
     assert ["given back by eve" in decision.reason for decision in notices[before:]] == [True]
 
 
@@ -162,7 +162,9 @@ def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep
 
     assert report["marked"] == [instance]
     messages = [mail["Message"] for mail in fleet.heard()]
-    assert all("given back by eve, not by its owner ada: the pool's times hold" in one for one in messages)
+    assert all(
+        "given back by eve, not by its owner ada: the pool's times hold" in message for message in messages
+    )
     assert len(messages) == 2, "the owner's, and the operators' alert"
 
 

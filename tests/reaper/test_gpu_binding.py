@@ -64,9 +64,9 @@ def test_a_gpu_in_mig_mode_reports_the_processes_of_its_instances(driver):
 
 
 def test_a_lost_gpu_is_named(driver):
-    told = read(driver, NVML_FAILS="nvmlDeviceGetUtilizationRates")
+    error = read(driver, NVML_FAILS="nvmlDeviceGetUtilizationRates")
 
-    assert told == "NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 (GPU-whole)"
+    assert error == "NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 (GPU-whole)"
 
 
 def test_a_library_without_a_function_is_reported_as_such(driver, tmp_path):
@@ -75,9 +75,9 @@ def test_a_library_without_a_function_is_reported_as_such(driver, tmp_path):
     library = str(tmp_path / "libnvidia-ml.so.1")
     subprocess.run([COMPILER, "-shared", "-fPIC", "-w", "-o", library, tmp_path / "old.c"], check=True)
 
-    told = read(driver, LD_LIBRARY_PATH=str(tmp_path))
+    error = read(driver, LD_LIBRARY_PATH=str(tmp_path))
 
-    assert told.startswith("NVML_ERROR_FUNCTION_NOT_FOUND in nvmlDeviceGetMemoryInfo")
+    assert error.startswith("NVML_ERROR_FUNCTION_NOT_FOUND in nvmlDeviceGetMemoryInfo")
 
 
 def test_an_agent_process_finds_the_instance_active_by_its_gpu(driver, tmp_path):

@@ -93,7 +93,7 @@ def test_one_run_that_lasts_is_no_three():
         for age_s in range(0, 300, 5)
     ]
 
-    assert not any(one.repeats for (one,) in seen)
+    assert not any(entry.repeats for (entry,) in seen)
 
 
 started = st.builds(
@@ -110,19 +110,25 @@ started = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.lists(started, max_size=3, unique_by=lambda one: one.pid), st.booleans())))
+@given(
+    st.lists(st.tuples(st.lists(started, max_size=3, unique_by=lambda process: process.pid), st.booleans()))
+)
 def test_only_a_light_process_after_three_other_runs_of_its_command_is_a_repetition(looks):
     habits, runs = Habits(), set()
     for number, (processes, busy) in enumerate(looks):
-        for one in habits.learned(processes, NOON + timedelta(seconds=number), busy=busy):
-            others = {key for key in runs if key[0] == one.command and key[1:] != (one.pid, one.began_s)}
-            if one.repeats:
+        for each_process in habits.learned(processes, NOON + timedelta(seconds=number), busy=busy):
+            others = {
+                key
+                for key in runs
+                if key[0] == each_process.command and key[1:] != (each_process.pid, each_process.began_s)
+            }
+            if each_process.repeats:
                 assert len(others) >= 3
-                assert not one.on_gpu
+                assert not each_process.on_gpu
                 assert not busy
-                assert one.cpu_s <= 1.0
-                assert one.age_s <= 600.0
-            runs.add((one.command, one.pid, one.began_s))
+                assert each_process.cpu_s <= 1.0
+                assert each_process.age_s <= 600.0
+            runs.add((each_process.command, each_process.pid, each_process.began_s))
 
 
 class Eyes:
@@ -167,21 +173,21 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit():
         {"failures": ("gpu: NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates",)},
     ],
 )
-def test_runs_beside_work_or_beside_what_nobody_knows_are_none(reading):
+def test_runs_beside_work_or_beside_unknown_use_do_not_count(reading):
     assert not learned_with(**reading)
 
 
 def test_a_loop_in_a_real_pane_is_known():
     """Its own processes alone are looked at: what else runs here is another test's."""
-    table = ProcessTable(frozenset, time.monotonic, lambda *_told: ([], []))
+    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
     habits, looks = Habits(), iter(range(10**6))
     sleeping = blake2b(b"sleep\0" + b"0.31\0", digest_size=16).hexdigest()
     with at_a_terminal("sh", "-c", "while :; do sleep 0.31; done"):
 
         def known():
-            own = [one for one in table.read().started if one.command == sleeping]
+            own = [process for process in table.read().started if process.command == sleeping]
             at = NOON + timedelta(seconds=next(looks))
-            return any(one.repeats for one in habits.learned(own, at, busy=False))
+            return any(process.repeats for process in habits.learned(own, at, busy=False))
 
         assert until(known, "a sleep that only repeats the others")
 
@@ -209,9 +215,9 @@ def test_a_known_command_counts_again_while_a_gpu_does_not_answer():
 
 def shown(monkeypatch, *looks):
     """What a process table says began, look by look."""
-    told = iter(looks)
-    monkeypatch.setattr(PROCESSES, lambda _root: [next(told)])
-    table = ProcessTable(frozenset, time.monotonic, lambda *_told: ([], []))
+    looked = iter(looks)
+    monkeypatch.setattr(PROCESSES, lambda _root: [next(looked)])
+    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
     return [table.read().started for _ in looks]
 
 
@@ -228,7 +234,7 @@ def test_a_process_of_root_that_becomes_a_user_s_counts_as_that_user_s(monkeypat
     before, after = shown(monkeypatch, root, replace(root, uid=4242))
 
     assert before == ()
-    assert [one.user for one in after] == ["4242"]
+    assert [process.user for process in after] == ["4242"]
 
 
 @pytest.mark.parametrize(("uid", "count"), [(999, 0), (1000, 1)])
@@ -239,12 +245,12 @@ def test_the_first_account_of_an_image_is_a_user_s_and_a_daemon_s_is_not(monkeyp
 
 
 def test_a_process_that_is_put_into_a_container_counts_from_then_on(monkeypatch, tmp_path):
-    one = a_process("python", "train.py")
-    group = tmp_path / f"proc/{one.pid}/cgroup"
+    process = a_process("python", "train.py")
+    group = tmp_path / f"proc/{process.pid}/cgroup"
     group.parent.mkdir(parents=True)
     (tmp_path / "dev/pts").mkdir(parents=True)
-    monkeypatch.setattr(PROCESSES, lambda _root: [one])
-    table = ProcessTable(frozenset, time.monotonic, lambda *_told: ([], []), root=tmp_path)
+    monkeypatch.setattr(PROCESSES, lambda _root: [process])
+    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []), root=tmp_path)
 
     group.write_text("0::/system.slice/other.service\n")
     before = table.read().started
@@ -269,13 +275,13 @@ def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
     long = "--token=" + "s3cret" * 100_000
     for command in (("/opt/train", long), (f"worker: {long}",), (f"/opt/worker {long}",)):
         started, _ = shown(monkeypatch, *[a_process(*command, uid=4242)] * 2)
-        (one,) = started
+        (process,) = started
         habits = Habits()
         habits.learned(started, NOON, busy=False)
-        told = seen(sample(presence=Presence(started=started)), NOON - timedelta(hours=1), Limits())
+        looked = seen(sample(presence=Presence(started=started)), NOON - timedelta(hours=1), Limits())
 
-        assert "s3cret" not in f"{one} {told} {vars(habits)}"
-        assert len(one.command) == 32
+        assert "s3cret" not in f"{process} {looked} {vars(habits)}"
+        assert len(process.command) == 32
     assert "s3cret" not in caplog.text
 
 

@@ -44,7 +44,7 @@ def test_a_sweep_publishes_that_it_ran(fleet):
     handler.handle({}, Context())
 
     metrics = fleet.cloudwatch.list_metrics(Namespace="GpuFleet/test")["Metrics"]
-    assert {"SweepRuns", "SweepFailures", "SweepBreakerTrips"} <= {one["MetricName"] for one in metrics}
+    assert {"SweepRuns", "SweepFailures", "SweepBreakerTrips"} <= {metric["MetricName"] for metric in metrics}
 
 
 @pytest.mark.parametrize(

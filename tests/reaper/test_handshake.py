@@ -56,11 +56,11 @@ from tests.reaper.plays import Stage, asked
 
 
 def killed(instances):
-    return [one.id for one in instances if one.truth.killed]
+    return [instance.id for instance in instances if instance.truth.killed]
 
 
 def ended(instances):
-    return [one.id for one in instances if one.truth.ended_at is not None]
+    return [instance.id for instance in instances if instance.truth.ended_at is not None]
 
 
 def keep(instance, *more):
@@ -89,7 +89,10 @@ def test_what_users_keep_is_saved_again_behind_the_shut_door(live, tmp_path):
 
     live.sweep()
 
-    keys = [one["Key"] for one in live.s3.list_objects_v2(Bucket="gpu-fleet-test-data")["Contents"]]
+    keys = [
+        stored_object["Key"]
+        for stored_object in live.s3.list_objects_v2(Bucket="gpu-fleet-test-data")["Contents"]
+    ]
     assert f"dev/keep/{instance.id}/late.txt" in keys
     assert ended([instance])
 
@@ -177,8 +180,8 @@ def test_a_job_finds_a_shut_door_or_the_sweep_finds_the_job(live):
     live.sweep()
 
     assert killed(instances) == []
-    assert any(one.truth.refused for one in instances)
-    assert any(one.truth.jobs for one in instances)
+    assert any(each_instance.truth.refused for each_instance in instances)
+    assert any(each_instance.truth.jobs for each_instance in instances)
 
 
 def test_no_job_is_killed_whose_agent_dies_as_it_begins(live):
@@ -328,7 +331,7 @@ def test_an_agent_that_starts_leaves_an_administrator_s_refusal_alone(live, tmp_
 
 
 @pytest.mark.parametrize("file", ["run/closed", "nologin"])
-def test_where_run_is_full_nobody_is_locked_out_and_the_agent_goes_on(live, monkeypatch, file):
+def test_where_run_is_full_no_user_is_locked_out_and_the_agent_continues(live, monkeypatch, file):
     (instance,) = marked_and_due(live)
     whole = listening.replace_text
 
@@ -398,7 +401,7 @@ def test_a_refused_mark_is_removed_and_a_later_one_may_terminate_the_instance(li
     assert ended([instance]) == [instance.id]
 
 
-def test_a_door_that_nobody_comes_through_opens_after_an_hour(live):
+def test_a_door_without_a_termination_opens_after_an_hour(live):
     (instance,) = marked_and_due(live)
     live.on_call("TerminateInstances", lambda: fail("RequestLimitExceeded", "TerminateInstances"))
     live.sweep()
@@ -556,7 +559,7 @@ def test_an_instance_whose_mark_is_taken_away_behind_the_shut_door_stays_and_is_
     assert row["AutoScalingGroupName"] == "pool"
 
 
-def test_a_removed_mark_is_refused_and_its_fence_stands_until_no_sweep_goes_by_it(live):
+def test_a_removed_mark_is_refused_and_its_fence_stands_until_no_sweep_acts_on_it(live):
     instance = closed_by_a_sweep_that_cannot_end(live)
     mark = live.tags(instance.id)[TAG_REAP_AFTER]
 
@@ -571,7 +574,7 @@ def test_a_removed_mark_is_refused_and_its_fence_stands_until_no_sweep_goes_by_i
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_where_a_removed_mark_cannot_be_refused_users_come_in_once_no_sweep_goes_by_it(live, is_replaced):
+def test_where_a_removed_mark_cannot_be_refused_users_come_in_once_no_sweep_acts_on_it(live, is_replaced):
     instance = closed_by_a_sweep_that_cannot_end(live)
     live.agents_refused_words = "refused"
     until = live.now + timedelta(minutes=10) if is_replaced else None
@@ -704,7 +707,7 @@ def test_a_stopped_instance_that_is_started_before_the_last_look_at_it_stays(liv
     report = live.sweep()
 
     assert ended([instance]) == []
-    assert [one["error"] for one in report["failed"]] == [CHANGED]
+    assert [failure["error"] for failure in report["failed"]] == [CHANGED]
     live.pass_minutes(10)
     live.sweep()
     assert TAG_REAP_AFTER not in live.tags(instance.id)
@@ -759,7 +762,7 @@ def refused(live):
     return instance
 
 
-def test_what_denies_the_termination_is_removed_once_no_sweep_goes_by_the_mark(live):
+def test_what_denies_the_termination_is_removed_once_no_sweep_acts_on_the_mark(live):
     instance = refused(live)
 
     live.pass_minutes(1)
@@ -962,7 +965,7 @@ def test_an_instance_that_hides_its_refusal_behind_other_names_is_not_taken_at_i
     assert (found.flooded, found.reply) == (True, None)
 
 
-def test_names_of_callers_that_nobody_is_are_jumped_over_where_the_callers_are_known():
+def test_unknown_callers_are_skipped_where_the_callers_are_known():
     """On Alibaba Cloud an instance may write below whatever begins with the name of its pool."""
     made_up = [f"dev.h{number:06}/20261121T120000Z/idle.json" for number in range(5000)]
     alike = [f"dev.h{number:06}.i-1/20261121T120000Z/idle.json" for number in range(5000)]
@@ -971,14 +974,14 @@ def test_names_of_callers_that_nobody_is_are_jumped_over_where_the_callers_are_k
     found = heard_in(bucket, {"i-1": "dev.i-1", "a-1": "dev.a-1"})
 
     assert bucket.pages == 2
-    assert {one.reply for one in found.replies.values() if one.caller in ("dev.i-1", "dev.a-1")} == {
+    assert {reply.reply for reply in found.replies.values() if reply.caller in ("dev.i-1", "dev.a-1")} == {
         Reply.IDLE
     }
     assert len(found.replies) >= 2
 
 
 def test_where_all_flood_at_once_the_listing_ends_and_who_was_not_heard_has_said_nothing():
-    keys = [f"AROA:i-{one:04}/0/{name}.json" for one in range(200) for name in range(1100)]
+    keys = [f"AROA:i-{number:04}/0/{name}.json" for number in range(200) for name in range(1100)]
     bucket = Bucket([*keys, *said_by("AROA:i-9999", "idle")])
 
     found = heard_in(bucket, {"i-9999": ""})
@@ -1020,10 +1023,12 @@ def test_beside_an_instance_that_floods_the_others_are_terminated_at_the_same_re
 
     stage, instances, caller, result = swept_beside_a_flood(cloud, 5000)
 
-    assert stage.ended == [one.id for one in instances], "its words can be read: what floods lies beside them"
+    assert stage.ended == [instance.id for instance in instances], (
+        "its words can be read: what floods lies beside them"
+    )
     assert result.done.failures == []
     calm_reads, reads = (
-        Counter(one for one in each.world.calls if one.startswith(("Describe", "List", "Get")))
+        Counter(call for call in each.world.calls if call.startswith(("Describe", "List", "Get")))
         for each in (calm, stage)
     )
     lists = calm_reads.pop("ListObjectsV2")
@@ -1041,7 +1046,7 @@ def test_an_instance_that_floods_its_own_mark_stays_and_operators_are_notified_a
 
     assert stage.ended == [first.id, last.id]
     assert result.done.flooding.keys() == {caller}
-    (verdict,) = [one for one in result.plan.decisions if one.instance.id == flooder.id]
+    (verdict,) = [decision for decision in result.plan.decisions if decision.instance.id == flooder.id]
     assert (verdict.verdict, verdict.alert) == (Verdict.WAIT, True)
     assert "none is believed" in verdict.reason
     stage.world.calls.clear()
@@ -1067,9 +1072,9 @@ def test_a_decision_that_an_instance_made_huge_is_a_failure_of_that_instance_alo
     """Else the function reads it whole, runs out of memory, and ends nobody."""
     first, second = marked_and_due(live, 2)
     (key,) = [
-        one["Key"].replace("idle", "decision")
-        for one in live.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
-        if second.id in one["Key"] and one["Key"].endswith("/idle.json")
+        stored_object["Key"].replace("idle", "decision")
+        for stored_object in live.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
+        if second.id in stored_object["Key"] and stored_object["Key"].endswith("/idle.json")
     ]
     huge = json.dumps({"winner": "end", "reason": "x" * LONGEST}).encode()
     get_backend("s3")[ACCOUNT]["global"].put_object(RECORDS, key, huge)
@@ -1077,5 +1082,7 @@ def test_a_decision_that_an_instance_made_huge_is_a_failure_of_that_instance_alo
     report = live.sweep(override_breaker=True)
 
     assert ended([first, second]) == [first.id]
-    (failure,) = [one for one in report["failed"] if one["instance_id"] == second.id]
+    (failure,) = [
+        each_failure for each_failure in report["failed"] if each_failure["instance_id"] == second.id
+    ]
     assert f"longer than {LONGEST} bytes" in failure["error"]

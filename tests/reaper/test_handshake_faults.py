@@ -81,7 +81,7 @@ def test_two_sweeps_at_once_end_an_instance_once(live):
 
 
 @pytest.mark.parametrize("moment", ["before the answer", "after it", "behind the door"])
-def test_an_agent_that_restarts_goes_on_where_it_was(live, moment):
+def test_an_agent_that_restarts_continues_where_it_was(live, moment):
     (instance,) = live.start()
     live.pass_minutes(2)
     live.sweep()

@@ -156,7 +156,7 @@ def test_a_hold_that_is_over_keeps_nothing():
     assert verdict(alone(held, FORGOTTEN.activity())) is Verdict.TERMINATE
 
 
-# 6: marked, told, waited, looked again
+# 6: marked, notified, waited, looked again
 
 
 @given(history=histories())
@@ -184,7 +184,7 @@ def test_a_sweep_terminates_no_more_than_allowed_and_the_longest_idle_first(coun
     instances = [
         make_instance(f"i-{n:02}", idle_since=NOW - timedelta(minutes=idle[n])) for n in range(count)
     ]
-    activity = {one.id: idle_history(idle[n]).activity() for n, one in enumerate(instances)}
+    activity = {instance.id: idle_history(idle[n]).activity() for n, instance in enumerate(instances)}
     bounded = replace(POLICY, max_actions=most, max_percent=percent)
     situation = replace(alone(instances[0], FORGOTTEN.activity()), policy=bounded, activity=activity)
 
@@ -200,8 +200,8 @@ def fleet_of(idle, due, busy):
     fresh = [make_instance(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
     old = [make_instance(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(due)]
     working = [make_instance(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]
-    activity = {one.id: FORGOTTEN.activity() for one in fresh + old}
-    activity |= {one.id: idle_history(0).activity() for one in working}
+    activity = {instance.id: FORGOTTEN.activity() for instance in fresh + old}
+    activity |= {instance.id: idle_history(0).activity() for instance in working}
     situation = replace(alone(make_instance(), FORGOTTEN.activity()), activity=activity)
     return replace(situation, fleet=Inventory(tuple(fresh + old + working)))
 
@@ -226,12 +226,15 @@ def test_more_of_a_pool_idle_within_a_day_than_is_usual_trips_the_breaker_and_te
     assert len(plan.with_verdict(Verdict.MARK)) == idle
 
 
-def test_what_the_breaker_holds_goes_by_its_own_word_a_day_later():
+def test_what_the_breaker_holds_is_terminated_by_its_own_word_a_day_later():
     held = fleet_of(0, 8, 0)
     later = [
-        one.tags | {"gpu-fleet:reap-after": (NOW - BREAKER_LASTS).isoformat()} for one in held.fleet.instances
+        instance.tags | {"gpu-fleet:reap-after": (NOW - BREAKER_LASTS).isoformat()}
+        for instance in held.fleet.instances
     ]
-    aged = tuple(replace(one, tags=tags) for one, tags in zip(held.fleet.instances, later, strict=True))
+    aged = tuple(
+        replace(instance, tags=tags) for instance, tags in zip(held.fleet.instances, later, strict=True)
+    )
 
     assert decide(held).with_verdict(*ENDS) == ()
     assert len(decide(replace(held, fleet=Inventory(aged))).with_verdict(*ENDS)) == 8
@@ -239,7 +242,7 @@ def test_what_the_breaker_holds_goes_by_its_own_word_a_day_later():
 
 def test_a_user_who_looked_may_override_the_breaker():
     fresh = tuple(make_instance(f"i-{n}", marked_minutes_ago=None) for n in range(8))
-    activity = {one.id: FORGOTTEN.activity() for one in fresh}
+    activity = {instance.id: FORGOTTEN.activity() for instance in fresh}
     situation = replace(alone(fresh[0], FORGOTTEN.activity()), fleet=Inventory(fresh), activity=activity)
 
     plan = decide(replace(situation, override_breaker=True))
@@ -297,11 +300,11 @@ def test_an_instance_without_the_licence_is_never_touched(history, tags):
 @given(count=st.integers(1, 8), least=st.integers(0, 8), desired=st.integers(0, 8))
 def test_a_group_never_falls_below_its_minimum(count, least, desired):
     members = tuple(make_instance(f"i-{n}") for n in range(count))
-    group = Group("pool", least, desired, {one.id: "InService" for one in members})
+    group = Group("pool", least, desired, {member.id: "InService" for member in members})
     situation = replace(
         alone(members[0], FORGOTTEN.activity()),
         fleet=Inventory(members, (group,)),
-        activity={one.id: FORGOTTEN.activity() for one in members},
+        activity={member.id: FORGOTTEN.activity() for member in members},
     )
 
     gone = ends(decide(replace(situation, override_breaker=True)))

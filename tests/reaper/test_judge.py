@@ -18,7 +18,7 @@ def judged(*samples, memory=None):
     return judge(minute(*samples), NOON, memory or JudgeMemory(HOUR_AGO))
 
 
-def test_a_minute_at_rest_is_idle_and_the_idle_time_goes_on():
+def test_a_minute_at_rest_is_idle_and_the_idle_time_continues():
     outcome = judged()
 
     assert outcome.state is Minute.IDLE
@@ -66,7 +66,7 @@ def test_a_process_that_only_waits_is_no_activity(waiting):
     assert judged(*[sample(presence=presence(processes=[waiting]))] * 12).state is Minute.IDLE
 
 
-def test_a_rank_whose_peers_nobody_knows_is_unknown():
+def test_a_rank_with_unknown_peers_is_unknown():
     outcome = judged(sample(presence=presence(processes=[use(ranks=16)])))
 
     assert outcome.state is Minute.UNKNOWN
@@ -118,7 +118,7 @@ def test_users_and_their_programs_are_activity(seen, reason):
     assert judged(sample(presence=seen)).reasons == (reason,)
 
 
-def test_a_terminal_nobody_types_in_counts_from_its_last_input():
+def test_a_terminal_without_typing_counts_from_its_last_input():
     unused = presence([Session("terminal", "bob on pts/1", 1800.0)])
 
     outcome = judged(sample(presence=unused))

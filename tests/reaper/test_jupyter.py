@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             time.sleep(0.5 if isinstance(body, list) else 0)
 
-    def log_message(self, *_told):
+    def log_message(self, *_arguments):
         pass
 
 
@@ -49,10 +49,10 @@ def server(answer):
 
 def kernels(*states, ago_s=600.0):
     at = (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat().replace("+00:00", "Z")
-    told = [
+    listed = [
         {"id": f"{n}abc", "last_activity": at, "execution_state": state} for n, state in enumerate(states)
     ]
-    return 200, {}, json.dumps(told).encode()
+    return 200, {}, json.dumps(listed).encode()
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def notebook(tmp_path):
     kernel = Process(4_000_000, ("python", "-f", str(tmp_path / "kernel-0abc.json")), parent=own.pid)
 
     def seen(port, **values):
-        told = {"port": port, "base_url": "/lab/", "secure": False, "token": TOKEN} | values
-        file.write_text(json.dumps(told))
+        server_file = {"port": port, "base_url": "/lab/", "secure": False, "token": TOKEN} | values
+        file.write_text(json.dumps(server_file))
         return kernel_sessions([kernel], {own.pid: own, kernel.pid: kernel})
 
     seen.file, seen.kernel, seen.own = file, kernel, own
@@ -114,7 +114,7 @@ def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
     assert session.unused_s == 0
 
 
-def test_a_kernel_that_nobody_ever_connected_to_is_not_busy(notebook):
+def test_a_kernel_without_any_connection_so_far_is_not_busy(notebook):
     with server(kernels("starting")) as jupyter:
         (session,), _ = notebook(jupyter.server_port)
 
@@ -122,7 +122,7 @@ def test_a_kernel_that_nobody_ever_connected_to_is_not_busy(notebook):
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         ((403, {}, b"{}"), "its API answers 403"),
         ((302, {"Location": "http://169.254.169.254/latest/meta-data/"}, b""), "its API answers 302"),
@@ -133,12 +133,12 @@ def test_a_kernel_that_nobody_ever_connected_to_is_not_busy(notebook):
     ],
     ids=["refused", "redirected", "no JSON", "another shape", "no time", "drop by drop"],
 )
-def test_a_server_whose_answer_says_nothing_is_unknown_without_its_token(notebook, answer, told):
+def test_a_server_whose_answer_says_nothing_is_unknown_without_its_token(notebook, answer, message):
     with server(answer) as jupyter:
         sessions, (unknown,) = notebook(jupyter.server_port)
 
     assert sessions == []
-    assert told in unknown
+    assert message in unknown
     assert TOKEN not in unknown
 
 

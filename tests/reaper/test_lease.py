@@ -137,7 +137,7 @@ def test_what_was_usual_is_forgotten_after_two_weeks(world):
 
 
 @pytest.mark.parametrize("expires", ["soon", None, 5])
-def test_a_lease_of_which_nobody_knows_when_it_ends_holds(world, store, expires):
+def test_a_lease_with_an_unknown_end_holds(world, store, expires):
     store.create(KEY, {"holder": "another", "expires": expires})
 
     with pytest.raises(LeaseError, match=r"until nobody knows when; to free it delete .*lease\.json"):

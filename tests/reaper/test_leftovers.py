@@ -34,7 +34,7 @@ def step(leftover, checked=REMOVING, snapshots=None) -> Step:
     return finding.step
 
 
-def test_a_volume_goes_when_it_is_long_unused_and_a_snapshot_holds_what_it_holds():
+def test_a_volume_is_deleted_when_it_is_long_unused_and_a_snapshot_holds_its_data():
     assert step(volume(), snapshots={"vol-1": NOW - timedelta(days=3)}) is Step.REMOVE
 
 
@@ -90,9 +90,9 @@ def test_the_report_says_since_when_and_what_it_costs_where_that_is_known():
     (known,) = judge([volume()], {}, LISTING, NOW)
     (unknown,) = judge([volume(noted=None)], {}, policy(top={"region": "eu-central-1"}), NOW)
 
-    told = [known.to_json(), unknown.to_json()]
+    records = [known.to_json(), unknown.to_json()]
 
-    assert [(one["unused_since"], one["price_per_month"]) for one in told] == [
+    assert [(leftover["unused_since"], leftover["price_per_month"]) for leftover in records] == [
         (format_time(LONG_AGO), "16.00"),
         (None, None),
     ]
@@ -130,13 +130,13 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
 
     found = leftovers_of(ec2).find([stopped])
 
-    assert {(one.kind, one.id) for one in found} == {
+    assert {(entry.kind, entry.id) for entry in found} == {
         (Kind.VOLUME, made["VolumeId"]),
         (Kind.ADDRESS, address["AllocationId"]),
         (Kind.INSTANCE, stopped.id),
     }
-    assert [one.in_use for one in found] == [False, False, False]
-    instance = next(one for one in found if one.kind is Kind.INSTANCE)
+    assert [leftover.in_use for leftover in found] == [False, False, False]
+    instance = next(entry for entry in found if entry.kind is Kind.INSTANCE)
     assert instance.size_gib > 0
     assert instance.volume_type in GIB_MONTH, "its disks are all of one kind"
 

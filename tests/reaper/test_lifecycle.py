@@ -64,8 +64,8 @@ def test_an_instance_of_no_group_is_named(cloud, hook):
 
 def test_a_refusal_of_the_cloud_is_reported(cloud, hook):
     member(cloud, [MEMBER])
-    told = "No active Lifecycle Action found"
-    cloud.add_client_error("complete_lifecycle_action", "ValidationError", told)
+    refusal_text = "No active Lifecycle Action found"
+    cloud.add_client_error("complete_lifecycle_action", "ValidationError", refusal_text)
 
-    with pytest.raises(CloudError, match=f"lifecycle hook gpu-fleet-drain: .*{told}"):
+    with pytest.raises(CloudError, match=f"lifecycle hook gpu-fleet-drain: .*{refusal_text}"):
         hook.complete()

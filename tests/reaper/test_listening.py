@@ -25,7 +25,7 @@ NOWHERE = Path("/nowhere/closed")
 MARK = "tags/instance/gpu-fleet:reap-after"
 
 
-class Told:
+class MetadataOf:
     """A metadata service as a table."""
 
     def __init__(self, **answers):
@@ -40,10 +40,10 @@ class Heard:
 
     def __init__(self, metadata, door=Door(NOWHERE, NOWHERE)):  # noqa: B008 - it holds nothing
         self.events, self.lowered, self.now = [], [], NOON
-        told_by = notices.FromMetadata(metadata, lambda: self.now)
+        source = notices.FromMetadata(metadata, lambda: self.now)
         withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
         nothing = Answers(self.drain, None, self.events.append, None, self.store, None, self, door, withdrawn)
-        self.notice_listener = NoticeListener(told_by, nothing, lambda: self.now)
+        self.notice_listener = NoticeListener(source, nothing, lambda: self.now)
 
     def store(self):
         """The records, which do not answer."""
@@ -66,15 +66,15 @@ class Heard:
 
 
 def test_no_word_is_no_notice():
-    assert notices.find(Told()) is None
+    assert notices.find(MetadataOf()) is None
 
 
 def test_an_instance_in_service_stays():
-    assert notices.find(Told(**{notices.LIFECYCLE_STATE: "InService"})) is None
+    assert notices.find(MetadataOf(**{notices.LIFECYCLE_STATE: "InService"})) is None
 
 
 def test_an_instance_that_its_group_terminates_is_drained():
-    assert notices.find(Told(**{notices.LIFECYCLE_STATE: "Terminated\n"})) == Notice(
+    assert notices.find(MetadataOf(**{notices.LIFECYCLE_STATE: "Terminated\n"})) == Notice(
         "the scaling group terminates this instance"
     )
 
@@ -82,7 +82,7 @@ def test_an_instance_that_its_group_terminates_is_drained():
 def test_a_spot_notice_says_until_when():
     text = json.dumps({"action": "terminate", "time": "2026-11-21T12:02:00Z"})
 
-    notice = notices.find(Told(**{notices.SPOT_ACTION: text, notices.LIFECYCLE_STATE: "Terminated"}))
+    notice = notices.find(MetadataOf(**{notices.SPOT_ACTION: text, notices.LIFECYCLE_STATE: "Terminated"}))
 
     assert notice == Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=2))
 
@@ -90,19 +90,19 @@ def test_a_spot_notice_says_until_when():
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"action": "stop", "time": "soon"}'])
 def test_a_spot_notice_that_cannot_be_read_is_reported(text):
     with pytest.raises(CloudError, match=r"spot/instance-action.*cannot be read"):
-        notices.find(Told(**{notices.SPOT_ACTION: text}))
+        notices.find(MetadataOf(**{notices.SPOT_ACTION: text}))
 
 
 def test_a_notice_drains_and_ends_the_listening():
-    heard = Heard(Told(**{notices.LIFECYCLE_STATE: "Terminated"}))
+    heard = Heard(MetadataOf(**{notices.LIFECYCLE_STATE: "Terminated"}))
 
     assert heard.notice_listener.look()
     assert heard.events == ["the scaling group terminates this instance", "drained"]
 
 
-def test_what_an_earlier_mark_left_is_lowered_once_and_once_no_sweep_goes_by_that_mark():
+def test_what_an_earlier_mark_left_is_lowered_once_and_once_no_sweep_acts_on_that_mark():
     """A sweep that read the mark in time may still be on its way to end the instance."""
-    metadata = Told(**{MARK: (NOON + timedelta(hours=1)).isoformat()})
+    metadata = MetadataOf(**{MARK: (NOON + timedelta(hours=1)).isoformat()})
     heard = Heard(metadata)
 
     heard.notice_listener.look()
@@ -123,7 +123,7 @@ def test_what_an_earlier_mark_left_is_lowered_once_and_once_no_sweep_goes_by_tha
 
 
 def test_a_mistake_is_reported_and_the_next_word_is_heard(caplog, monkeypatch):
-    heard = Heard(Told(**{notices.LIFECYCLE_STATE: "Terminated"}))
+    heard = Heard(MetadataOf(**{notices.LIFECYCLE_STATE: "Terminated"}))
     drains = iter([ValueError("a mistake"), None])
 
     def run(find):
@@ -141,7 +141,7 @@ def test_a_mistake_is_reported_and_the_next_word_is_heard(caplog, monkeypatch):
 
 
 def test_a_notice_is_withdrawn_with_its_mark_and_once():
-    heard = Heard(Told())
+    heard = Heard(MetadataOf())
     heard.notice_listener.talk = Talk(NOON, notified=True)
 
     heard.notice_listener.look()
@@ -151,7 +151,7 @@ def test_a_notice_is_withdrawn_with_its_mark_and_once():
 
 
 def test_a_first_mark_is_shown_and_withdraws_nothing():
-    heard = Heard(Told(**{MARK: (NOON + timedelta(minutes=20)).isoformat()}))
+    heard = Heard(MetadataOf(**{MARK: (NOON + timedelta(minutes=20)).isoformat()}))
 
     heard.notice_listener.look()
 
@@ -162,7 +162,7 @@ def test_a_first_mark_is_shown_and_withdraws_nothing():
 def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a_mark(tmp_path):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
     door.shut("closing")
-    notice_listener = Heard(Told(), door).notice_listener
+    notice_listener = Heard(MetadataOf(), door).notice_listener
 
     notice_listener._take_up(NOON - timedelta(minutes=1))
 
@@ -173,7 +173,7 @@ def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a
 @pytest.mark.parametrize("there", [{}, {MARK: (NOON + timedelta(hours=1)).isoformat()}])
 def test_a_door_that_was_shut_for_another_mark_is_opened_before_anything_is_said_behind_it(tmp_path, there):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
-    heard = Heard(Told(**there), door)
+    heard = Heard(MetadataOf(**there), door)
     door.shut(CLOSED)
     before = NOON - timedelta(hours=1)
     heard.notice_listener.talk = Talk(before, decision=Winner.END, closed_at=NOON)
@@ -186,7 +186,7 @@ def test_a_door_that_was_shut_for_another_mark_is_opened_before_anything_is_said
 
 
 def test_a_mark_that_was_never_shown_is_not_withdrawn():
-    heard = Heard(Told())
+    heard = Heard(MetadataOf())
     heard.notice_listener.talk = Talk(NOON)
 
     heard.notice_listener.look()
@@ -196,7 +196,7 @@ def test_a_mark_that_was_never_shown_is_not_withdrawn():
 
 def test_use_is_reported_once_for_each_stretch_of_it_and_looks_are_not(caplog, monkeypatch):
     caplog.set_level("INFO")
-    notice_listener = Heard(Told(**{MARK: NOON.isoformat()})).notice_listener
+    notice_listener = Heard(MetadataOf(**{MARK: NOON.isoformat()})).notice_listener
     looks = iter([Seen(("cpu",)), Seen(("cpu",)), Seen((), ("gpu: lost",)), Seen(), Seen(("cpu",))])
     answers = replace(notice_listener._answers, look=lambda _: next(looks))
     monkeypatch.setattr(notice_listener, "_answers", answers)
@@ -208,13 +208,13 @@ def test_use_is_reported_once_for_each_stretch_of_it_and_looks_are_not(caplog, m
         in_a_row.append(notice_listener.talk.busy_looks)
 
     assert in_a_row == [1, 2, 3, 0, 1]
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "event=in-use mark=2026-11-21 12:00:00+00:00 why='cpu'"
     ] * 2
 
 
 def test_a_malformed_mark_is_no_mark():
-    assert notices.mark(Told(**{MARK: "tomorrow"})) is None
+    assert notices.mark(MetadataOf(**{MARK: "tomorrow"})) is None
 
 
 class Waits:
@@ -231,7 +231,7 @@ class Waits:
 
 @pytest.mark.parametrize(("talk", "seconds"), [(Talk(), 5.0), (Talk(NOON, closed_at=NOON), 1.0)])
 def test_behind_a_shut_door_it_looks_five_times_as_often(talk, seconds, monkeypatch):
-    notice_listener, waits = Heard(Told()).notice_listener, Waits(1)
+    notice_listener, waits = Heard(MetadataOf()).notice_listener, Waits(1)
     notice_listener.talk, notice_listener._closed = talk, waits
     monkeypatch.setattr(notice_listener, "look", lambda: False)
 
@@ -241,7 +241,7 @@ def test_behind_a_shut_door_it_looks_five_times_as_often(talk, seconds, monkeypa
 
 
 def test_a_silence_is_reported_once_and_a_new_one_again(caplog, monkeypatch):
-    notice_listener, waits = Heard(Told()).notice_listener, Waits(5)
+    notice_listener, waits = Heard(MetadataOf()).notice_listener, Waits(5)
     looks = iter([CloudError("no answer"), CloudError("no answer"), None, OSError("no file"), None])
     notice_listener._closed = waits
 
@@ -254,19 +254,19 @@ def test_a_silence_is_reported_once_and_a_new_one_again(caplog, monkeypatch):
 
     notice_listener._run(5.0)
 
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "event=no-word reason='no answer'",
         "event=no-word reason='no file'",
     ]
 
 
 def test_listening_that_never_began_is_closed_without_waiting():
-    Heard(Told()).notice_listener.close()
+    Heard(MetadataOf()).notice_listener.close()
 
 
 def test_a_refusal_that_cannot_be_written_is_reported_once_and_tried_until_it_is(caplog, monkeypatch):
     notice_listener, said = (
-        Heard(Told()).notice_listener,
+        Heard(MetadataOf()).notice_listener,
         iter([CloudError("no answer"), CloudError("no answer"), None]),
     )
     notice_listener.talk = Talk(NOON, fenced=True)
@@ -282,7 +282,7 @@ def test_a_refusal_that_cannot_be_written_is_reported_once_and_tried_until_it_is
             notice_listener._refuse("in use")
         assert notice_listener.talk.over is over
 
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "event=refused mark=2026-11-21 12:00:00+00:00 reason='in use'"
     ]
 
@@ -294,7 +294,7 @@ def test_a_refusal_that_cannot_be_written_is_reported_once_and_tried_until_it_is
 def test_a_hold_holds_until_it_is_over(until, held):
     tags = {} if until is None else {"tags/instance/gpu-fleet:keep-until": until.isoformat()}
 
-    assert bool(notices.hold(Told(**tags), NOON)) is held
+    assert bool(notices.hold(MetadataOf(**tags), NOON)) is held
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_door_that_shuts_half_way_is_opened_again(door, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("is_shut_before", [False, True])
-def test_what_an_administrator_wrote_refuses_nobody_s_jobs_and_stays(door, tmp_path, is_shut_before):
+def test_what_an_administrator_wrote_refuses_no_jobs_and_stays(door, tmp_path, is_shut_before):
     (tmp_path / "nologin").write_text("maintenance until noon\n")
     assert not door.is_shut, "an agent that starts would open it"
     if is_shut_before:
@@ -401,7 +401,7 @@ def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same
 
 def test_a_mark_is_refused_by_the_fence_before_it_is_by_a_reply(monkeypatch):
     """The reply takes the mark away, and a sweep that has not heard it may be about to end the instance."""
-    heard = Heard(Told())
+    heard = Heard(MetadataOf())
     heard.notice_listener.talk = Talk(NOON)
 
     class Exchange:
@@ -418,7 +418,7 @@ def test_a_mark_is_refused_by_the_fence_before_it_is_by_a_reply(monkeypatch):
 
 
 def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(door, monkeypatch):
-    notice_listener, said = Heard(Told(), door).notice_listener, []
+    notice_listener, said = Heard(MetadataOf(), door).notice_listener, []
     notice_listener.talk = Talk(NOON, fenced=True, closed_at=NOON)
 
     def fail(message):

@@ -136,13 +136,13 @@ def test_a_type_without_a_list_price_counts_what_is_assumed_and_is_not_unpriced(
     assert unpriced([nameless], assumed) == 0
 
 
-def test_a_listed_price_goes_before_an_assumed_one():
+def test_a_listed_price_comes_before_an_assumed_one():
     assumed = budget(assumed={"g5.xlarge": Decimal(20)})
 
     assert per_hour([make_instance()], assumed)["dev"] == DEV_HOUR
 
 
-def test_a_market_price_of_spot_goes_before_an_assumed_one():
+def test_a_market_price_of_spot_comes_before_an_assumed_one():
     assumed = budget(assumed={"p4d.24xlarge": Decimal(20)})
 
     market = with_spot_prices(assumed, {"p4d.24xlarge": Decimal(9)})
@@ -206,13 +206,13 @@ def test_two_currencies_are_never_added():
         advance(at_noon(make_instance()), fleet(make_instance()), budget(), "CNY", NOON + HOUR)
 
 
-def test_a_clock_that_goes_back_changes_nothing():
+def test_a_clock_that_is_set_back_changes_nothing():
     reading = metered(at_noon(make_instance()), fleet(make_instance()), NOON + HOUR)
 
     assert metered(reading, fleet(), NOON) == reading
 
 
-def test_the_forecast_goes_on_at_the_pace_of_the_last_day():
+def test_the_forecast_continues_at_the_pace_of_the_last_day():
     start = datetime(2026, 11, 21, tzinfo=UTC)
     old = make_instance(launched_at=start)
     reading = metered(metered(None, fleet(old), start), fleet(old), start + 36 * HOUR)
@@ -221,7 +221,7 @@ def test_the_forecast_goes_on_at_the_pace_of_the_last_day():
     assert forecast(reading, Decimal(0)) == 36 * pace + pace * (240 - 36)
 
 
-def test_the_forecast_of_the_first_hour_goes_by_what_runs():
+def test_the_forecast_of_the_first_hour_counts_what_runs():
     reading = at_noon(make_instance())
 
     assert forecast(reading, Decimal(1)) == 9 * 24 + 12
@@ -254,12 +254,12 @@ def lives(draw):
 
 def _seen(alive):
     listed = [
-        (kind, one if kind == "running" else replace(one, state=kind, stopped_at=stopped))
-        for kind, one, stopped in alive.values()
+        (kind, process if kind == "running" else replace(process, state=kind, stopped_at=stopped))
+        for kind, process, stopped in alive.values()
     ]
     return fleet(
-        *(one for kind, one in listed if kind in ("running", "stopped")),
-        gone=tuple(one for kind, one in listed if kind == "terminated"),
+        *(entry for kind, entry in listed if kind in ("running", "stopped")),
+        gone=tuple(entry for kind, entry in listed if kind == "terminated"),
     )
 
 

@@ -255,8 +255,17 @@ def ledger(s3, monkeypatch, request):
 def report(tmp_path):
     def run(*arguments):
         output, rules = tmp_path / "page.html", write_policy(tmp_path / "policy.json")
-        told = ["report", "--month", "2020-11", "--output", str(output), "--policy", str(rules), *arguments]
-        return CliRunner().invoke(main, told), output
+        arguments_of_report = [
+            "report",
+            "--month",
+            "2020-11",
+            "--output",
+            str(output),
+            "--policy",
+            str(rules),
+            *arguments,
+        ]
+        return CliRunner().invoke(main, arguments_of_report), output
 
     return run
 
@@ -298,7 +307,7 @@ def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report
     assert "8.00 USD saved by 1 terminations" in result.output
 
 
-def test_an_intent_that_nobody_confirmed_saves_nothing(ledger, report):
+def test_an_unconfirmed_intent_saves_nothing(ledger, report):
     ledger("2020/11/30/i-1-x-terminate.json", old(30, 14) | {"schema_version": 2})
 
     result, _ = report()

@@ -21,7 +21,7 @@ BOTH = tuple(CLOUDS)
 NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     # on Alibaba Cloud the windows of a busy instance are not even read, which protects it once more
     "work": (lambda: gives("_busy", "None"), "an_instance_works_for_hours", ("aws",)),
-    "typing": (lambda: gives("_busy", "None"), "somebody_types_now_and_then", ("aws",)),
+    "typing": (lambda: gives("_busy", "None"), "a_user_types_now_and_then", ("aws",)),
     "freshness": (lambda: gives("_fresh", "None"), "the_agent_dies_as_a_job_begins", BOTH),
     "future timestamp": (
         lambda: swaps("_fresh", "age < -NEWEST_HEARTBEAT", "False"),
@@ -408,7 +408,7 @@ CASES = [(name, cloud) for name, (_, _, clouds) in NAMED.items() for cloud in cl
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 @pytest.mark.parametrize("name", PLAYS)
-def test_nothing_goes_wrong_in_a_play_while_every_guard_stands(name, cloud):
+def test_no_play_fails_while_every_guard_stands(name, cloud):
     assert perform(name, cloud) == []
 
 
@@ -438,7 +438,7 @@ def test_a_guard_that_went_elsewhere_is_named():
         swaps("_fresh", "age < 0", "False")
 
 
-@pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.was)
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda item: item.was)
 def test_what_was_found_once_can_still_be_broken_and_its_test_is_there(finding):
     """The bench breaks it and runs that test."""
     file, _, name = finding.node.partition("::")
@@ -450,7 +450,7 @@ def test_what_was_found_once_can_still_be_broken_and_its_test_is_there(finding):
 def test_every_operator_is_negated_once():
     import image.reaper.sweep.verdict as module  # noqa: PLC0415
 
-    names = [one.name for one in negations(module)]
+    names = [negation.name for negation in negations(module)]
 
     assert len(names) == len(set(names))
 
@@ -459,12 +459,12 @@ def test_a_condition_that_is_evaluated_is_known_by_the_names_of_its_negations(tm
     monkeypatch.setitem(vars(builtins), PROBE, None)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a_made_up_module.py").write_text("def both(a, b):\n    return a > 1 and b > 2\n")
-    module, told = importlib.import_module("a_made_up_module"), set()
-    probe([module], told.update)
+    module, negated = importlib.import_module("a_made_up_module"), set()
+    probe([module], negated.update)
 
     assert module.both(0, 3) is False
 
     where = "a_made_up_module: both"
-    assert told == {f"{where}: a > 1 becomes a <= 1", f"{where}: a > 1 and b > 2 becomes a > 1 or b > 2"}
+    assert negated == {f"{where}: a > 1 becomes a <= 1", f"{where}: a > 1 and b > 2 becomes a > 1 or b > 2"}
     assert module.both(2, 3) is True
-    assert f"{where}: b > 2 becomes b <= 2" in told
+    assert f"{where}: b > 2 becomes b <= 2" in negated

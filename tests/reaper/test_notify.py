@@ -83,14 +83,14 @@ class Team:
 def announce(team, sns, *instance_ids):
     topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
     decisions = [
-        Decision(make_instance(one, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
-        for one in instance_ids
+        Decision(make_instance(instance_id, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+        for instance_id in instance_ids
     ]
     return Notifier(topic, team.reach()).announce("aws-dev", decisions)
 
 
 def ids(decisions):
-    return [one.instance.id for one in decisions]
+    return [decision.instance.id for decision in decisions]
 
 
 PEOPLE = {"ada": "ada@example.com", "grace": "grace@example.com", "vision": "lead@example.com"}
@@ -145,7 +145,7 @@ def test_who_never_confirmed_is_named_though_the_owner_was_reached():
     assert announced.unreached == {"ada": "ada@example.com has not confirmed its subscription to the topic"}
 
 
-def test_a_grace_period_does_not_begin_while_nobody_listens():
+def test_a_grace_period_does_not_begin_while_no_recipient_listens():
     sns = Sns([pending("ada@example.com"), pending("ops@example.com")])
 
     announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
@@ -209,7 +209,7 @@ def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
         sent.mail(sender, address, subject, message)
 
     topic = Topic(Sns(), Calls(lambda: NOW, deadline=NOW), "arn:aws:sns:::alarms")
-    found = [Decision(make_instance(one), Verdict.MARK, "idle") for one in ("i-1", "i-2")]
+    found = [Decision(make_instance(instance), Verdict.MARK, "idle") for instance in ("i-1", "i-2")]
     announced = Notifier(topic, replace(sent, mail=mail)).announce("aws-dev", found)
 
     assert ids(announced.notified) == ["i-1"]
@@ -254,7 +254,7 @@ def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
     announced = announce(team, Sns(), *many)
 
     ((_, message),) = team.posts
-    assert ids(announced.notified) == [one for one in many if one in message]
+    assert ids(announced.notified) == [instance for instance in many if instance in message]
     assert 12 < len(announced.notified) < 130
     assert len(message) < LONGEST_TEXT
 
@@ -308,11 +308,11 @@ def test_a_roster_that_no_stack_writes_is_refused(content):
 def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same(owner):
     sns = Sns()
     topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    one = Decision(make_instance(tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
+    instance = Decision(make_instance(tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
 
-    announced = Notifier(topic).announce("aws-dev", [one])
+    announced = Notifier(topic).announce("aws-dev", [instance])
 
-    assert (announced.notified, announced.problems) == ([one], [])
+    assert (announced.notified, announced.problems) == ([instance], [])
 
 
 def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day():
@@ -348,7 +348,7 @@ def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
         "aws-dev: 1 idle GPU instance(s) of vision will be stopped or terminated",
         "aws-dev: 2 idle GPU instance(s) of vision will be stopped or terminated",
     ]
-    assert ["each by its own id" in one for one in sns.messages] == [False, True]
+    assert ["each by its own id" in message for message in sns.messages] == [False, True]
 
 
 class Marking:
@@ -358,7 +358,7 @@ class Marking:
         pass
 
 
-def mails_of_marking(team, told):
+def mails_of_marking(team, notified_at):
     """How many mails one more mark of the same idle instance brings."""
     topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
     tools = Tools(Marking(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
@@ -370,17 +370,17 @@ def mails_of_marking(team, told):
         reap_after=NOW + timedelta(hours=1),
     )
     before = len(team.mails)
-    mark(tools, Plan((found,)), NOW, told, Done())
+    mark(tools, Plan((found,)), NOW, notified_at, Done())
     return len(team.mails) - before
 
 
 def test_who_came_to_an_instance_after_its_notice_has_one_too():
-    team, told = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": ["ada:login"]}), {}
-    mails = [mails_of_marking(team, told), mails_of_marking(team, told)]
+    team, notified_at = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": ["ada:login"]}), {}
+    mails = [mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)]
 
     team.users["i-1"] = ["grace:process", "ada:login"]
 
-    assert [*mails, mails_of_marking(team, told), mails_of_marking(team, told)] == [1, 0, 2, 0]
+    assert [*mails, mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)] == [1, 0, 2, 0]
 
 
 @pytest.mark.parametrize(

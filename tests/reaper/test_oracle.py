@@ -28,7 +28,7 @@ def forgotten() -> Timeline:
     return line
 
 
-def test_a_termination_of_what_nobody_used_is_right():
+def test_a_termination_of_an_unused_instance_is_right():
     assert wrongs_of(forgotten(), END, RULES) == []
 
 

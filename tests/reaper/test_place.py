@@ -93,7 +93,7 @@ def test_an_instance_is_explained_by_the_published_policy(published):
     assert f"{instance}: dev " in done.output
 
 
-def test_an_unfreeze_from_a_laptop_goes_on_record_in_the_stacks_own_ledger(published):
+def test_an_unfreeze_from_a_laptop_is_recorded_in_the_stacks_own_ledger(published):
     s3 = boto3.client("s3", region_name=REGION)
     now = datetime.now(UTC)
     frozen = Freeze(

@@ -15,7 +15,7 @@ from image.reaper.errors import CloudError
 from tests.reaper.samples import NOON, judgement
 
 
-def told(outcome, **options):
+def published(outcome, **options):
     return {
         (datum["MetricName"], datum["Dimensions"][0]["Name"]): datum["Value"]
         for datum in heartbeat(outcome, "i-1", "dev", **options)
@@ -23,7 +23,7 @@ def told(outcome, **options):
 
 
 def test_an_idle_instance_says_for_how_long():
-    values = told(judgement(idle_s=600.0))
+    values = published(judgement(idle_s=600.0))
 
     assert values == {
         (metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"): 600.0,
@@ -36,11 +36,11 @@ def test_an_idle_instance_says_for_how_long():
     [(Minute.UNKNOWN, metrics.CODE_UNKNOWN), (Minute.SUSPECT_HUNG, metrics.CODE_HUNG)],
 )
 def test_what_is_not_known_to_be_idle_is_a_code(state, code):
-    assert told(judgement(state))[metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"] == code
+    assert published(judgement(state))[metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"] == code
 
 
 def test_gpu_memory_is_reported_of_the_instance_and_of_its_pool():
-    values = told(judgement(gpu_memory_used_percent=87.5))
+    values = published(judgement(gpu_memory_used_percent=87.5))
 
     assert values[metrics.METRIC_GPU_MEMORY, "InstanceId"] == 87.5
     assert values[metrics.METRIC_GPU_MEMORY, "Pool"] == 87.5
@@ -60,7 +60,7 @@ class Calls:
         self.sent.append(request)
 
 
-def test_on_the_wall_s_time_a_heartbeat_goes_at_once_without_a_time():
+def test_on_the_wall_s_time_a_heartbeat_is_sent_at_once_without_a_time():
     calls = Calls()
 
     Publisher(calls, "GpuFleet/x", batched=False).add(heartbeat(judgement(), "i-1", "dev"), NOON)

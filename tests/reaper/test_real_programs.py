@@ -56,14 +56,18 @@ class Eyes:
 
     def watched(self, pid):
         """What is work of a program and its descendants."""
-        table = {one.pid: one for one in processes()}
+        table = {process.pid: process for process in processes()}
         family = {pid}
-        for one in sorted(table.values(), key=lambda one: one.began_s):
-            family |= {one.pid} if one.parent in family else set()
-        return [text for text in self.look().watched if any(f"({one}," in text for one in family)]
+        for each_process in sorted(table.values(), key=lambda process: process.began_s):
+            family |= {each_process.pid} if each_process.parent in family else set()
+        return [text for text in self.look().watched if any(f"({process}," in text for process in family)]
 
     def unused_s(self, kind, words):
-        found = [one.unused_s for one in self.look().sessions if one.kind == kind and words in one.who]
+        found = [
+            session.unused_s
+            for session in self.look().sessions
+            if session.kind == kind and words in session.who
+        ]
         return min(found) if found else None
 
 
@@ -109,13 +113,13 @@ def test_looking_at_a_server_is_no_use_of_it(eyes, jupyter, kernel):
     assert after[1]["last_activity"] == before[1]["last_activity"]
 
 
-def test_a_server_that_lets_nobody_ask_is_unknown_and_its_token_is_not_shown(eyes, jupyter, kernel):
-    told = json.loads(jupyter.file().read_text())
-    jupyter.file().write_text(json.dumps(told | {"token": "another-secret"}))
+def test_a_server_that_refuses_every_request_is_unknown_and_its_token_is_not_shown(eyes, jupyter, kernel):
+    server_file = json.loads(jupyter.file().read_text())
+    jupyter.file().write_text(json.dumps(server_file | {"token": "another-secret"}))
     try:
         unknown = eyes.look().unknown
     finally:
-        jupyter.file().write_text(json.dumps(told))
+        jupyter.file().write_text(json.dumps(server_file))
 
     assert [text for text in unknown if text.endswith("answers 403, so nobody knows what its kernels do")]
     assert "secret" not in str(unknown)
@@ -124,7 +128,8 @@ def test_a_server_that_lets_nobody_ask_is_unknown_and_its_token_is_not_shown(eye
 def test_typing_in_a_web_terminal_is_input(eyes, jupyter):
     name = jupyter.ask("POST", "api/terminals")["name"]
     shell = until(
-        lambda: [one for one in processes() if one.parent == jupyter.pid and one.terminal], "shell"
+        lambda: [process for process in processes() if process.parent == jupyter.pid and process.terminal],
+        "shell",
     )[-1]
     place = f"pts/{shell.terminal & 0xFF}"
     until(lambda: (eyes.unused_s("terminal", place) or 0) > 2, "the terminal at rest")
@@ -181,7 +186,7 @@ def test_a_rank_that_waits_for_its_peer_has_a_connection_to_it(eyes, programs):
 
         def waiting():
             # a process that only starts has no command line yet, and is in no table
-            found = [one for one in eyes.look().processes if one.ranks == 2 and one.peers]
+            found = [process for process in eyes.look().processes if process.ranks == 2 and process.peers]
             return found[0] if found else None
 
         use = until(waiting, "the rank at rest, connected")
@@ -207,7 +212,7 @@ def sshd(programs, tmp_path):
     server = ["/usr/sbin/sshd", "-D", "-p", "22022", "-h", tmp_path / "host", "-f", "/dev/null"]
     client = ["ssh", "-p", "22022", "-i", tmp_path / "own", "-o", "StrictHostKeyChecking=no"]
     client += ["-o", "UserKnownHostsFile=/dev/null", "-o", "ServerAliveInterval=5", "root@127.0.0.1"]
-    with running(*server, *(word for one in settings for word in ("-o", one))):
+    with running(*server, *(word for setting in settings for word in ("-o", setting))):
         until(
             lambda: subprocess.run([*client, "true"], check=False, capture_output=True).returncode == 0,
             "sshd",
@@ -219,7 +224,7 @@ def test_a_connection_without_a_terminal_counts_by_what_it_carries(eyes, sshd):
     with running(*sshd, "cat > /dev/null", stdin=subprocess.PIPE) as client:
 
         def use():
-            found = [one for one in eyes.look().processes if one.kind == "ssh"]
+            found = [process for process in eyes.look().processes if process.kind == "ssh"]
             return found[0] if found else None
 
         until(use, "the connection")

@@ -65,7 +65,7 @@ def counted(values):
     return RateSensor(lambda: current["now"][1], real_s)
 
 
-def test_what_our_other_units_use_is_nobodys_work_either(tmp_path):
+def test_what_our_other_units_use_is_no_users_work_either(tmp_path):
     stat = tmp_path / "gpu-fleet.slice" / "cpu.stat"
     stat.parent.mkdir()
     stat.write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
@@ -236,7 +236,7 @@ def test_files_that_a_process_writes_are_seen(tmp_path):
         assert counters().disk_bytes - before.disk_bytes >= 2**22
 
 
-def test_a_tree_that_has_ended_is_idle_and_its_number_is_not_taken_for_another_s():
+def test_a_tree_that_has_exited_is_idle_and_its_pid_is_not_taken_for_another_s():
     with running("sleep", "600") as process:
         counters = TreeCounters(process.pid)
 
@@ -253,7 +253,9 @@ def test_a_process_that_never_was_is_refused():
 
 
 def table(pids=(), root="/"):
-    return ProcessTable(lambda: frozenset(pids), time.monotonic, lambda *_told: ([], []), root=Path(root))
+    return ProcessTable(
+        lambda: frozenset(pids), time.monotonic, lambda *_arguments: ([], []), root=Path(root)
+    )
 
 
 def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
@@ -266,7 +268,7 @@ def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
 
 
 def use_of(presence, pid):
-    (use,) = [one for one in presence.processes if f"({pid}," in one.who]
+    (use,) = [process for process in presence.processes if f"({pid}," in process.who]
     return use
 
 
@@ -313,16 +315,16 @@ def test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alo
         process.stdout.readline()
         alone = use_of(table([process.pid]).read(), process.pid)
         connection = SimpleNamespace(status="ESTABLISHED", laddr=("10.0.0.4", 5), raddr=("10.0.0.9", 29500))
-        monkeypatch.setattr(psutil.Process, "net_connections", lambda *_told: [connection])
+        monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: [connection])
         waiting = use_of(table([process.pid]).read(), process.pid)
 
     assert (alone.ranks, alone.peers) == (16, 0)
     assert (waiting.ranks, waiting.peers) == (16, 1)
 
 
-def test_a_gpu_process_that_is_no_rank_waits_for_nobody_whatever_it_is_connected_to(monkeypatch):
+def test_a_gpu_process_that_is_no_rank_waits_for_no_peer_whatever_it_is_connected_to(monkeypatch):
     connection = SimpleNamespace(status="ESTABLISHED", laddr=("10.0.0.4", 5), raddr=("10.0.0.9", 443))
-    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_told: [connection])
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: [connection])
     with running(*python(WAITING), env={}) as process:
         process.stdout.readline()
         seen = table([process.pid]).read()
@@ -330,9 +332,9 @@ def test_a_gpu_process_that_is_no_rank_waits_for_nobody_whatever_it_is_connected
     assert use_of(seen, process.pid).peers == 0
 
 
-def test_a_connection_within_the_instance_or_of_nobody_is_to_no_peer(monkeypatch):
+def test_a_connection_within_the_instance_or_of_no_process_is_to_no_peer(monkeypatch):
     here = ("10.0.0.4", 5)
-    told = [
+    connections = [
         SimpleNamespace(status=status, laddr=here, raddr=there)
         for status, there in (
             ("ESTABLISHED", ("10.0.0.4", 9)),
@@ -342,7 +344,7 @@ def test_a_connection_within_the_instance_or_of_nobody_is_to_no_peer(monkeypatch
             ("CLOSE_WAIT", ("10.0.0.7", 9)),
         )
     ]
-    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_told: told)
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: connections)
 
     assert processes._peers(Process(os.getpid(), ("python",))) == 2
 
@@ -358,9 +360,9 @@ def test_a_connection_within_the_instance_or_of_nobody_is_to_no_peer(monkeypatch
 def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch, command, who):
     monkeypatch.setattr(processes, "processes", lambda _root: iter([Process(77, command)]))
 
-    sessions = [one for one in table().read().sessions if one.kind == "session-manager"]
+    sessions = [session for session in table().read().sessions if session.kind == "session-manager"]
 
-    assert [(one.who, one.unused_s) for one in sessions] == [(name, 0.0) for name in who]
+    assert [(session.who, session.unused_s) for session in sessions] == [(name, 0.0) for name in who]
 
 
 def test_training_processes_are_those_of_a_launcher_or_of_our_own_trainer(monkeypatch):
@@ -380,7 +382,7 @@ def test_who_is_connected_is_logged_in_and_whose_program_holds_a_gpu_runs_it(mon
     uses = [
         ProcessUse(kind, "x", 9.0, 0.0, 0.0, user=user) for kind, user in (("gpu", "eve"), ("ssh", "bob"))
     ]
-    monkeypatch.setattr(look, "_uses", lambda *_told, **_more: uses)
+    monkeypatch.setattr(look, "_uses", lambda *_arguments, **_more: uses)
 
     assert {("eve", Tie.RUNS), ("bob", Tie.LOGGED_IN)} <= set(look.read().users)
 
@@ -417,7 +419,9 @@ def terminal():
 
 
 def unused_s(place):
-    (found,) = [one for one in table().read().sessions if one.who.endswith(place.removeprefix("/dev/"))]
+    (found,) = [
+        session for session in table().read().sessions if session.who.endswith(place.removeprefix("/dev/"))
+    ]
     return found.unused_s
 
 
@@ -447,7 +451,7 @@ def test_what_a_terminal_shows_is_no_input():
 def test_a_process_that_began_lately_is_reported_if_it_is_a_user_s():
     nobody, person = 65534, 1234
     with running("sleep", "600", user=person) as own, running("sleep", "601", user=0) as root:
-        started = {one.pid: one for one in table().read().started}
+        started = {process.pid: process for process in table().read().started}
 
     assert nobody > person
     assert started[own.pid].age_s < 60
@@ -459,8 +463,11 @@ def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_
     with ExitStack() as running_ones:
         for name in called:
             running_ones.enter_context(at_a_terminal("bash", "-c", f"exec -a /sbin/{name} sleep 600"))
-        until(lambda: called <= {one.name for one in processes.processes() if one.terminal}, "both names")
-        started = {one.name for one in table().read().started}
+        until(
+            lambda: called <= {process.name for process in processes.processes() if process.terminal},
+            "both names",
+        )
+        started = {process.name for process in table().read().started}
 
     assert called & started == {"roots-own-job"}
 
@@ -470,7 +477,7 @@ def test_a_user_s_process_that_began_earlier_is_reported_as_such(monkeypatch):
         monkeypatch.setattr(processes, "STARTED_LATELY_S", -1.0)  # nothing began so lately
         found = table().read()
 
-    older = {one.pid: one for one in found.older}
+    older = {process.pid: process for process in found.older}
     assert (older[own.pid].name, older[own.pid].age_s < 60) == ("sleep", True)
     assert root.pid not in older
     assert found.started == ()

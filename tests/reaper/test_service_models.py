@@ -48,7 +48,7 @@ def test_what_an_agent_calls_answers_as_before(small, tmp_path):
     autoscaling = boto3.client("autoscaling", "us-east-1").describe_auto_scaling_instances()
 
     assert [tag["Key"] for tag in tags] == [TAG_WITHDRAWN]
-    assert [one["Key"] for page in pages for one in page["Contents"]] == ["notes"]
+    assert [stored_object["Key"] for page in pages for stored_object in page["Contents"]] == ["notes"]
     assert s3.get_object(Bucket="kept", Key="notes")["Body"].read() == b"mine"
     assert autoscaling["AutoScalingInstances"] == []
 
@@ -79,8 +79,8 @@ def test_no_text_is_kept_and_nothing_else_is_lost(name):
 def without_text(part):
     if isinstance(part, dict):
         empty = {"documentation": ""} if isinstance(part.get("documentation"), str) else {}
-        return {key: without_text(one) for key, one in part.items()} | empty
-    return [without_text(one) for one in part] if isinstance(part, list) else part
+        return {key: without_text(value) for key, value in part.items()} | empty
+    return [without_text(item) for item in part] if isinstance(part, list) else part
 
 
 def test_a_file_that_is_not_there_is_none():

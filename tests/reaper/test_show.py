@@ -44,8 +44,8 @@ def test_nothing_but_a_terminal_is_written_to(terminal, tmp_path):
     link.symlink_to(path)
     os.mkfifo(pipe)
 
-    for one in (file, link, pipe):
-        _write(one, b"idle", set())
+    for item in (file, link, pipe):
+        _write(item, b"idle", set())
 
     assert file.read_text() == "a job's results"
     with pytest.raises(BlockingIOError):
@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         if method == "DELETE":
             return self._answer(204 if files.pop(name, None) is not None else 404)
         inside = [key.rpartition("/")[2] for key in files if key.rpartition("/")[0] == name]
-        return self._answer(200, {"content": [{"name": one} for one in inside]})
+        return self._answer(200, {"content": [{"name": item} for item in inside]})
 
     def _answer(self, status, content=None):
         self.send_response(status)
@@ -99,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_DELETE = _handle  # noqa: N815 - http.server's names
 
-    def log_message(self, *_told):
+    def log_message(self, *_arguments):
         pass
 
 

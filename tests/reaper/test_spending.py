@@ -208,7 +208,7 @@ def test_a_larger_budget_gives_the_groups_their_limits_back(world):
     swept(world, rules(monthly="10000"))
 
     assert (world.groups["pool"]["max"], world.groups["pool"]["suspended"]) == (10, set())
-    assert [one["action"] for one in records(world, "budget")] == ["freeze", "unfreeze"]
+    assert [record["action"] for record in records(world, "budget")] == ["freeze", "unfreeze"]
 
 
 def test_a_group_that_will_not_be_limited_fails_the_sweep_and_is_tried_again(world):
@@ -232,7 +232,7 @@ def a_day_later(world, checked):
     return swept(world, checked)
 
 
-def test_the_day_that_ended_is_reported_once_by_mail_and_as_a_page(world):
+def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
     checked = rules()
     for key in world.instances:
         world.daily[key, METRIC_ACTIVE_FRACTION] = 0.25
@@ -288,7 +288,7 @@ def test_what_the_reaper_terminated_counts_as_saved_from_then_on(world):
         swept(world, checked)
         world.pass_minutes(10)
 
-    assert [one.id for _, one, _ in world.ends] == [instance.id]
+    assert [each_end.id for _, each_end, _ in world.ends] == [instance.id]
     saved = stored(world, "days/2026/03/2026-03-02.json")["saved"][instance.id]
     end = world.ends[0][0]
     midnight = end.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)

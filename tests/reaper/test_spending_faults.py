@@ -43,8 +43,8 @@ def swept(world):
 
 def truth(world, until):
     """What the instances really cost up to a moment."""
-    ends = [(one, min(until, one.stopped_at or until)) for one in world.instances.values()]
-    seconds = sum(max(0.0, (end - one.launched_at).total_seconds()) for one, end in ends)
+    ends = [(instance, min(until, instance.stopped_at or until)) for instance in world.instances.values()]
+    seconds = sum(max(0.0, (end - each_end.launched_at).total_seconds()) for each_end, end in ends)
     return Decimal(seconds) * AN_HOUR / 3600
 
 
@@ -62,7 +62,7 @@ def test_the_meter_ends_where_the_truth_does_and_limits_hold_what_runs(seed, sto
     world.group("pool", min_size=0, max_size=10, **{TAG_POOL: "dev"})
     world.join("pool", TAGS)
     for event, faults, number in story:
-        alive = [one for one in world.instances.values() if one.state == "running"]
+        alive = [instance for instance in world.instances.values() if instance.state == "running"]
         if event == "start" and world.groups["pool"]["desired"] < world.groups["pool"]["max"]:
             world.join("pool", TAGS)
         elif event == "leave" and alive:

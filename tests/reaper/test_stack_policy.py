@@ -86,7 +86,7 @@ def test_what_was_read_last_holds_while_the_bucket_is_silent():
     assert policy.asked().watch == frozenset()
 
 
-def test_an_instance_that_knows_no_place_of_the_policy_goes_by_the_agent_s_own_limits():
+def test_an_instance_that_knows_no_place_of_the_policy_keeps_the_agent_s_own_limits():
     policy = StackPolicy(None, "dev", lambda: 0.0)
 
     assert policy.asked() == SensorOptions()
@@ -98,7 +98,7 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, r"policy\.json is not there"),
         ({"pools": {}}, "has no pool 'dev'"),
@@ -107,6 +107,6 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
         (document(wacht=[]), "wacht"),
     ],
 )
-def test_a_policy_that_says_nothing_valid_is_an_error_that_names_it(content, told):
-    with pytest.raises(CloudError, match=told):
+def test_a_policy_that_says_nothing_valid_is_an_error_that_names_it(content, message):
+    with pytest.raises(CloudError, match=message):
         sensors_in(content, "dev")

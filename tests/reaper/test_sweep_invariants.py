@@ -31,8 +31,8 @@ def forgotten_world(count: int, grouped: int = 0, min_size: int = 0, seed: int =
         else:
             world.start(tags)
     world.pass_minutes(5)
-    for one in world.instances.values():
-        one.busy = False
+    for instance in world.instances.values():
+        instance.busy = False
     world.pass_minutes(80)
     return world
 
@@ -45,7 +45,7 @@ def test_an_instance_is_not_marked_when_its_owner_could_not_be_notified():
 
     assert result.done.marked == []
     assert [failure.step for failure in result.done.failures] == ["notify"]
-    assert all("gpu-fleet:reap-after" not in one.tags for one in world.instances.values())
+    assert all("gpu-fleet:reap-after" not in instance.tags for instance in world.instances.values())
 
 
 def test_an_instance_that_is_used_again_between_plan_and_act_is_spared():
@@ -58,7 +58,7 @@ def test_an_instance_that_is_used_again_between_plan_and_act_is_spared():
     sweep_world(world, WORLD_POLICY)
 
     assert [instance.id for _, instance, _ in world.ends] == [
-        one.id for one in world.instances.values() if one is not used
+        instance.id for instance in world.instances.values() if instance is not used
     ]
 
 
@@ -75,7 +75,9 @@ def test_a_dry_run_makes_no_changing_call_and_plans_the_same(count, grouped, mar
     assert [call for call in world.calls if not call.startswith(READS)] == []
     assert dry.write_calls == 0
     wet = sweep_world(world, WORLD_POLICY)
-    assert [one.verdict for one in dry.plan.decisions] == [one.verdict for one in wet.plan.decisions]
+    assert [decision.verdict for decision in dry.plan.decisions] == [
+        decision.verdict for decision in wet.plan.decisions
+    ]
 
 
 @given(count=st.integers(1, 6), grouped=st.integers(0, 6))
@@ -121,8 +123,8 @@ def test_a_plan_does_not_depend_on_order_pages_or_time_zone(count, page, offset,
     other.clock = lambda: other_clock().astimezone(zone)
     found = sweep_world(other, WORLD_POLICY, dry_run=True).plan
 
-    assert [(one.instance.id, one.verdict) for one in found.decisions] == [
-        (one.instance.id, one.verdict) for one in expected.decisions
+    assert [(decision.instance.id, decision.verdict) for decision in found.decisions] == [
+        (decision.instance.id, decision.verdict) for decision in expected.decisions
     ]
 
 
@@ -134,7 +136,7 @@ def test_a_member_is_detached_before_it_is_terminated():
 
     result = sweep_world(world, WORLD_POLICY)
 
-    assert [one.group for one in result.done.ended] == ["pool"]
+    assert [action.group for action in result.done.ended] == ["pool"]
     assert world.calls.index("DetachInstances") < world.calls.index("TerminateInstances")
     assert world.groups["pool"]["desired"] == 1
 
@@ -154,6 +156,6 @@ def test_every_end_has_one_record_and_saves_something(count, throttled, seed):
         json.loads(body) for key, (body, _) in world.objects.items() if key.endswith("-terminate.json")
     ]
     recorded = sorted(record["instance_id"] for record in records)
-    assert {one.id for _, one, _ in world.ends} <= set(recorded)
+    assert {end.id for _, end, _ in world.ends} <= set(recorded)
     assert len(recorded) == len(set(recorded))
     assert all(Decimal(record["saved_per_month"]) > 0 for record in records)

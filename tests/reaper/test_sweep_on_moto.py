@@ -22,7 +22,7 @@ from image.reaper.model import (
 )
 from tests.reaper.moto_fleet import BUCKET, NOW, REGION, MotoFleet, client, set_clock, write_policy
 
-TOLD = "test: 1 idle GPU instance(s) of ada will be stopped or terminated"
+NOTICE = "test: 1 idle GPU instance(s) of ada will be stopped or terminated"
 AFTER_GRACE = NOW + timedelta(minutes=31)
 
 
@@ -55,7 +55,7 @@ def sweep(tmp_path, monkeypatch):
 
 
 def verdicts(report):
-    return {one["instance_id"]: one["verdict"] for one in report["verdicts"]}
+    return {verdict["instance_id"]: verdict["verdict"] for verdict in report["verdicts"]}
 
 
 def test_an_idle_instance_is_marked_and_its_owner_notified(fleet, sweep):
@@ -68,7 +68,7 @@ def test_an_idle_instance_is_marked_and_its_owner_notified(fleet, sweep):
     assert result.exit_code == 0, result.output
     assert verdicts(report) == {idle: "MARK", busy: "KEEP-busy"}
     assert {TAG_IDLE_SINCE, TAG_REAP_AFTER} <= fleet.tags(idle).keys()
-    assert [message["Subject"] for message in fleet.heard()] == [TOLD]
+    assert [message["Subject"] for message in fleet.heard()] == [NOTICE]
     assert fleet.state(idle) == "running"
 
 
@@ -92,7 +92,7 @@ def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, swee
     assert (report["marked"], report["unreached"]) == ([idle], {})
 
 
-def test_an_instance_whose_notice_reached_nobody_is_not_marked_and_the_sweep_says_so(fleet, sweep):
+def test_an_instance_whose_notice_was_not_delivered_is_not_marked_and_the_sweep_says_so(fleet, sweep):
     (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
     fleet.heartbeats([idle], idle_hours=2.5)
     write_roster(users={"grace": "grace@example.com"}, sender="not-verified@example.com")
@@ -121,7 +121,7 @@ def test_a_login_name_without_an_address_fails_no_sweep(fleet, sweep):
     assert published("SweepFailures") == 0
 
 
-def test_a_mark_that_cannot_be_written_mails_nobody_again_each_sweep(fleet, sweep, monkeypatch):
+def test_a_mark_that_cannot_be_written_sends_no_mail_again_each_sweep(fleet, sweep, monkeypatch):
     (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
     fleet.heartbeats([idle], idle_hours=2.5)
     client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
@@ -154,7 +154,7 @@ def published(metric):
         Period=86400,
         Statistics=["Sum"],
     )
-    return sum(one["Sum"] for one in answer["Datapoints"])
+    return sum(datapoint["Sum"] for datapoint in answer["Datapoints"])
 
 
 def test_a_marked_instance_is_terminated_after_its_grace_with_a_record_of_it(fleet, sweep):
@@ -166,10 +166,10 @@ def test_a_marked_instance_is_terminated_after_its_grace_with_a_record_of_it(fle
     result, report = sweep(AFTER_GRACE)
 
     assert result.exit_code == 0, result.output
-    assert [one["instance_id"] for one in report["acted"]] == [idle]
+    assert [action["instance_id"] for action in report["acted"]] == [idle]
     assert fleet.state(idle) == "terminated"
     assert report["saved_usd_per_month"] == "734.380"
-    assert [(one["instance_id"], one["action"]) for one in fleet.ledger()] == [(idle, "terminate")]
+    assert [(record["instance_id"], record["action"]) for record in fleet.ledger()] == [(idle, "terminate")]
 
 
 def test_an_instance_that_works_again_loses_its_mark(fleet, sweep):
@@ -193,10 +193,10 @@ def test_a_group_member_leaves_its_group_smaller_and_never_below_its_minimum(fle
 
     _, report = sweep(AFTER_GRACE)
 
-    gone = {one["instance_id"] for one in report["acted"]}
+    gone = {action["instance_id"] for action in report["acted"]}
     assert len(gone) == 2
     assert set(fleet.members("pool")) == set(members) - gone
-    assert {fleet.state(one) for one in gone} == {"terminated"}
+    assert {fleet.state(instance) for instance in gone} == {"terminated"}
 
 
 def test_a_dry_run_plans_the_same_and_changes_nothing(fleet, sweep):
@@ -231,7 +231,7 @@ def test_termination_protection_is_a_lock_that_status_shows(fleet, sweep, tmp_pa
 
     assert (result.exit_code, report["failed"]) == (0, [])
     assert (fleet.state(locked), fleet.state(other)) == ("running", "terminated")
-    (kept,) = [one for one in report["verdicts"] if one["instance_id"] == locked]
+    (kept,) = [verdict for verdict in report["verdicts"] if verdict["instance_id"] == locked]
     assert (kept["verdict"], kept["alert"]) == ("KEEP-protected", True)
     assert "termination protection is on: lift it, or keep the instance" in kept["reason"]
     command = ["--policy", str(tmp_path / "policy.json"), "--now", AFTER_GRACE.isoformat()]

@@ -134,7 +134,7 @@ def test_most_of_a_fleet_failing_at_once_is_the_image_and_trips_the_breaker():
     plan = decide(situation)
 
     assert plan.breaker
-    assert {(one.verdict, one.alert) for one in plan.decisions} == {(Verdict.MARK, True)}
+    assert {(decision.verdict, decision.alert) for decision in plan.decisions} == {(Verdict.MARK, True)}
 
 
 def test_the_pools_share_of_the_day_is_bounded_and_then_a_user_is_notified():

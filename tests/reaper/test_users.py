@@ -34,7 +34,7 @@ class Heard:
     def say(self, users):
         if self.fails:
             raise CloudError("CreateTags: UnauthorizedOperation")
-        self.said.append([str(one) for one in users])
+        self.said.append([str(user) for user in users])
 
     def saw(self, *words):
         """Everybody who was seen in a look, five minutes after the one before: ``name:tie`` each."""
@@ -111,7 +111,7 @@ def test_where_many_take_turns_they_are_not_said_every_minute(heard):
 @pytest.mark.parametrize(
     "word", ["", "ada", "ada:", ":login", "ada:admin", "<b>:login", "a\nb:login", None, 7]
 )
-def test_a_word_that_no_agent_writes_names_nobody(word):
+def test_a_word_that_no_agent_writes_names_no_user(word):
     assert User.of(word) is None
 
 

@@ -89,7 +89,7 @@ def test_a_stopped_instance_stays_otherwise(changes, checked):
     assert decision(alone(stopped(**changes), FORGOTTEN, policy=checked)).verdict.startswith("KEEP")
 
 
-def test_users_are_notified_of_a_stopped_instance_that_waits_for_ever_because_nobody_knows_since_when():
+def test_users_are_notified_of_a_stopped_instance_whose_stop_has_no_known_time():
     """EC2 gives no time where the instance shut itself down; on Alibaba Cloud only the sweep notes one."""
     found = decision(alone(stopped(stopped_at=None), FORGOTTEN, policy=STOPPING))
 
@@ -167,10 +167,13 @@ def test_nothing_is_marked_or_terminated_in_quiet_hours(marked):
 def fleet_of(idle_minutes, **changes):
     instances = tuple(make_instance(f"i-{n}", marked_minutes_ago=None) for n in range(len(idle_minutes)))
     activity = {
-        one.id: idle_history(idle).activity() for one, idle in zip(instances, idle_minutes, strict=True)
+        instance.id: idle_history(idle).activity()
+        for instance, idle in zip(instances, idle_minutes, strict=True)
     }
     situation = replace(alone(instances[0], FORGOTTEN), fleet=Inventory(instances), activity=activity)
-    return {one.instance.id: one.verdict for one in decide(replace(situation, **changes)).decisions}
+    return {
+        decision.instance.id: decision.verdict for decision in decide(replace(situation, **changes)).decisions
+    }
 
 
 def test_low_load_takes_the_longest_idle_instance_and_only_one():
@@ -179,7 +182,7 @@ def test_low_load_takes_the_longest_idle_instance_and_only_one():
     assert found == {"i-0": Verdict.KEEP_BUSY, "i-1": Verdict.KEEP_BUSY, "i-2": Verdict.MARK}
 
 
-def test_low_load_goes_on_with_the_one_that_it_asked_for_first():
+def test_low_load_stays_with_the_instance_that_it_asked_for_first():
     """However long another is idle by now: that one's user was not notified."""
     since = NOW - timedelta(minutes=40)
     asked = make_instance("i-1", marked_minutes_ago=5, idle_since=since)
@@ -187,7 +190,7 @@ def test_low_load_goes_on_with_the_one_that_it_asked_for_first():
     activity = {"i-0": idle_history(60).activity(), "i-1": idle_history(40).activity()}
     situation = replace(alone(asked, FORGOTTEN), fleet=fleet, activity=activity, scale_in=frozenset({"dev"}))
 
-    assert [one.verdict for one in decide(situation).decisions] == [Verdict.KEEP_BUSY, Verdict.WAIT]
+    assert [decision.verdict for decision in decide(situation).decisions] == [Verdict.KEEP_BUSY, Verdict.WAIT]
 
 
 def test_low_load_takes_no_instance_at_work():
@@ -223,7 +226,7 @@ def test_an_old_instance_at_work_is_left_and_its_owner_asked():
     assert "past its lifetime of 168 h" in found.reason
 
 
-def test_an_old_instance_goes_by_the_shorter_idle_time():
+def test_an_old_instance_has_the_shorter_idle_time():
     unmarked = make_instance(marked_minutes_ago=None, **OLD)
 
     assert decision(alone(unmarked, idle_history(40).activity(), policy=LIFETIME)).verdict is Verdict.MARK
@@ -287,13 +290,13 @@ def test_of_two_callers_that_claim_to_be_one_instance_neither_is_believed():
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))
-def test_names_that_nobody_wrote_by_this_protocol_say_nothing(names):
+def test_names_outside_of_this_protocol_say_nothing(names):
     listed = [Listed(f"handshake/{name}", MINUTE) for name in names]
 
     assert all(said.reply is None or said.reply in set(Reply) for said in replies(listed).values())
 
 
-# what is told
+# what is reported
 
 
 def test_a_hung_gpu_is_reported_and_never_terminated():
@@ -441,7 +444,7 @@ def test_a_give_back_that_cannot_be_read_shortens_nothing():
     assert given_back(10, tags={TAG_GIVE_BACK: "now"}).verdict is Verdict.KEEP_BUSY
 
 
-def test_a_young_instance_that_nobody_gave_back_is_left_alone():
+def test_a_young_instance_that_was_not_given_back_is_left_alone():
     young = make_instance(marked_minutes_ago=None, launched_at=NOW - timedelta(minutes=20))
 
     assert decision(alone(young, idle_history(10, 20).activity())).verdict is Verdict.KEEP_YOUNG

@@ -52,9 +52,9 @@ def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_li
     assert fleet.state(idle) == "running"
     assert not {TAG_IDLE_SINCE, TAG_REAP_AFTER} & fleet.tags(idle).keys()
     assert (second["acted"], second["marked"]) == ([], [])
-    assert [one["verdict"] for one in second["verdicts"]] == ["TERMINATE"], "as it would be"
-    (told,) = second["would_end"]
-    assert (told["instance_id"], told["owner"], told["action"]) == (idle, "ada", "terminate")
+    assert [verdict["verdict"] for verdict in second["verdicts"]] == ["TERMINATE"], "as it would be"
+    (entry,) = second["would_end"]
+    assert (entry["instance_id"], entry["owner"], entry["action"]) == (idle, "ada", "terminate")
     (mail,) = fleet.heard()
     assert mail["Subject"] == "test: 1 idle instance(s) would be terminated or stopped now"
     assert f"{idle} (g5.xlarge, pool dev, owner ada, 1.006 USD an hour)" in mail["Message"]
@@ -76,7 +76,7 @@ def test_it_is_reported_once(fleet, sweep, past_grace):  # noqa: F811
     assert len(fleet.heard()) == 1
 
 
-def test_what_nobody_heard_is_sent_by_the_next_sweep_and_the_others_are_not_forgotten(
+def test_what_was_not_delivered_is_sent_by_the_next_sweep_and_the_others_are_not_forgotten(
     fleet,  # noqa: F811
     sweep,  # noqa: F811
     idle,
@@ -92,11 +92,11 @@ def test_what_nobody_heard_is_sent_by_the_next_sweep_and_the_others_are_not_forg
         deaf.setenv("GPU_FLEET_TOPIC_ARN", "arn:aws:sns:us-east-1:123456789012:gone")
         result, _ = sweep(at, watch_days=7)
     assert result.exit_code == 1
-    assert [one["instance_id"] for one in watched()["would_end"]] == [idle]
+    assert [action["instance_id"] for action in watched()["would_end"]] == [idle]
 
     sweep(at, watch_days=7)
 
-    assert [one["instance_id"] for one in watched()["would_end"]] == [idle, second]
+    assert [action["instance_id"] for action in watched()["would_end"]] == [idle, second]
     assert len(fleet.heard()) == 2
 
 
@@ -106,8 +106,8 @@ def test_one_that_is_used_again_is_reported_as_a_mistake_that_was_not_made(fleet
 
     sweep(later, watch_days=7)
 
-    (told,) = watched()["would_end"]
-    assert told["used_again_at"] == format_time(later)
+    (entry,) = watched()["would_end"]
+    assert entry["used_again_at"] == format_time(later)
     assert watched()["marks"] == {}
 
 
@@ -140,7 +140,7 @@ def test_marks_from_before_the_watch_are_removed(fleet, sweep, idle):  # noqa: F
     assert not {TAG_IDLE_SINCE, TAG_REAP_AFTER} & fleet.tags(idle).keys()
 
 
-def test_nothing_is_done_where_nobody_knows_since_when_it_watches(fleet, sweep, idle):  # noqa: F811
+def test_nothing_is_done_where_the_start_of_watching_is_unknown(fleet, sweep, idle):  # noqa: F811
     sweep(NOW, watch_days=7)
     client("s3").put_object(Bucket=BUCKET, Key="reaper/watch.json", Body=b'{"began": "soon"}')
 
@@ -165,9 +165,11 @@ def test_every_pool_is_watched_and_none_is_asked_to_answer(cloud):
         watch = sweep_world(world, checked).watch
         world.pass_minutes(10)
 
-    assert sorted(one["instance_id"] for one in watch.would_end) == sorted(one.id for one in made)
+    assert sorted(action["instance_id"] for action in watch.would_end) == sorted(
+        resource.id for resource in made
+    )
     assert world.ends == []
-    assert not any(TAG_REAP_AFTER in one.tags for one in made)
+    assert not any(TAG_REAP_AFTER in resource.tags for resource in made)
     assert "ListObjectsV2" not in world.calls, "nobody is heard, for nobody is asked"
 
 
@@ -182,8 +184,8 @@ def test_on_alibaba_cloud_the_way_to_begin_anew_names_what_a_plain_deletion_leav
         watching.load(store, world.now)
 
     named = "oss://records/reaper/watch.json"
-    told = f"delete all versions of {named} and of every object whose name begins with {named}."
-    assert str(refused.value).endswith(told)
+    remedy = f"delete all versions of {named} and of every object whose name begins with {named}."
+    assert str(refused.value).endswith(remedy)
     for key in [key for key in world.objects if key.startswith("reaper/watch.json")]:
         del world.objects[key]
     assert watching.load(store, later := world.now + WEEK).began == later

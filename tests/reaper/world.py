@@ -376,10 +376,14 @@ class World:
         """Instances whose agents are, or were, asked by a mark that is due, or have refused one."""
         if self.answering is None:
             return []
-        due = [one for one in self.instances.values() if self._is_due(one) or TAG_WITHDRAWN in one.tags]
+        due = [
+            instance
+            for instance in self.instances.values()
+            if self._is_due(instance) or TAG_WITHDRAWN in instance.tags
+        ]
         known = [self.instances[key] for key in self.agents]
-        asked = {one.id: one for one in (*due, *known) if one.state == "running"}
-        return [one for one in asked.values() if one.agent in {"alive", "blind", "deluded"}]
+        asked = {instance.id: instance for instance in (*due, *known) if instance.state == "running"}
+        return [call for call in asked.values() if call.agent in {"alive", "blind", "deluded"}]
 
     def _is_due(self, instance: SimulatedInstance) -> bool:
         mark = instance.tags.get(TAG_REAP_AFTER)
@@ -389,7 +393,7 @@ class World:
         """Agents look every five seconds, and every second behind a shut door."""
         if not asked:
             return NEVER
-        step = SECOND if any(one.door.is_shut for one in asked) else 5 * SECOND
+        step = SECOND if any(call.door.is_shut for call in asked) else 5 * SECOND
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
     def _answer(self, instance: SimulatedInstance) -> None:

@@ -103,8 +103,8 @@ class Agent:
         """Everything that is on the instance at this moment, as real sensors would show it."""
         line, sees = self._instance.line, self._instance.agent != "deluded"
         sessions = [
-            Session("terminal", "ada on pts/0", (now - min(one.end, now)).total_seconds())
-            for one in (line.typing if sees else ())
+            Session("terminal", "ada on pts/0", (now - min(at.end, now)).total_seconds())
+            for at in (line.typing if sees else ())
         ]
         jobs = sees and line.jobs.holds_at(now) and not self._instance.is_a_run
         return Reading(
@@ -131,7 +131,7 @@ class Agent:
         began_s = now.timestamp() // every_s * every_s
         jobs = self._instance.line.jobs if self._instance.is_a_run else ()
         ages = [now.timestamp() - began_s] if now.timestamp() - began_s < lasts_s else []
-        ages += [(now - one.begin).total_seconds() for one in jobs if one.holds_at(now)]
+        ages += [(now - job.begin).total_seconds() for job in jobs if job.holds_at(now)]
         for age_s in ages:
             began_s = now.timestamp() - age_s
             command = f"nvidia-smi --at {began_s}" if self._instance.is_new_each_time else "nvidia-smi"

@@ -36,9 +36,17 @@ class _Ec2(_Client):
     def describe_instances(self, Filters, MaxResults, NextToken="0"):
         world = self._world
         world.before("DescribeInstances")
-        wanted = [one for one in world.instances.values() if all(_matches(one, part) for part in Filters)]
+        wanted = [
+            instance
+            for instance in world.instances.values()
+            if all(_matches(instance, part) for part in Filters)
+        ]
         start, size = int(NextToken), min(MaxResults, world.page)
-        page = {"Reservations": [{"Instances": [_describe(one)]} for one in wanted[start : start + size]]}
+        page = {
+            "Reservations": [
+                {"Instances": [_describe(instance)]} for instance in wanted[start : start + size]
+            ]
+        }
         if world.chance(world.faults.duplicated):
             page["Reservations"] *= 2
         if start + size < len(wanted):
@@ -56,12 +64,12 @@ class _Ec2(_Client):
     def describe_spot_price_history(self, InstanceTypes, ProductDescriptions, StartTime, EndTime):
         self._world.before("DescribeSpotPriceHistory")
         assert (ProductDescriptions, StartTime) == (["Linux/UNIX"], EndTime)
-        told = [
+        values_of_world = [
             {"InstanceType": kind, "AvailabilityZone": zone, "SpotPrice": str(price)}
             for kind in InstanceTypes
             for zone, price in self._world.spot_prices.get(kind, {}).items()
         ]
-        return self._world.answer("DescribeSpotPriceHistory", {"SpotPriceHistory": told})
+        return self._world.answer("DescribeSpotPriceHistory", {"SpotPriceHistory": values_of_world})
 
     def describe_instance_attribute(self, InstanceId, Attribute):
         self._world.before("DescribeInstanceAttribute")
@@ -191,9 +199,9 @@ class _CloudWatch(_Client):
     def _result(self, query, start, end, *, cut):
         stat = query["MetricStat"]
         (dimension,) = stat["Metric"]["Dimensions"]
-        told = self._world.daily.get((dimension["Value"], stat["Metric"]["MetricName"]))
+        values_of_world = self._world.daily.get((dimension["Value"], stat["Metric"]["MetricName"]))
         if stat["Period"] == DAY_S:
-            points = [] if told is None else [(start, told)]
+            points = [] if values_of_world is None else [(start, values_of_world)]
         else:
             points = self._minima(dimension["Value"], start, end, stat["Period"])
         if cut:
@@ -227,8 +235,8 @@ class _CloudWatch(_Client):
         return self._world.answer("DescribeAlarms", {"MetricAlarms": firing})
 
     def put_metric_data(self, Namespace, MetricData):
-        for one in MetricData:
-            self._world.published[one["MetricName"]] += one["Value"]
+        for datum in MetricData:
+            self._world.published[datum["MetricName"]] += datum["Value"]
         return self._world.answer("PutMetricData", {})
 
 

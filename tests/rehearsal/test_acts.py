@@ -59,9 +59,9 @@ def test_a_figure_that_must_never_be_is_reported(act, changes, words):
     figures = {"trainer": dict(TRAINER), "reaper": dict(REAPER)}
     figures[act] |= changes
 
-    (told,) = closing.broken_promises(figures)
+    (promise,) = closing.broken_promises(figures)
 
-    assert words in told
+    assert words in promise
 
 
 def test_the_figures_are_written_by_act_with_money_as_a_number(tmp_path):
@@ -80,7 +80,7 @@ def test_a_child_that_fails_leaves_its_last_words(tmp_path):
         run(command, tmp_path / "log")
 
 
-def test_a_child_takes_its_own_children_along_when_it_is_ended(tmp_path):
+def test_a_child_process_that_is_terminated_takes_its_children_along(tmp_path):
     grandchild = (
         "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
     )
@@ -92,7 +92,7 @@ def test_a_child_takes_its_own_children_along_when_it_is_ended(tmp_path):
 
     assert process.returncode == -signal.SIGTERM
     _, alive = psutil.wait_procs([sleeper], timeout=5)
-    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+    assert [each_process for each_process in alive if each_process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def ask(service, path: str, token: str | None) -> int:

@@ -52,6 +52,6 @@ def test_a_figure_of_the_budget_that_must_never_be_is_reported(changes, words):
         "limits_given_back": 1,
     }
 
-    (told,) = closing.broken_promises({"budget": right | changes})
+    (promise,) = closing.broken_promises({"budget": right | changes})
 
-    assert words in told
+    assert words in promise

@@ -123,7 +123,7 @@ def test_a_rule_hands_events_to_its_target(clients, create, function):
     create("aws:cloudwatch/eventTarget:EventTarget", rule=rule, arn=function["arn"], targetId="sweep")
 
     seen = clients("events").list_targets_by_rule(Rule="spot")["Targets"]
-    assert [(one["Id"], one["Arn"]) for one in seen] == [("sweep", function["arn"])]
+    assert [(entry["Id"], entry["Arn"]) for entry in seen] == [("sweep", function["arn"])]
 
 
 def test_a_parameter_holds_its_value(clients, create):

@@ -71,7 +71,7 @@ def test_a_group_mixes_types_and_markets(clients, create, template, subnet_id):
 
     group = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
     policy = group["AutoScalingGroups"][0]["MixedInstancesPolicy"]
-    types = [one["InstanceType"] for one in policy["LaunchTemplate"]["Overrides"]]
+    types = [override["InstanceType"] for override in policy["LaunchTemplate"]["Overrides"]]
     assert types == ["g5.xlarge", "g6.xlarge"]
     assert policy["InstancesDistribution"]["OnDemandPercentageAboveBaseCapacity"] == 0
     assert group["AutoScalingGroups"][0]["CapacityRebalance"] is True
@@ -92,8 +92,8 @@ def test_a_group_protects_its_instances_and_suspends_processes(clients, create, 
     group = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
     seen = group["AutoScalingGroups"][0]
     assert [instance["ProtectedFromScaleIn"] for instance in seen["Instances"]] == [True]
-    assert [one["ProcessName"] for one in seen["SuspendedProcesses"]] == ["AZRebalance"]
-    assert [one["Metric"] for one in seen["EnabledMetrics"]] == ["GroupDesiredCapacity"]
+    assert [process["ProcessName"] for process in seen["SuspendedProcesses"]] == ["AZRebalance"]
+    assert [metric["Metric"] for metric in seen["EnabledMetrics"]] == ["GroupDesiredCapacity"]
     assert (outputs["arn"], outputs["availabilityZones"]) == (seen["AutoScalingGroupARN"], [f"{REGION}a"])
 
 

@@ -11,14 +11,14 @@ TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 
 @pytest.fixture
 def data(clients, create):
-    """``data(**inputs)`` makes a launch template and returns its data as EC2 tells it."""
+    """``data(**inputs)`` makes a launch template and returns its data as EC2 describes it."""
 
-    def told(**inputs):
+    def launched_with(**inputs):
         made, _ = create(TEMPLATE, imageId="ami-12c6146b", **inputs)
         versions = clients("ec2").describe_launch_template_versions(LaunchTemplateId=made)
         return versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
 
-    return told
+    return launched_with
 
 
 def test_a_template_reports_its_versions_and_carries_its_tags(clients, create):
@@ -70,8 +70,10 @@ def test_a_template_has_an_interface_for_each_network_card(data, group_id):
         ]
     )["NetworkInterfaces"]
 
-    assert [(one["NetworkCardIndex"], one["DeviceIndex"], one["InterfaceType"]) for one in seen] == cards
-    assert {tuple(one["Groups"]) for one in seen} == {(group_id,)}
+    assert [
+        (entry["NetworkCardIndex"], entry["DeviceIndex"], entry["InterfaceType"]) for entry in seen
+    ] == cards
+    assert {tuple(entry["Groups"]) for entry in seen} == {(group_id,)}
 
 
 def test_a_template_asks_for_a_metadata_token(data):
@@ -95,7 +97,10 @@ def test_a_template_tags_what_it_launches(data):
 
     seen = data(tagSpecifications=specification)["TagSpecifications"]
 
-    assert {one["ResourceType"]: as_map(one["Tags"]) for one in seen} == {"instance": TAGS, "volume": TAGS}
+    assert {entry["ResourceType"]: as_map(entry["Tags"]) for entry in seen} == {
+        "instance": TAGS,
+        "volume": TAGS,
+    }
 
 
 def test_a_template_starts_inside_its_capacity_block(data):

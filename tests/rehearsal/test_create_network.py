@@ -99,7 +99,7 @@ def test_a_subnet_follows_the_table_it_is_associated_with(clients, create, vpc_i
     )
 
     seen = clients("ec2").describe_route_tables(RouteTableIds=[table])["RouteTables"][0]["Associations"]
-    assert [(one["RouteTableAssociationId"], one["SubnetId"]) for one in seen] == [(made, subnet_id)]
+    assert [(entry["RouteTableAssociationId"], entry["SubnetId"]) for entry in seen] == [(made, subnet_id)]
 
 
 def test_a_gateway_endpoint_reports_the_prefix_list_of_its_service(clients, create, vpc_id):

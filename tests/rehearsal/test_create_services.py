@@ -59,7 +59,7 @@ def test_an_instance_profile_holds_its_role(clients, create, role):
     name, _ = create("aws:iam/instanceProfile:InstanceProfile", role=role["name"], tags=TAGS)
 
     seen = clients("iam").get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
-    assert [one["RoleName"] for one in seen["Roles"]] == [role["name"]]
+    assert [each_role["RoleName"] for each_role in seen["Roles"]] == [role["name"]]
 
 
 def test_a_log_group_is_encrypted_and_forgets(clients, create):
@@ -140,7 +140,7 @@ def test_an_address_subscribes_to_a_topic_and_must_confirm(clients, create):
     )
 
     seen = clients("sns").list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
-    assert [(one["Protocol"], one["Endpoint"]) for one in seen] == [("email", "team@example.com")]
+    assert [(entry["Protocol"], entry["Endpoint"]) for entry in seen] == [("email", "team@example.com")]
     assert outputs["pendingConfirmation"] is True
 
 
@@ -188,4 +188,6 @@ def test_a_budget_has_its_limit_and_notifications(clients, create):
     notifications = clients("budgets").describe_notifications_for_budget(**named)["Notifications"]
     assert float(budget["BudgetLimit"]["Amount"]) == 5000
     assert budget["CostFilters"] == {"TagKeyValue": ["user:gpu-fleet:stack$test"]}
-    assert [(one["NotificationType"], one["Threshold"]) for one in notifications] == [("ACTUAL", 80)]
+    assert [
+        (notification["NotificationType"], notification["Threshold"]) for notification in notifications
+    ] == [("ACTUAL", 80)]

@@ -188,7 +188,7 @@ def test_a_home_is_encrypted_and_reports_where_to_mount_it(clients, home):
     assert outputs["dnsName"] == f"{made}.efs.{REGION}.amazonaws.com"
 
 
-def test_a_home_moves_what_nobody_reads(clients, home):
+def test_a_home_moves_what_is_not_read(clients, home):
     seen = clients("efs").describe_lifecycle_configuration(FileSystemId=home[0])
 
     assert seen["LifecyclePolicies"] == [{"TransitionToIA": "AFTER_30_DAYS"}]

@@ -26,17 +26,17 @@ class Provider:
         self.asked = []
         self._refused = refused
 
-    def __call__(self, _, one):
-        if one.urn in self._refused:
+    def __call__(self, _, resource):
+        if resource.urn in self._refused:
             raise ClientError({"Error": {"Code": "InUse"}}, "Delete")
-        self.asked.append(one.urn)
+        self.asked.append(resource.urn)
 
 
 def destroyed(state, *refused, **options):
     return destroy(state, None, {TYPE: Provider(*refused)}, **options)
 
 
-def test_what_depends_goes_before_what_it_depends_on():
+def test_a_resource_is_deleted_before_those_it_depends_on():
     done = destroyed([resource("key"), resource("bucket", "key"), resource("policy", "bucket")])
 
     assert done.asked == ("policy", "bucket", "key")
@@ -46,14 +46,14 @@ def test_a_failure_keeps_what_the_failed_depends_on():
     done = destroyed([resource("key"), resource("bucket", "key")], "bucket")
 
     assert done.failed == {"bucket": "Delete: InUse"}
-    assert [one.urn for one in done.left] == ["key", "bucket"]
+    assert [resource.urn for resource in done.left] == ["key", "bucket"]
 
 
-def test_layers_count_from_the_roots_so_an_unrelated_deep_resource_goes_early():
+def test_layers_count_from_the_roots_so_an_unrelated_deep_resource_is_deleted_early():
     """Why a key that waits for its role went before buckets that named no key."""
     state = [resource("role"), resource("key", "role"), resource("bucket")]
 
-    assert [[one.urn for one in layer] for layer in layers(state)] == [["key"], ["role", "bucket"]]
+    assert [[resource.urn for resource in layer] for layer in layers(state)] == [["key"], ["role", "bucket"]]
 
 
 def test_what_is_protected_is_refused_before_anything_is_deleted():
@@ -103,13 +103,13 @@ def graphs(draw):
 
 @given(graphs(), st.data())
 def test_nothing_left_ever_misses_what_it_depends_on(state, data):
-    refused = data.draw(st.lists(st.sampled_from([one.urn for one in state]), unique=True))
-    excluded = data.draw(st.lists(st.sampled_from([one.urn for one in state]), unique=True))
+    refused = data.draw(st.lists(st.sampled_from([resource.urn for resource in state]), unique=True))
+    excluded = data.draw(st.lists(st.sampled_from([resource.urn for resource in state]), unique=True))
 
     done = destroyed(state, *refused, exclude=excluded)
 
-    left = {one.urn for one in done.left}
-    assert all(needs(one) <= left for one in done.left)
+    left = {resource.urn for resource in done.left}
+    assert all(needs(resource) <= left for resource in done.left)
     assert closure(state, excluded) <= left
 
 

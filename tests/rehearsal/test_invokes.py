@@ -12,12 +12,12 @@ from stacks.rehearsal.program import run_program
 from tests.rehearsal.examples import REGION
 
 
-def told(clients, function, **arguments):
+def answer_to(clients, function, **arguments):
     return answer(clients, function, arguments)
 
 
 def test_the_caller_is_motos_account(clients):
-    said = told(clients, "aws:index/getCallerIdentity:getCallerIdentity")
+    said = answer_to(clients, "aws:index/getCallerIdentity:getCallerIdentity")
 
     assert said["accountId"] == clients("sts").get_caller_identity()["Account"] == clients.account_id
 
@@ -27,17 +27,17 @@ def test_the_caller_is_motos_account(clients):
     [("us-east-1", "aws", "amazonaws.com"), ("cn-north-1", "aws-cn", "amazonaws.com.cn")],
 )
 def test_the_partition_follows_the_region(clients, region, partition, suffix):
-    said = told(clients.at(region), "aws:index/getPartition:getPartition")
+    said = answer_to(clients.at(region), "aws:index/getPartition:getPartition")
 
     assert (said["partition"], said["dnsSuffix"]) == (partition, suffix)
 
 
 def test_the_region_is_the_providers(clients):
-    assert told(clients, "aws:index/getRegion:getRegion")["region"] == REGION
+    assert answer_to(clients, "aws:index/getRegion:getRegion")["region"] == REGION
 
 
 def test_zones_are_those_moto_has(clients):
-    said = told(clients, "aws:index/getAvailabilityZones:getAvailabilityZones", state="available")
+    said = answer_to(clients, "aws:index/getAvailabilityZones:getAvailabilityZones", state="available")
 
     zones = clients("ec2").describe_availability_zones()["AvailabilityZones"]
     assert said["names"] == [zone["ZoneName"] for zone in zones]
@@ -46,7 +46,7 @@ def test_zones_are_those_moto_has(clients):
 def test_a_parameter_that_stands_in_moto_is_read(clients):
     clients("ssm").put_parameter(Name="/image", Value="ami-1", Type="String")
 
-    assert told(clients, "aws:ssm/getParameter:getParameter", name="/image")["value"] == "ami-1"
+    assert answer_to(clients, "aws:ssm/getParameter:getParameter", name="/image")["value"] == "ami-1"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def images_of_amazon(monkeypatch):
 def test_the_newest_image_that_fits_is_found(images_of_amazon, clients):
     filters = [{"name": "name", "values": ["amzn2-ami-hvm-*"]}]
 
-    said = told(clients, "aws:ec2/getAmi:getAmi", mostRecent=True, owners=["amazon"], filters=filters)
+    said = answer_to(clients, "aws:ec2/getAmi:getAmi", mostRecent=True, owners=["amazon"], filters=filters)
 
     (seen,) = clients("ec2").describe_images(ImageIds=[said["imageId"]])["Images"]
     assert seen["Name"].startswith("amzn2-ami-hvm-")
@@ -67,11 +67,11 @@ def test_an_image_that_moto_lacks_is_refused(clients):
     filters = [{"name": "name", "values": ["nobody-has-this"]}]
 
     with pytest.raises(UnknownInvokeError, match="nobody-has-this"):
-        told(clients, "aws:ec2/getAmi:getAmi", filters=filters)
+        answer_to(clients, "aws:ec2/getAmi:getAmi", filters=filters)
 
 
 def test_a_policy_document_is_what_iam_takes(clients):
-    said = told(
+    said = answer_to(
         clients,
         "aws:iam/getPolicyDocument:getPolicyDocument",
         statements=[
@@ -100,7 +100,7 @@ def test_a_policy_document_is_what_iam_takes(clients):
 def test_everyone_is_a_star_in_a_policy_document(clients):
     statement = {"effect": "Deny", "principals": [{"type": "*", "identifiers": ["*"]}]}
 
-    said = told(clients, "aws:iam/getPolicyDocument:getPolicyDocument", statements=[statement])
+    said = answer_to(clients, "aws:iam/getPolicyDocument:getPolicyDocument", statements=[statement])
 
     assert json.loads(said["json"])["Statement"] == [{"Effect": "Deny", "Principal": "*"}]
 

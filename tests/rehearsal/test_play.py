@@ -41,10 +41,10 @@ def started(log: Path):
         try:
             yield process
         finally:
-            for one in (
+            for item in (
                 [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
             ):
-                one.kill()
+                item.kill()
             process.kill()
             process.wait()
 
@@ -55,7 +55,7 @@ def wait_for_child(process: subprocess.Popen, word: str) -> list[psutil.Process]
     while time.monotonic() < deadline:
         assert process.poll() is None, "the rehearsal ended before it was interrupted"
         family = psutil.Process(process.pid).children(recursive=True)
-        if any(word in _command(one) for one in family):
+        if any(word in _command(item) for item in family):
             return family
         time.sleep(0.05)  # polls another process; its clock is not ours to inject
     raise AssertionError(f"no process with {word!r} within {PATIENCE_S} s")
@@ -97,7 +97,7 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_ended_in_the_middle_of_training_it_leaves_no_process_behind(how, tmp_path):
+def test_a_rehearsal_that_is_terminated_during_training_leaves_no_process_behind(how, tmp_path):
     with started(tmp_path / "log") as process:
         family = wait_for_child(process, "gpu_fleet train")
 

@@ -119,7 +119,7 @@ def test_a_resource_is_made_after_what_it_depends_on(clients):
         waits = aws.sns.Topic("z-first")
         aws.sns.Topic("a-second", display_name=waits.arn)
 
-    assert [one.name for one in run(program).resources] == ["z-first", "a-second"]
+    assert [resource.name for resource in run(program).resources] == ["z-first", "a-second"]
 
 
 def test_a_resource_lands_in_the_region_of_its_provider(clients):
@@ -201,7 +201,7 @@ def test_two_runs_in_one_process_know_nothing_of_each_other(clients):
     run(first)
     rehearsed = run(second)
 
-    assert [one.name for one in rehearsed.registrations] == ["second"]
+    assert [registration.name for registration in rehearsed.registrations] == ["second"]
     assert list(rehearsed.outputs) == ["second"]
 
 

@@ -52,7 +52,7 @@ def seen(stack: str) -> Seen:
         versions = ec2.describe_launch_template_versions(Versions=["$Latest"])["LaunchTemplateVersions"]
         clients.pool.close()
     instances = [instance for reservation in reservations for instance in reservation["Instances"]]
-    templates = {one["LaunchTemplateId"]: one["LaunchTemplateData"] for one in versions}
+    templates = {version["LaunchTemplateId"]: version["LaunchTemplateData"] for version in versions}
     return Seen(run, refusable, instances, templates)
 
 
@@ -79,21 +79,27 @@ def test_no_export_is_missing_a_value(stack):
 
 @pytest.mark.parametrize("stack", AWS_STACKS)
 def test_every_aws_type_is_created_or_known_to_be_lacking(stack):
-    types = {one.type for one in rehearsed(stack).resources}
+    types = {resource.type for resource in rehearsed(stack).resources}
 
     assert types - CREATORS.keys() - LACKING.keys() == set()
 
 
 @pytest.mark.parametrize("stack", AWS_STACKS)
 def test_only_what_moto_lacks_is_recorded(stack):
-    recorded = {one.type for one in rehearsed(stack).resources if one.outcome is RegistrationOutcome.RECORDED}
+    recorded = {
+        resource.type
+        for resource in rehearsed(stack).resources
+        if resource.outcome is RegistrationOutcome.RECORDED
+    }
 
     assert recorded <= LACKING.keys()
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_input_is_one_the_provider_knows(stack):
-    assert [problem for one in rehearsed(stack).registrations for problem in problems(one)] == []
+    assert [
+        problem for registration in rehearsed(stack).registrations for problem in problems(registration)
+    ] == []
 
 
 @pytest.mark.parametrize("stack", AWS_STACKS)
@@ -104,14 +110,14 @@ def test_nothing_is_asked_that_the_api_refuses(stack):
 def test_the_emulator_of_the_local_stack_answers_for_every_service_it_uses():
     (provider,) = rehearsed("local").of_type("pulumi:providers:aws")
 
-    modules = {one.type.split(":")[1] for one in rehearsed("local").resources}
+    modules = {resource.type.split(":")[1] for resource in rehearsed("local").resources}
     used = {ENDPOINTS.get(module, module.partition("/")[0]) for module in modules}
     assert used - json.loads(provider.inputs["endpoints"])[0].keys() == set()
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_no_resource_lands_with_a_provider_nobody_named(stack):
-    nameless = [one.urn for one in rehearsed(stack).resources if not one.provider]
+def test_every_resource_has_an_explicit_provider(stack):
+    nameless = [resource.urn for resource in rehearsed(stack).resources if not resource.provider]
 
     assert nameless == []
 
@@ -119,10 +125,14 @@ def test_no_resource_lands_with_a_provider_nobody_named(stack):
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_resource_stands_in_a_component(stack):
     components = {
-        one.urn for one in rehearsed(stack).registrations if one.outcome is RegistrationOutcome.GROUPED
+        registration.urn
+        for registration in rehearsed(stack).registrations
+        if registration.outcome is RegistrationOutcome.GROUPED
     }
 
-    assert [one.urn for one in rehearsed(stack).resources if one.parent not in components] == []
+    assert [
+        resource.urn for resource in rehearsed(stack).resources if resource.parent not in components
+    ] == []
 
 
 @pytest.mark.parametrize("stack", AWS_STACKS)
@@ -135,15 +145,23 @@ def test_the_instances_that_groups_desire_run(stack):
 def test_production_has_four_efa_interfaces_on_cards_0_to_3():
     data = seen("aws-prod").templates[rehearsed("aws-prod").outputs["launch_template_ids"]["train"]]
 
-    cards = {one["NetworkCardIndex"]: one["InterfaceType"] for one in data["NetworkInterfaces"]}
+    cards = {
+        interface["NetworkCardIndex"]: interface["InterfaceType"] for interface in data["NetworkInterfaces"]
+    }
     assert data["InstanceType"] == "p4d.24xlarge"
     assert cards.keys() == {0, 1, 2, 3}
     assert all(kind.startswith("efa") for kind in cards.values())
 
 
 def test_the_same_stack_gives_the_same_resources_twice():
-    first = {(one.type, one.name, one.outcome) for one in rehearsed("local").registrations}
+    first = {
+        (registration.type, registration.name, registration.outcome)
+        for registration in rehearsed("local").registrations
+    }
     with moto_server(REGION):
-        second = {(one.type, one.name, one.outcome) for one in run_program("local").registrations}
+        second = {
+            (registration.type, registration.name, registration.outcome)
+            for registration in run_program("local").registrations
+        }
 
     assert first == second

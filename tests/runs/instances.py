@@ -94,7 +94,7 @@ class StandIn:
         run.mkdir(parents=True, exist_ok=True)
         (run / "ready").touch()
 
-    def tell_the_gate(self) -> None:
+    def report_to_the_gate(self) -> None:
         """As the agent says it to whoever waits for the instance."""
         dimension = {"Name": "InstanceId", "Value": self.id}
         # moto cuts the end of a span to the whole second, so what is of this second is not found
@@ -159,7 +159,7 @@ class StandIn:
 
     def runs(self) -> list[Path]:
         """Folders of runs here, the newest last."""
-        return sorted((self.root / "scratch/runs/ada").iterdir(), key=lambda one: one.stat().st_mtime)
+        return sorted((self.root / "scratch/runs/ada").iterdir(), key=lambda path: path.stat().st_mtime)
 
     def run_unit(self, unit: str, more: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """What systemd runs for a unit, with this environment's packages for those of the instance."""
@@ -205,15 +205,15 @@ def stand_ins(
     )["Instances"]
     with ExitStack() as stack:
         made = []
-        for number, one in enumerate(launched):
+        for number, instance in enumerate(launched):
             metadata = stack.enter_context(metadata_service())
             metadata.give_role("pool")
             # two instances of one computer: each listens on an address of its own of the loopback
             address = f"127.0.0.{number + 1}"
-            said = {"instance-id": one["InstanceId"], "instance-type": TYPE, "local-ipv4": address}
+            said = {"instance-id": instance["InstanceId"], "instance-type": TYPE, "local-ipv4": address}
             metadata.answers |= {f"/latest/meta-data/{path}": text for path, text in said.items()}
             root = folder / f"node-{number}"
-            made.append(booted(one["InstanceId"], address, root, user_data, services(metadata)))
+            made.append(booted(instance["InstanceId"], address, root, user_data, services(metadata)))
         stack.callback(end, made)
         yield made
 
@@ -231,7 +231,7 @@ def booted(id_: str, address: str, root: Path, user_data: str, own: Mapping[str,
 
 def end(nodes: Sequence[StandIn]) -> None:
     """Nothing of theirs goes on."""
-    for process in (one for each in nodes for one in each.processes):
+    for process in (each_process for each in nodes for each_process in each.processes):
         if process.poll() is None:
             os.killpg(process.pid, 9)
         process.wait()
@@ -241,16 +241,16 @@ def only_those_named(monkeypatch: Any) -> None:
     """moto takes a command without targets for one to every instance; Systems Manager to those it names."""
     targets = Command._get_instance_ids_from_targets
     monkeypatch.setattr(
-        Command, "_get_instance_ids_from_targets", lambda one: targets(one) if one.targets else []
+        Command, "_get_instance_ids_from_targets", lambda command: targets(command) if command.targets else []
     )
 
 
 def content_of(rehearsed: Rehearsed) -> dict[str, Any]:
     """The document as moto has it: what the stack registered."""
     (document,) = [
-        one
-        for one in rehearsed.of_type("aws:ssm/document:Document")
-        if one.inputs["documentType"] == "Command"
+        resource
+        for resource in rehearsed.of_type("aws:ssm/document:Document")
+        if resource.inputs["documentType"] == "Command"
     ]
     found = boto3.client("ssm", REGION).get_document(Name=document.inputs["name"])
     return dict(json.loads(found["Content"]))

@@ -63,7 +63,7 @@ def fleet(tmp_path_factory):
         sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
         with stand_ins(rehearsed, folder, user_data, TAKEN, 2) as nodes:
             for node in nodes:
-                node.tell_the_gate()
+                node.report_to_the_gate()
             yield rehearsed, nodes
 
 
@@ -121,7 +121,11 @@ def delivered(fleet, nodes, monkeypatch):
     only_those_named(monkeypatch)
     monkeypatch.setattr(time, "sleep", wait)
     addresses = {node.id: node.address for node in nodes}  # moto's own are of no network here
-    monkeypatch.setattr(aws, "addresses", lambda _region, _calls, ids: {one: addresses[one] for one in ids})
+    monkeypatch.setattr(
+        aws,
+        "addresses",
+        lambda _region, _calls, ids: {instance_id: addresses[instance_id] for instance_id in ids},
+    )
     return running
 
 
@@ -155,10 +159,10 @@ def test_a_run_of_two_instances_meets_works_and_finishes_as_its_users_account(
     assert log.exit_code == 0, log.output
     assert "rank=0 event=finished" in log.output
     words = [words_of(run, node) for node in nodes]
-    assert [one["phase"] for one in words] == ["finished", "finished"]
-    assert [one["step"] for one in words] == [6, None]  # one run of both, and not one of each
+    assert [word["phase"] for word in words] == ["finished", "finished"]
+    assert [word["step"] for word in words] == [6, None]  # one run of both, and not one of each
     found = boto3.client("s3", REGION).list_objects_v2(Bucket=CHECKPOINTS, Prefix="train/ada/runs/tiny/")
-    assert any(one["Key"].endswith("manifest.json") for one in found["Contents"])
+    assert any(stored_object["Key"].endswith("manifest.json") for stored_object in found["Contents"])
 
 
 def test_any_command_runs_with_the_files_it_names_and_counts_as_work_while_it_does(
@@ -171,8 +175,10 @@ def test_any_command_runs_with_the_files_it_names_and_counts_as_work_while_it_do
 
     assert said.exit_code == 0, said.output
     (worker,) = delivered
-    at_work = [one for one in processes() if one.pid == worker.pid and is_watched(one.command)]
-    (node,) = [one for one in nodes if one.started()]
+    at_work = [
+        process for process in processes() if process.pid == worker.pid and is_watched(process.command)
+    ]
+    (node,) = [each_node for each_node in nodes if each_node.started()]
     folder_there = node.runs()[-1]
     (folder_there / "go").touch()
     assert worker.wait(LONGEST_S) == 0
@@ -180,17 +186,17 @@ def test_any_command_runs_with_the_files_it_names_and_counts_as_work_while_it_do
     log = say("logs", "-f", run_of(said), *ADA)
     assert log.exit_code == 0, log.output
     assert "--lr 0.1 found beside it" in log.output
-    assert [one.pid for one in processes() if os.getpgid(one.pid) == worker.pid] == []
+    assert [process.pid for process in processes() if os.getpgid(process.pid) == worker.pid] == []
 
 
-def test_a_cancelled_run_saves_and_goes_on_when_it_is_submitted_again(
+def test_a_cancelled_run_saves_and_resumes_when_it_is_submitted_again(
     fleet, nodes, folder, delivered, monkeypatch
 ):
     monkeypatch.setitem(ONE_PROCESS, "GPU_FLEET_SAY_EVERY_S", "0.2")
     longer = ("--run.steps", "100000", "--schedule.name", "constant", "--run.directory", "runs/long")
     said = say(*SUBMIT, *longer)
     run = run_of(said)
-    (node,) = [one for one in nodes if one.started()]
+    (node,) = [each_node for each_node in nodes if each_node.started()]
     second = say(*SUBMIT, *longer, "--instance", node.id)
     assert f"--instance {node.id} works on {run}" in second.output
 
@@ -276,8 +282,8 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
         s3 = boto3.client("s3", REGION)
         records = f"gpu-fleet-test-records-{ACCOUNT_ID}"
         prefix = "reaper/capacity/requests/"
-        (one,) = s3.list_objects_v2(Bucket=records, Prefix=prefix)["Contents"]
-        key = one["Key"].removeprefix(prefix).removesuffix(".json")
+        (tag,) = s3.list_objects_v2(Bucket=records, Prefix=prefix)["Contents"]
+        key = tag["Key"].removeprefix(prefix).removesuffix(".json")
         why = "12 USD of the month's budget are left"
         request = Request(key, "train", 1, None, datetime.now(UTC), Fate.REFUSED, why)
         state = MoverState(requests={key: request}).to_json()

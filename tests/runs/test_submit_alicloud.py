@@ -57,23 +57,23 @@ class Assistant(Actions):
 
     def describe_instances(self, ask):
         answer = super().describe_instances(ask)
-        for one in answer["Instances"]["Instance"]:
-            own = {"IpAddress": [self.addresses[one["InstanceId"]]]}
-            one["VpcAttributes"] = {"PrivateIpAddress": own}
+        for instance in answer["Instances"]["Instance"]:
+            own = {"IpAddress": [self.addresses[instance["InstanceId"]]]}
+            instance["VpcAttributes"] = {"PrivateIpAddress": own}
         return answer
 
     def describe_metric_list(self, ask):
         assert ask["MetricName"].startswith(METRIC_GATE_PASSED)
         at = int(datetime.now(UTC).timestamp() * 1000)
         points = [
-            {"dimension": f"InstanceId={one}", "timestamp": at, "Minimum": 1, "Maximum": 1, "Average": 1}
-            for one in self.addresses
+            {"dimension": f"InstanceId={address}", "timestamp": at, "Minimum": 1, "Maximum": 1, "Average": 1}
+            for address in self.addresses
         ]
         return self._points(points, ask)
 
     def describe_commands(self, ask):
-        rows = [{"CommandId": one.id, "Name": one.inputs["name"]} for one in self._registered]
-        return {"Commands": {"Command": [one for one in rows if one["Name"] == ask["Name"]]}}
+        rows = [{"CommandId": resource.id, "Name": resource.inputs["name"]} for resource in self._registered]
+        return {"Commands": {"Command": [row for row in rows if row["Name"] == ask["Name"]]}}
 
     def invoke_command(self, ask):
         if ask["Username"] != self.lets:  # ecs:CommandRunAs
@@ -89,7 +89,7 @@ def fleet(tmp_path_factory):
     with moto_server("us-east-1") as endpoint, ExitStack() as within:
         rehearsed = run_program(SETTINGS.name, program=lambda: build(SETTINGS), config={})
         store(rehearsed, SETTINGS.region)
-        known = {one["Name"] for one in boto3.client("s3").list_buckets()["Buckets"]}
+        known = {bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]}
         for name in {DATA} - known:
             boto3.client("s3").create_bucket(Bucket=name)
         registered = rehearsed.of_type("alicloud:ecs/command:Command")
@@ -125,7 +125,9 @@ def one_instance(rehearsed, folder, instance_id, metadata, services):
     }
     for path, text in said.items():
         metadata.says(path, text)
-    start = next(one for one in rehearsed.registrations if "userData" in one.inputs)
+    start = next(
+        registration for registration in rehearsed.registrations if "userData" in registration.inputs
+    )
     user_data = base64.b64decode(start.inputs["userData"]).decode()
     return booted(instance_id, "127.0.0.1", folder / "node", user_data, services)
 
@@ -158,7 +160,7 @@ def say(*words):
     return CliRunner().invoke(main, [*words])
 
 
-def test_a_run_goes_from_the_console_through_cloud_assistant_to_its_result(fleet, delivered, tmp_path):
+def test_a_run_travels_from_the_console_through_cloud_assistant_to_its_result(fleet, delivered, tmp_path):
     (tmp_path / "mine.py").write_text("import sys; print('went', *sys.argv[1:])")
 
     said = say(*COMMAND, "--", "python", "mine.py", "--lr", "0.1")

@@ -73,7 +73,7 @@ def register(settings: Stack) -> Rehearsed:
 
 def inputs(rehearsed: Rehearsed, token: str, name: str = "") -> list[dict[str, Any]]:
     """The inputs of every resource of a type whose name has a part; of all by default."""
-    return [one.inputs for one in rehearsed.of_type(token) if name in one.name]
+    return [resource.inputs for resource in rehearsed.of_type(token) if name in resource.name]
 
 
 def statements(document: str) -> list[dict[str, Any]]:
@@ -85,7 +85,11 @@ def statements(document: str) -> list[dict[str, Any]]:
 
 def role_statements(rehearsed: Rehearsed, role: str) -> list[dict[str, Any]]:
     """What a role may do."""
-    (policy,) = [one for one in rehearsed.of_type("alicloud:ram/policy:Policy") if one.name.endswith(role)]
+    (policy,) = [
+        resource
+        for resource in rehearsed.of_type("alicloud:ram/policy:Policy")
+        if resource.name.endswith(role)
+    ]
     return statements(policy.inputs["policyDocument"])
 
 

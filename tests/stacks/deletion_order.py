@@ -8,7 +8,7 @@ from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:
     """URN -> every URN that it depends on, however far away: all of them outlive it."""
-    direct = {one.urn: set(one.dependencies) for one in registrations}
+    direct = {registration.urn: set(registration.dependencies) for registration in registrations}
     found: dict[str, set[str]] = {}
 
     def of(urn: str) -> set[str]:
@@ -24,11 +24,11 @@ def encrypted_with(key: Registration, registrations: Iterable[Registration]) -> 
     """Every resource whose inputs name the key, by its id or by its ARN."""
     names = {key.id, key.outputs["arn"]}
     return [
-        one
-        for one in registrations
-        if one.outcome is not RegistrationOutcome.GROUPED
-        and one.urn != key.urn
-        and any(name in _text(one.inputs) for name in names)
+        registration
+        for registration in registrations
+        if registration.outcome is not RegistrationOutcome.GROUPED
+        and registration.urn != key.urn
+        and any(name in _text(registration.inputs) for name in names)
     ]
 
 

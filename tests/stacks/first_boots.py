@@ -51,9 +51,9 @@ class Cloud:
     def user_data(self) -> dict[str, str]:
         """Whatever starts instances -> the text that cloud-init reads there."""
         return {
-            one.name: base64.b64decode(one.inputs["userData"]).decode()
-            for one in self.rehearsed.registrations
-            if one.type in STARTS
+            registration.name: base64.b64decode(registration.inputs["userData"]).decode()
+            for registration in self.rehearsed.registrations
+            if registration.type in STARTS
         }
 
 
@@ -68,7 +68,7 @@ class Heartbeats:
         cloudwatch = boto3.client("cloudwatch", region_name=self._region)
         metrics = cloudwatch.list_metrics(Namespace=self._namespace)["Metrics"]
         dimensions = [dimension for metric in metrics for dimension in metric["Dimensions"]]
-        return {one["Value"] for one in dimensions if one["Name"] == "InstanceId"}
+        return {dimension["Value"] for dimension in dimensions if dimension["Name"] == "InstanceId"}
 
 
 @dataclass
@@ -93,7 +93,7 @@ class CustomMetrics:
 
     def instances(self) -> set[str]:
         """Who was heard of."""
-        return {json.loads(one["Dimensions"])["InstanceId"] for one in self.metrics}
+        return {json.loads(metric["Dimensions"])["InstanceId"] for metric in self.metrics}
 
 
 @contextmanager
@@ -143,13 +143,13 @@ def alicloud(name: str) -> Iterator[Cloud]:
 def store(rehearsed: Rehearsed, region: str) -> None:
     """What the stack uploads to OSS, for no emulator of Alibaba Cloud does."""
     s3 = boto3.client("s3", region_name=region)
-    for one in rehearsed.of_type("alicloud:oss/bucketObject:BucketObject"):
-        bucket, source = one.inputs["bucket"], one.inputs.get("source")
+    for resource in rehearsed.of_type("alicloud:oss/bucketObject:BucketObject"):
+        bucket, source = resource.inputs["bucket"], resource.inputs.get("source")
         if bucket not in {known["Name"] for known in s3.list_buckets()["Buckets"]}:
             place = {"LocationConstraint": region}
             s3.create_bucket(Bucket=bucket, CreateBucketConfiguration=place)
-        body = Path(source).read_bytes() if source else one.inputs["content"].encode()
-        s3.put_object(Bucket=bucket, Key=one.inputs["key"], Body=body)
+        body = Path(source).read_bytes() if source else resource.inputs["content"].encode()
+        s3.put_object(Bucket=bucket, Key=resource.inputs["key"], Body=body)
 
 
 def boot(cloud: Cloud, user_data: str, root: Path) -> str:

@@ -98,8 +98,8 @@ def decide(
     if not all(_matching(text, request, "Allow") for text in endpoint):
         return Verdict.NOT_ALLOWED
     by_identity = any(_matching(text, request, "Allow") for text in identity)
-    granting = [one for text in resource for one in _matching(text, request, "Allow")]
-    direct = any(not _leaves_it_to_the_account(one, request) for one in granting)
+    granting = [statement for text in resource for statement in _matching(text, request, "Allow")]
+    direct = any(not _leaves_it_to_the_account(value, request) for value in granting)
     let_in = bool(granting) or not resource_must_allow
     return Verdict.ALLOWED if direct or (by_identity and let_in) else Verdict.NOT_ALLOWED
 
@@ -113,9 +113,9 @@ def _matching(text: str, request: Request, effect: str) -> list[dict[str, Any]]:
     document = _parsed(text)
     variables = document.get("Version") == WITH_VARIABLES
     return [
-        one
-        for one in listed(document["Statement"])
-        if one["Effect"] == effect and _applies(one, request, variables=variables)
+        statement
+        for statement in listed(document["Statement"])
+        if statement["Effect"] == effect and _applies(statement, request, variables=variables)
     ]
 
 
@@ -169,16 +169,16 @@ def _leaves_it_to_the_account(statement: Mapping[str, Any], request: Request) ->
 
 def _action_matches(statement: Mapping[str, Any], action: str) -> bool:
     if "NotAction" in statement:
-        return not any(glob(one, action, case=False) for one in listed(statement["NotAction"]))
-    return any(glob(one, action, case=False) for one in listed(statement["Action"]))
+        return not any(glob(entry, action, case=False) for entry in listed(statement["NotAction"]))
+    return any(glob(entry, action, case=False) for entry in listed(statement["Action"]))
 
 
 def _resource_matches(statement: Mapping[str, Any], request: Request, *, variables: bool) -> bool:
     if "NotResource" in statement:
-        return not any(_arn_like(one, request, variables) for one in listed(statement["NotResource"]))
+        return not any(_arn_like(entry, request, variables) for entry in listed(statement["NotResource"]))
     if "Resource" not in statement:  # a trust policy speaks of its own role
         return True
-    return any(_arn_like(one, request, variables) for one in listed(statement["Resource"]))
+    return any(_arn_like(entry, request, variables) for entry in listed(statement["Resource"]))
 
 
 def _arn_like(pattern: str, request: Request, variables: bool) -> bool:
@@ -235,7 +235,7 @@ def _plain(text: str) -> str:
 
 def glob(pattern: str, text: str, *, case: bool = True) -> bool:
     parts = {"*": ".*", "?": "."}
-    expression = "".join(parts.get(one) or re.escape(_plain(one)) for one in pattern)
+    expression = "".join(parts.get(value) or re.escape(_plain(value)) for value in pattern)
     return re.fullmatch(expression, text, re.DOTALL | (0 if case else re.IGNORECASE)) is not None
 
 
@@ -313,20 +313,22 @@ def _condition_holds(
     name = name.removesuffix("IfExists")
     found = request.values_of(key)
     if name == "Null":
-        return any((found is None) is (_word(one) == "true") for one in wanted)
+        return any((found is None) is (_word(item) == "true") for item in wanted)
     if name not in POSITIVE and name not in NEGATED:
         raise PolicyError(f"operator {operator!r} is not judged here")
-    values = [_resolved(_word(one), request, variables) for one in wanted]
+    values = [_resolved(_word(item), request, variables) for item in wanted]
 
     def holds(value: str) -> bool:
         """Any of a positive operator's values; with a negated one, none of them."""
         matches = POSITIVE[NEGATED.get(name, name)]
-        return any(one is not None and matches(one, value) for one in values) is (name not in NEGATED)
+        return any(each_value is not None and matches(each_value, value) for each_value in values) is (
+            name not in NEGATED
+        )
 
     if quantifier == "ForAllValues":  # also where there is none: see the guide's warning
-        return all(holds(one) for one in found or ())
+        return all(holds(item) for item in found or ())
     if quantifier == "ForAnyValue":
-        return any(holds(one) for one in found or ())
+        return any(holds(item) for item in found or ())
     if quantifier:
         raise PolicyError(f"operator {operator!r} is not judged here")
     if found is None:

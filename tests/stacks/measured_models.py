@@ -25,7 +25,7 @@ def measured(name: str) -> tuple[int, int]:
     optimizer = torch.optim.AdamW(model.parameters())
     model(sample).square().mean().backward()
     optimizer.step()
-    tensors = [*model.parameters(), *(one.grad for one in model.parameters()), *model.buffers()]
+    tensors = [*model.parameters(), *(parameter.grad for parameter in model.parameters()), *model.buffers()]
     tensors += [value for state in optimizer.state.values() for value in state.values()]
-    count = sum(one.numel() for one in model.parameters())
-    return count, sum(one.untyped_storage().nbytes() for one in tensors)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return count, sum(tensor.untyped_storage().nbytes() for tensor in tensors)

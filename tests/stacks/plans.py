@@ -27,22 +27,26 @@ def digest(before: Rehearsed | None, after: Rehearsed) -> str:
 
 
 def _steps(before: tuple[Registration, ...], after: tuple[Registration, ...]) -> Iterator[dict[str, Any]]:
-    old = {one.urn: one for one in before}
-    new = {one.urn for one in after}
+    old = {resource.urn: resource for resource in before}
+    new = {resource.urn for resource in after}
     replaced: set[str] = set()
-    for one in after:
-        was = old.get(one.urn)
+    for each_resource in after:
+        was = old.get(each_resource.urn)
         if was is None:
-            yield _step("create", one, None, one.inputs)
+            yield _step("create", each_resource, None, each_resource.inputs)
             continue
-        inputs = {key: _unknown(value, replaced) for key, value in one.inputs.items()}
-        reasons = [key for key in _changed(was.inputs, inputs) if _forces(one.type, key, was.inputs, inputs)]
+        inputs = {key: _unknown(value, replaced) for key, value in each_resource.inputs.items()}
+        reasons = [
+            key
+            for key in _changed(was.inputs, inputs)
+            if _forces(each_resource.type, key, was.inputs, inputs)
+        ]
         if reasons:
-            replaced |= {one.id, str(one.outputs.get("arn", one.id))}
-            yield _step("replace", one, was.inputs, inputs, reasons)
+            replaced |= {each_resource.id, str(each_resource.outputs.get("arn", each_resource.id))}
+            yield _step("replace", each_resource, was.inputs, inputs, reasons)
         else:
-            yield _step("update" if was.inputs != inputs else "same", one, was.inputs, inputs)
-    for gone in (one for one in before if one.urn not in new):
+            yield _step("update" if was.inputs != inputs else "same", each_resource, was.inputs, inputs)
+    for gone in (resource for resource in before if resource.urn not in new):
         yield _step("delete", gone, gone.inputs, None)
 
 
@@ -70,12 +74,12 @@ def _unknown(value: Any, replaced: set[str]) -> Any:
 
 def _step(
     op: str,
-    one: Registration,
+    registration: Registration,
     old: Mapping[str, Any] | None,
     new: Mapping[str, Any] | None,
     reasons: list[str] | None = None,
 ) -> dict[str, Any]:
-    made: dict[str, Any] = {"op": op, "urn": one.urn}
+    made: dict[str, Any] = {"op": op, "urn": registration.urn}
     if old is not None:
         made["oldState"] = {"inputs": dict(old)}
     if new is not None:

@@ -55,7 +55,7 @@ def get_products(instances: dict[str, str] | None = None, **changes: str):
     } | (instances or {})
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
-        filters = {one["Field"]: one["Value"] for one in asked["Filters"]}
+        filters = {filter_["Field"]: filter_["Value"] for filter_ in asked["Filters"]}
         return {"PriceList": list(_matching(asked["ServiceCode"], filters, known, changes))}
 
     return answer

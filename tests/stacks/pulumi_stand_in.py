@@ -43,7 +43,7 @@ def install(folder: Path, registrations: Sequence[Registration]) -> Path:
 
 
 def write(path: Path, registrations: Sequence[Registration]) -> None:
-    path.write_text(json.dumps([asdict(one) for one in registrations], default=str))
+    path.write_text(json.dumps([asdict(registration) for registration in registrations], default=str))
     path.with_name("export.json").write_text(json.dumps(exported(registrations), default=str))
 
 
@@ -69,19 +69,19 @@ def exported(registrations: Sequence[Registration]) -> dict[str, Any]:
     """A state as `pulumi stack export` prints it."""
     resources = [
         {
-            "urn": one.urn,
-            "type": one.type,
-            "custom": one.outcome is not RegistrationOutcome.GROUPED,
-            "id": one.id,
-            "parent": one.parent,
-            "provider": one.provider,
-            "dependencies": list(one.dependencies),
-            "protect": one.protected,
-            "retainOnDelete": one.retained,
-            "deletedWith": one.deleted_with,
-            "inputs": one.inputs,
+            "urn": registration.urn,
+            "type": registration.type,
+            "custom": registration.outcome is not RegistrationOutcome.GROUPED,
+            "id": registration.id,
+            "parent": registration.parent,
+            "provider": registration.provider,
+            "dependencies": list(registration.dependencies),
+            "protect": registration.protected,
+            "retainOnDelete": registration.retained,
+            "deletedWith": registration.deleted_with,
+            "inputs": registration.inputs,
         }
-        for one in registrations
+        for registration in registrations
     ]
     return {"version": 3, "deployment": {"manifest": {}, "resources": resources}}
 

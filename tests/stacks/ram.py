@@ -39,10 +39,10 @@ def _decide(
     request: Request, identity: Sequence[str], resource: Sequence[str], *, absent_passes: bool
 ) -> Verdict:
     effects = {
-        one["Effect"]
+        statement["Effect"]
         for text in (*identity, *resource)
-        for one in json.loads(text)["Statement"]
-        if _applies(one, request, absent_passes=absent_passes)
+        for statement in json.loads(text)["Statement"]
+        if _applies(statement, request, absent_passes=absent_passes)
     }
     if "Deny" in effects:
         return Verdict.DENIED
@@ -55,8 +55,8 @@ def _applies(statement: Mapping[str, Any], request: Request, *, absent_passes: b
     if set(listed(statement.get("Principal", "*"))) != {"*"}:
         raise PolicyError("principals other than * are not judged here")
     return (
-        any(glob(one, request.action, case=False) for one in listed(statement["Action"]))
-        and any(_resource_matches(one, request.resource) for one in listed(statement["Resource"]))
+        any(glob(entry, request.action, case=False) for entry in listed(statement["Action"]))
+        and any(_resource_matches(entry, request.resource) for entry in listed(statement["Resource"]))
         and all(
             _holds(operator, key, listed(wanted), request, absent_passes=absent_passes)
             for operator, keys in statement.get("Condition", {}).items()
@@ -77,4 +77,4 @@ def _holds(operator: str, key: str, wanted: Sequence[str], request: Request, *, 
     if found is None:
         return operator in NEGATED and absent_passes
     matches = POSITIVE[NEGATED.get(operator, operator)]
-    return any(matches(one, value) for one in wanted for value in found) is (operator not in NEGATED)
+    return any(matches(item, value) for item in wanted for value in found) is (operator not in NEGATED)

@@ -54,10 +54,10 @@ def configuration(rehearsed: Rehearsed, schema: Block, folder: Path) -> dict[str
         KeyError: naming an input that the provider does not know.
     """
     resources: dict[str, dict[str, Any]] = {}
-    for one in rehearsed.resources:
-        kind = terraform_type(one.type)
-        body = _body(one, kind, schema[kind]["block"], folder)
-        resources.setdefault(kind, {})[re.sub(r"[^\w-]", "_", one.name)] = body
+    for resource in rehearsed.resources:
+        kind = terraform_type(resource.type)
+        body = _body(resource, kind, schema[kind]["block"], folder)
+        resources.setdefault(kind, {})[re.sub(r"[^\w-]", "_", resource.name)] = body
     return {
         "terraform": {"required_providers": {"aws": {"source": "hashicorp/aws", "version": VERSION}}},
         "provider": {"aws": [_provider()]},
@@ -65,10 +65,10 @@ def configuration(rehearsed: Rehearsed, schema: Block, folder: Path) -> dict[str
     }
 
 
-def _body(one: Registration, kind: str, block: Block, folder: Path) -> dict[str, Any]:
-    inputs = dict(one.inputs)
+def _body(registration: Registration, kind: str, block: Block, folder: Path) -> dict[str, Any]:
+    inputs = dict(registration.inputs)
     if "code" in inputs:
-        archive = folder / f"{one.name}.zip"
+        archive = folder / f"{registration.name}.zip"
         archive.write_bytes(zip_bytes(inputs["code"]))
         inputs["code"] = str(archive)
     if isinstance(inputs.get("source"), pulumi.FileAsset):
@@ -76,7 +76,7 @@ def _body(one: Registration, kind: str, block: Block, folder: Path) -> dict[str,
     names = RENAMED.get(kind, {})
     body = _converted({names.get(key, key): value for key, value in inputs.items()}, block, kind)
     if block["attributes"].get("name", {}).get("required"):
-        body.setdefault("name", one.outputs["name"])  # where Pulumi makes a name up
+        body.setdefault("name", registration.outputs["name"])  # where Pulumi makes a name up
     return body
 
 

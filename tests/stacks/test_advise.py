@@ -171,14 +171,14 @@ def test_every_number_about_a_vendor_has_a_source():
     assert all(len(score.source) >= 10 for score in found)
 
 
-def test_the_best_of_a_criterion_gets_its_whole_weight_and_nobody_more():
+def test_the_best_of_a_criterion_gets_its_whole_weight_and_no_other_more():
     for criterion, weight in vendors().weights.items():
         points = [card.scores[criterion].points for card in cards(Decimal("7.1")) if card.scores[criterion]]
         assert max(points) == pytest.approx(weight), criterion
-        assert all(0 <= one <= weight + 1e-9 for one in points)
+        assert all(0 <= point <= weight + 1e-9 for point in points)
 
 
-def test_a_number_that_nobody_sourced_counts_neither_way():
+def test_a_number_without_a_source_counts_neither_way():
     tencent = next(card for card in cards() if card.title.startswith("Tencent"))
 
     assert tencent.scores["cost"] is None

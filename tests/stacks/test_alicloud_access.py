@@ -74,16 +74,22 @@ class Account:
 
     def identity(self, role: str) -> list[str]:
         name = f"gpu-fleet-{self.settings.name}-{role}"
-        found = [one.inputs["policyDocument"] for one in self.found.of_type(POLICY) if one.name == name]
+        found = [
+            resource.inputs["policyDocument"]
+            for resource in self.found.of_type(POLICY)
+            if resource.name == name
+        ]
         assert found, name
         return found
 
     def verdict(self, role: str, action: str, resource: str, context: dict | None = None) -> Verdict:
         bucket = resource.rpartition(":")[2].partition("/")[0]
         policies = [
-            one.inputs["policy"]
-            for one in self.found.of_type(BUCKET_POLICY)
-            if json.loads(one.inputs["policy"])["Statement"][0]["Resource"][0].endswith(f":{bucket}")
+            each_resource.inputs["policy"]
+            for each_resource in self.found.of_type(BUCKET_POLICY)
+            if json.loads(each_resource.inputs["policy"])["Statement"][0]["Resource"][0].endswith(
+                f":{bucket}"
+            )
         ]
         assert resource.startswith("acs:oss:") is bool(policies)
         request = Request(action, resource, context={"acs:SecureTransport": "true"} | (context or {}))
@@ -121,7 +127,7 @@ def pair() -> Account:
 
 
 def pools(account: Account) -> list[str]:
-    return [one.name for one in account.settings.pools]
+    return [pool.name for pool in account.settings.pools]
 
 
 # an instance and its neighbours
@@ -232,7 +238,7 @@ def test_the_sweep_mails_and_reads_the_webhooks_that_the_settings_name(pair):
     assert not ask("kms:GetSecretValue", pair.arn("kms", "secret/rooms/other"))
 
 
-def test_the_sweep_of_a_stack_that_names_nobody_neither_mails_nor_reads_secrets():
+def test_the_sweep_of_a_stack_without_recipients_neither_mails_nor_reads_secrets():
     account = account_of("everything")
     assert not account.settings.notify.anybody
 
@@ -271,7 +277,7 @@ def test_no_role_ends_the_key(account, role, action):
 
 
 @pytest.mark.parametrize("role", ["instance", "reaper"])
-def test_nobody_reads_a_bucket_by_plain_http(account, role):
+def test_no_caller_reads_a_bucket_by_plain_http(account, role):
     kind, own = ("data", f"{pools(account)[0]}-instance") if role == "instance" else ("records", "reaper")
     resource = account.bucket(kind, "reaper/x")
     verdict = partial(account.verdict, own, "oss:GetObject", resource)
@@ -329,7 +335,7 @@ def test_a_freeze_closes_groups_of_training_pools_alone(pair):
     assert not ask(pair.tags("dev"))
 
 
-def test_the_sweep_removes_leftovers_of_its_own_stack_that_nobody_protects(pair):
+def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(pair):
     ask = partial(pair.may, "reaper", "ecs:DeleteDisk", pair.arn("ecs", "disk/d-1"))
 
     assert ask(pair.tags("dev"))
@@ -353,7 +359,7 @@ TEAM = {
 }
 
 
-def test_a_tag_lets_in_whom_it_names_and_an_absent_one_nobody():
+def test_a_tag_lets_in_whom_it_names_and_an_absent_tag_no_caller():
     assert judged([TEAM], **{"acs:ResourceTag/team": "dev"}) is Verdict.ALLOWED
     assert judged([TEAM], **{"acs:ResourceTag/team": "ops"}) is Verdict.NOT_ALLOWED
     assert judged([TEAM]) is Verdict.NOT_ALLOWED

@@ -31,11 +31,11 @@ def test_a_pool_on_demand_starts_what_it_prefers_where_it_prefers():
     (group,) = inputs(found, GROUP)
     assert group["multiAzPolicy"] == "PRIORITY"
     assert group["launchTemplateVersion"] == "Latest"
-    assert [one["instanceType"] for one in group["launchTemplateOverrides"]] == [
+    assert [override["instanceType"] for override in group["launchTemplateOverrides"]] == [
         "ecs.gn7i-c8g1.2xlarge",
         "ecs.gn7i-c16g1.4xlarge",
     ]
-    assert [one["spotStrategy"] for one in inputs(found, TEMPLATE)] == ["NoSpot"]
+    assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["NoSpot"]
 
 
 def test_a_spot_pool_buys_the_cheapest_and_on_demand_where_there_is_none():
@@ -46,15 +46,15 @@ def test_a_spot_pool_buys_the_cheapest_and_on_demand_where_there_is_none():
     assert (group["onDemandBaseCapacity"], group["onDemandPercentageAboveBaseCapacity"]) == (1, 0)
     assert group["spotInstanceRemedy"] is True
     assert group["compensateWithOnDemand"] is True
-    assert [one["spotStrategy"] for one in inputs(found, TEMPLATE)] == ["SpotAsPriceGo"]
+    assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["SpotAsPriceGo"]
 
 
 def test_a_spot_pool_with_a_limit_pays_no_more_for_any_type():
     found = register(stack(pools=[pool(market="spot", spot_price_limit="4.25")]))
 
     (group,) = inputs(found, GROUP)
-    assert [one["spotPriceLimit"] for one in group["launchTemplateOverrides"]] == [4.25]
-    assert [one["spotStrategy"] for one in inputs(found, TEMPLATE)] == ["SpotWithPriceLimit"]
+    assert [override["spotPriceLimit"] for override in group["launchTemplateOverrides"]] == [4.25]
+    assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["SpotWithPriceLimit"]
 
 
 def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
@@ -128,7 +128,7 @@ def test_the_alarm_on_the_agents_metric_names_the_group_that_instances_publish_i
     (alarm,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-memory-high")
     others = inputs(found, "alicloud:ess/alarm:Alarm", name="-cpu-")
     assert alarm["cloudMonitorGroupId"] == int(group.id)
-    assert [one for one in others if "cloudMonitorGroupId" in one] == []
+    assert [other for other in others if "cloudMonitorGroupId" in other] == []
     assert f'monitor_group = "{group.id}"' in user_data(found)
 
 
@@ -165,15 +165,19 @@ def test_one_gateway_serves_every_zone():
 
     assert len(inputs(found, "alicloud:vpc/natGateway:NatGateway")) == 1
     assert len(inputs(found, "alicloud:vpc/snatEntry:SnatEntry")) == 2
-    assert len({one["nexthopId"] for one in inputs(found, "alicloud:vpc/routeEntry:RouteEntry")}) == 1
+    assert (
+        len({resource["nexthopId"] for resource in inputs(found, "alicloud:vpc/routeEntry:RouteEntry")}) == 1
+    )
 
 
-def test_each_zone_of_production_goes_out_through_its_own_gateway():
+def test_each_zone_of_production_routes_through_its_own_gateway():
     found = shipped("alicloud-prod")
 
     assert len(inputs(found, "alicloud:vpc/natGateway:NatGateway")) == 2
-    assert len({one["nexthopId"] for one in inputs(found, "alicloud:vpc/routeEntry:RouteEntry")}) == 2
-    assert len({one["snatIp"] for one in inputs(found, "alicloud:vpc/snatEntry:SnatEntry")}) == 2
+    assert (
+        len({resource["nexthopId"] for resource in inputs(found, "alicloud:vpc/routeEntry:RouteEntry")}) == 2
+    )
+    assert len({resource["snatIp"] for resource in inputs(found, "alicloud:vpc/snatEntry:SnatEntry")}) == 2
 
 
 def test_a_stack_without_nat_has_no_way_out_and_still_reaches_oss():
@@ -198,17 +202,20 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
     recipients = {"monthly": 40000, "currency": "CNY", "recipients": ["a@b.org", "c@d.org"]}
     found = register(stack(budget=recipients))
 
-    alarms = {one["name"]: one for one in inputs(found, "alicloud:cms/alarm:Alarm", name="-test-actual-")}
+    alarms = {
+        resource["name"]: resource
+        for resource in inputs(found, "alicloud:cms/alarm:Alarm", name="-test-actual-")
+    }
     assert {
-        name.rpartition("-")[2]: one["escalationsCritical"]["threshold"] for name, one in alarms.items()
+        name.rpartition("-")[2]: alarm["escalationsCritical"]["threshold"] for name, alarm in alarms.items()
     } == {
         "80": "32000",
         "100": "40000",
     }
-    assert {one["metric"] for one in alarms.values()} == {"MonthCost"}
-    assert {one["project"] for one in alarms.values()} == {"acs_customMetric_1234567890123456"}
+    assert {alarm["metric"] for alarm in alarms.values()} == {"MonthCost"}
+    assert {alarm["project"] for alarm in alarms.values()} == {"acs_customMetric_1234567890123456"}
     contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
-    assert [one["channelsMail"] for one in contacts] == ["a@b.org", "c@d.org"]
+    assert [contact["channelsMail"] for contact in contacts] == ["a@b.org", "c@d.org"]
 
 
 def test_a_mover_that_fails_three_times_on_end_is_reported():
@@ -238,13 +245,13 @@ def test_every_state_that_is_written_under_a_number_expires():
         assert rules[f"reaper/{key}."] == [{"days": 35}]
 
 
-def test_a_contact_goes_by_its_address_wherever_that_stands_in_the_list():
+def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
     """CloudMonitor overwrites a contact of the same name, and Pulumi deletes what was replaced last."""
 
     def names(*recipients):
         found = register(stack(budget={"monthly": 40000, "currency": "CNY", "recipients": list(recipients)}))
         contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
-        return {one["channelsMail"]: one["alarmContactName"] for one in contacts}
+        return {contact["channelsMail"]: contact["alarmContactName"] for contact in contacts}
 
     both, swapped, changed = names("a@b.org", "c@d.org"), names("c@d.org", "a@b.org"), names("e@f.org")
 
@@ -255,7 +262,7 @@ def test_a_contact_goes_by_its_address_wherever_that_stands_in_the_list():
 def test_an_address_that_cloudmonitor_hides_until_it_is_confirmed_is_no_change():
     contacts = register(stack()).of_type("alicloud:cms/alarmContact:AlarmContact")
 
-    assert ["channelsMail" in one.ignored_changes for one in contacts] == [True]
+    assert ["channelsMail" in contact.ignored_changes for contact in contacts] == [True]
 
 
 def test_the_meter_counts_with_the_prices_of_the_catalog():
@@ -277,7 +284,7 @@ def test_the_sweep_runs_as_often_as_the_settings_say():
         "payload": "{}",
     }
     limits = inputs(found, "alicloud:fc/v3ConcurrencyConfig:V3ConcurrencyConfig")
-    assert {one["reservedConcurrency"] for one in limits} == {1}
+    assert {limit["reservedConcurrency"] for limit in limits} == {1}
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -285,9 +292,9 @@ def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name):
     """Compute at list price for every instance of a known price that a pool may grow to."""
     known, found = catalog.load(), stack_files.settings_of(name)
     worst = Decimal(0)
-    for one in found.pools:
-        prices = [kind.price.amount_per_hour for kind in map(known.get, one.types) if kind.price]
-        worst += one.size.max * max(prices, default=Decimal(0)) * HOURS_PER_MONTH
+    for shipped_pool in found.pools:
+        prices = [kind.price.amount_per_hour for kind in map(known.get, shipped_pool.types) if kind.price]
+        worst += shipped_pool.size.max * max(prices, default=Decimal(0)) * HOURS_PER_MONTH
 
     assert 0 < worst < found.budget.monthly
 
@@ -295,7 +302,7 @@ def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name):
 def test_the_sweep_knows_the_prices_of_the_development_stack():
     found = stack_files.settings_of("alicloud-dev")
 
-    kinds = {name for one in found.pools for name in one.types}
+    kinds = {name for pool in found.pools for name in pool.types}
     regions = {catalog.load().get(name).price.region for name in kinds}
 
     assert regions == {found.region}
@@ -310,7 +317,7 @@ def stack_files_of_any_shape(draw):
     zones = draw(st.lists(st.sampled_from([f"cn-shenzhen-{x}" for x in "abcdef"]), min_size=1, unique=True))
     nat = draw(st.sampled_from(["none", "one", "per_zone"]))
 
-    def one(name):
+    def drawn_pool(name):
         erdma, market = draw(st.booleans()), draw(st.sampled_from(["on-demand", "spot", "reservation"]))
         low, middle, high = sorted(draw(st.tuples(*[st.integers(0, 20)] * 3)))
         kinds = st.sampled_from(ERDMA_TYPES if erdma else TYPES)
@@ -338,7 +345,10 @@ def stack_files_of_any_shape(draw):
             "scratch_gib": draw(st.sampled_from([0, 3600, 4800])),
             "redundancy": draw(st.sampled_from(["LRS", "ZRS"])),
         },
-        pools=[one(name) for name in draw(st.lists(st.sampled_from(["a1", "b1"]), min_size=1, unique=True))],
+        pools=[
+            drawn_pool(name)
+            for name in draw(st.lists(st.sampled_from(["a1", "b1"]), min_size=1, unique=True))
+        ],
     )
 
 
@@ -347,11 +357,11 @@ def stack_files_of_any_shape(draw):
 def test_the_groups_of_a_pool_hold_its_size_once(content):
     found = priced("test", content)
 
-    for one in found.pools:
-        plans = group_plans(found, one)
-        assert sum(plan.size.desired for plan in plans) == one.size.desired
-        assert sum(plan.size.min for plan in plans) == one.size.min
-        assert {zone for plan in plans for zone in plan.zones} == set(found.zones_of(one))
+    for declared_pool in found.pools:
+        plans = group_plans(found, declared_pool)
+        assert sum(plan.size.desired for plan in plans) == declared_pool.size.desired
+        assert sum(plan.size.min for plan in plans) == declared_pool.size.min
+        assert {zone for plan in plans for zone in plan.zones} == set(found.zones_of(declared_pool))
 
 
 @given(content=stack_files_of_any_shape())

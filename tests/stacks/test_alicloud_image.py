@@ -53,7 +53,9 @@ def test_a_pipeline_builds_the_component_on_the_named_base_in_a_private_vswitch(
     assert pipeline["buildContent"] == f"COMPONENT {component.id}"
     assert pipeline["baseImage"] == "ubuntu_24_04_x64_20G_alibase_20260101.vhd"
     private = {
-        one.id for one in everything().of_type("alicloud:vpc/switch:Switch") if "-private-" in one.name
+        resource.id
+        for resource in everything().of_type("alicloud:vpc/switch:Switch")
+        if "-private-" in resource.name
     }
     assert pipeline["vswitchId"] in private
     assert pipeline["deleteInstanceOnFailure"] is True

@@ -12,7 +12,7 @@ from tests.stacks.alicloud_programs import STACKS, everything, programs, shipped
 
 @pytest.fixture(scope="module")
 def resources():
-    return [one for rehearsed in programs().values() for one in rehearsed.resources]
+    return [resource for rehearsed in programs().values() for resource in rehearsed.resources]
 
 
 def values(inputs, path):
@@ -32,11 +32,11 @@ def test_both_shipped_stacks_are_looked_at():
 
 def test_all_of_it_is_recorded_and_nothing_created(resources):
     assert resources
-    assert {one.outcome for one in resources} == {RegistrationOutcome.RECORDED}
+    assert {resource.outcome for resource in resources} == {RegistrationOutcome.RECORDED}
 
 
 def test_the_installed_sdk_knows_every_input_and_misses_none(resources):
-    found = [problem for one in resources for problem in problems(one)]
+    found = [problem for resource in resources for problem in problems(resource)]
 
     assert found == []
 
@@ -45,7 +45,9 @@ def test_the_installed_sdk_knows_every_input_and_misses_none(resources):
 def test_a_value_is_one_that_the_provider_takes(resources, where, allowed):
     token, path = where
 
-    found = {value for one in resources if one.type == token for value in values(one.inputs, path)}
+    found = {
+        value for resource in resources if resource.type == token for value in values(resource.inputs, path)
+    }
 
     assert found, f"nothing registers {path} of {token}"
     assert found <= allowed
@@ -55,7 +57,9 @@ def test_a_value_is_one_that_the_provider_takes(resources, where, allowed):
 def test_a_number_is_within_what_the_provider_takes(resources, where, bounds):
     (token, path), (low, high) = where, bounds
 
-    found = [value for one in resources if one.type == token for value in values(one.inputs, path)]
+    found = [
+        value for resource in resources if resource.type == token for value in values(resource.inputs, path)
+    ]
 
     assert found, f"nothing registers {path} of {token}"
     assert [value for value in found if not low <= value <= high] == []
@@ -65,7 +69,7 @@ def test_a_number_is_within_what_the_provider_takes(resources, where, bounds):
 def test_a_name_is_one_that_the_provider_takes(resources, where, pattern):
     token, key = where
 
-    found = [one.inputs[key] for one in resources if one.type == token]
+    found = [resource.inputs[key] for resource in resources if resource.type == token]
 
     assert found, f"nothing registers {key} of {token}"
     assert [text for text in found if not re.fullmatch(pattern, text)] == []
@@ -73,17 +77,21 @@ def test_a_name_is_one_that_the_provider_takes(resources, where, pattern):
 
 @pytest.mark.parametrize(("token", "pairs"), CONFLICTS.items(), ids=map(str, CONFLICTS))
 def test_inputs_that_the_provider_refuses_together_never_meet(resources, token, pairs):
-    found = [one for one in resources if one.type == token]
+    found = [resource for resource in resources if resource.type == token]
 
     assert found, f"nothing registers {token}"
     for first, second in pairs:
-        assert [one.name for one in found if first in one.inputs and second in one.inputs] == []
+        assert [
+            resource.name for resource in found if first in resource.inputs and second in resource.inputs
+        ] == []
 
 
 def test_options_of_cost_optimized_groups_stand_there_alone(resources):
     """Its note: valid only if multi_az_policy is COST_OPTIMIZED (alicloud_ess_scaling_group)."""
     options = {"onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotInstancePools"}
-    groups = [one.inputs for one in resources if one.type == "alicloud:ess/scalingGroup:ScalingGroup"]
+    groups = [
+        resource.inputs for resource in resources if resource.type == "alicloud:ess/scalingGroup:ScalingGroup"
+    ]
 
     for group in groups:
         assert bool(options & group.keys()) is (group["multiAzPolicy"] == "COST_OPTIMIZED")
@@ -91,7 +99,9 @@ def test_options_of_cost_optimized_groups_stand_there_alone(resources):
 
 def test_a_standard_or_extreme_file_system_names_no_network(resources):
     """Set there, they would replace it on every update (alicloud_nas_file_system, vswitch_id)."""
-    systems = [one.inputs for one in resources if one.type == "alicloud:nas/fileSystem:FileSystem"]
+    systems = [
+        resource.inputs for resource in resources if resource.type == "alicloud:nas/fileSystem:FileSystem"
+    ]
 
     for system in systems:
         needed = system["fileSystemType"] == "cpfs"
@@ -101,7 +111,7 @@ def test_a_standard_or_extreme_file_system_names_no_network(resources):
 @pytest.mark.parametrize("name", STACKS)
 def test_no_two_resources_of_a_stack_are_called_the_same(name):
     """The engine refuses a second resource of one URN; the rehearsal's monitor takes it."""
-    urns = [one.urn for one in shipped(name).registrations]
+    urns = [registration.urn for registration in shipped(name).registrations]
 
     assert len(set(urns)) == len(urns)
 
@@ -110,7 +120,7 @@ def test_no_two_resources_of_a_stack_are_called_the_same(name):
     ("token", "key"), [where for where in PATTERNS if where[1].endswith("Name")], ids=str
 )
 def test_no_two_resources_of_a_kind_want_the_same_name_of_the_cloud(token, key):
-    names = [one.inputs[key] for one in everything().of_type(token)]
+    names = [resource.inputs[key] for resource in everything().of_type(token)]
 
     assert names
     assert len(set(names)) == len(names)

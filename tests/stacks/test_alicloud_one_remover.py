@@ -45,20 +45,26 @@ def found(request):
 
 def test_no_group_refuses_the_sweep_itself_by_a_suspended_scale_in(found):
     """Auto Scaling refuses DetachInstances, "manually removing instances", where ScaleIn is suspended."""
-    assert "ScaleIn" not in {one["process"] for one in inputs(found, SUSPENSION)}
+    assert "ScaleIn" not in {resource["process"] for resource in inputs(found, SUSPENSION)}
 
 
 def test_no_group_but_of_spot_terminates_what_a_user_stopped(found):
     suspended = {
-        one["scalingGroupId"] for one in inputs(found, SUSPENSION) if one["process"] == "HealthCheck"
+        resource["scalingGroupId"]
+        for resource in inputs(found, SUSPENSION)
+        if resource["process"] == "HealthCheck"
     }
-    on_demand = {one.id for one in found.of_type(GROUP) if one.inputs["multiAzPolicy"] != "COST_OPTIMIZED"}
+    on_demand = {
+        resource.id
+        for resource in found.of_type(GROUP)
+        if resource.inputs["multiAzPolicy"] != "COST_OPTIMIZED"
+    }
 
     assert suspended == on_demand
 
 
 def test_groups_do_not_end_instances_for_their_age(found):
-    assert [one for one in inputs(found, GROUP) if "maxInstanceLifetime" in one] == []
+    assert [resource for resource in inputs(found, GROUP) if "maxInstanceLifetime" in resource] == []
 
 
 def test_groups_do_not_rebalance_zones_by_ending_instances(found):
@@ -68,9 +74,9 @@ def test_groups_do_not_rebalance_zones_by_ending_instances(found):
 
 
 def test_no_group_terminates_an_on_demand_instance_for_a_cheaper_one(found):
-    spot = [one for one in inputs(found, GROUP) if one["multiAzPolicy"] == "COST_OPTIMIZED"]
+    spot = [resource for resource in inputs(found, GROUP) if resource["multiAzPolicy"] == "COST_OPTIMIZED"]
 
-    assert [one["capacityOptionsSpotAutoReplaceOnDemand"] for one in spot] == [False] * len(spot)
+    assert [group["capacityOptionsSpotAutoReplaceOnDemand"] for group in spot] == [False] * len(spot)
 
 
 def test_only_spot_groups_replace_instances_ahead_of_an_interruption(found):
@@ -88,9 +94,9 @@ def test_no_role_but_the_sweeps_may_end_instances(found):
     allowed = {
         (policy.name, action)
         for policy in found.of_type("alicloud:ram/policy:Policy")
-        for one in statements(policy.inputs["policyDocument"])
-        if one["Effect"] == "Allow"
-        for action in one["Action"]
+        for statement in statements(policy.inputs["policyDocument"])
+        if statement["Effect"] == "Allow"
+        for action in statement["Action"]
         if action.startswith(("ecs:", "ess:", "*"))
     }
 
@@ -109,7 +115,7 @@ def test_the_only_hooks_hold_instances_that_are_being_terminated(found):
 
 
 def test_a_later_update_leaves_the_size_to_the_sweep(found):
-    assert all("desiredCapacity" in one.ignored_changes for one in found.of_type(GROUP))
+    assert all("desiredCapacity" in resource.ignored_changes for resource in found.of_type(GROUP))
 
 
 def test_no_rule_changes_a_groups_size(found):
@@ -145,8 +151,8 @@ def test_no_role_but_the_movers_raises_a_group(found):
     raising = {
         policy.name.rpartition("-")[2]
         for policy in found.of_type("alicloud:ram/policy:Policy")
-        for one in statements(policy.inputs["policyDocument"])
-        if one["Effect"] == "Allow" and "ess:ScaleWithAdjustment" in one["Action"]
+        for statement in statements(policy.inputs["policyDocument"])
+        if statement["Effect"] == "Allow" and "ess:ScaleWithAdjustment" in statement["Action"]
     }
 
     assert raising == {"capacity"}
@@ -164,7 +170,7 @@ def test_no_instance_is_born_with_a_time_to_die(found):
 def test_every_group_waits_for_a_checkpoint_before_an_instance_is_terminated(found):
     hooks = inputs(found, "alicloud:ess/lifecycleHook:LifecycleHook")
 
-    assert {hook["scalingGroupId"] for hook in hooks} == {one.id for one in found.of_type(GROUP)}
+    assert {hook["scalingGroupId"] for hook in hooks} == {resource.id for resource in found.of_type(GROUP)}
     for hook in hooks:
         assert (hook["lifecycleTransition"], hook["defaultResult"]) == ("SCALE_IN", "CONTINUE")
         assert hook["heartbeatTimeout"] == 900

@@ -44,7 +44,7 @@ def found(request):
 
 
 def test_instances_have_their_network_and_their_files_until_their_group_is_gone(found):
-    needed = {one.urn for token in SURROUNDINGS for one in found.of_type(token)}
+    needed = {resource.urn for token in SURROUNDINGS for resource in found.of_type(token)}
 
     assert needed
     assert all(needed <= set(group.dependencies) for group in found.of_type(GROUP))
@@ -71,8 +71,10 @@ def test_no_configuration_takes_its_group_and_the_instances_away_with_it():
     configurations = programs.everything().of_type(CONFIGURATION)
 
     assert configurations
-    assert all(one.retained for one in configurations)
-    assert [one.name for one in configurations if one.inputs.get("forceDelete")] == []
+    assert all(configuration.retained for configuration in configurations)
+    assert [
+        configuration.name for configuration in configurations if configuration.inputs.get("forceDelete")
+    ] == []
 
 
 def outlived(rehearsed):
@@ -87,15 +89,15 @@ def test_whatever_the_key_encrypts_is_gone_before_the_key_is(found):
     stored = [*encrypted, *found.of_type(BUCKET)]
 
     assert len(encrypted) > 5
-    assert [one.urn for one in stored if one.urn not in before] == []
+    assert [stored_object.urn for stored_object in stored if stored_object.urn not in before] == []
 
 
 def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(found):
     """A stopped instance is in no group; its network cannot be deleted, and what that stands on stays."""
     _, before = outlived(found)
 
-    assert {one.urn for one in found.of_type("alicloud:vpc/network:Network")} <= before
-    assert {one.urn for one in found.of_type("alicloud:vpc/switch:Switch")} <= before
+    assert {resource.urn for resource in found.of_type("alicloud:vpc/network:Network")} <= before
+    assert {resource.urn for resource in found.of_type("alicloud:vpc/switch:Switch")} <= before
 
 
 def test_only_a_look_at_everything_under_the_key_lets_it_go(found):
@@ -105,11 +107,11 @@ def test_only_a_look_at_everything_under_the_key_lets_it_go(found):
 
 def test_what_stays_keeps_its_settings(found):
     """They go with their bucket, so a deletion that fails opens nothing."""
-    owners = {one.urn for one in found.of_type(BUCKET)}
-    of_buckets = [one for token in SETTINGS for one in found.of_type(token)]
+    owners = {resource.urn for resource in found.of_type(BUCKET)}
+    of_buckets = [resource for token in SETTINGS for resource in found.of_type(token)]
 
-    assert {one.deleted_with for one in of_buckets} == owners
-    assert all(one.deleted_with in one.dependencies for one in of_buckets)
+    assert {bucket.deleted_with for bucket in of_buckets} == owners
+    assert all(bucket.deleted_with in bucket.dependencies for bucket in of_buckets)
 
 
 def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(found):
@@ -117,15 +119,15 @@ def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_de
     (key,) = found.of_type(KEY)
     tokens = (BUCKET, FILE_SYSTEM, *SETTINGS, "alicloud:kms/alias:Alias")
 
-    assert {one.protected for token in tokens for one in found.of_type(token)} == {key.protected}
+    assert {resource.protected for token in tokens for resource in found.of_type(token)} == {key.protected}
 
 
 def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_deleted(found):
-    (records,) = [one for one in found.of_type(BUCKET) if one.name.endswith("-records")]
+    (records,) = [resource for resource in found.of_type(BUCKET) if resource.name.endswith("-records")]
     functions = found.of_type("alicloud:fc/v3Function:V3Function")
 
-    assert {one.name.rpartition("-")[2] for one in functions} == {"reaper", "capacity"}
-    assert all(records.urn in reached(found.registrations)[one.urn] for one in functions)
+    assert {function.name.rpartition("-")[2] for function in functions} == {"reaper", "capacity"}
+    assert all(records.urn in reached(found.registrations)[function.urn] for function in functions)
 
 
 @given(content=stack_files_of_any_shape())
@@ -136,15 +138,15 @@ def test_no_setting_lets_anything_outlive_its_key(content):
 
     encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
 
-    assert [one.urn for one in encrypted if one.urn not in before] == []
+    assert [resource.urn for resource in encrypted if resource.urn not in before] == []
 
 
 def test_an_image_build_leaves_nothing_that_outlives_its_key():
     rehearsed = programs.everything()
     stored = rehearsed.of_type("alicloud:oss/bucketObject:BucketObject")
     _, before = outlived(rehearsed)
-    (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
+    (records,) = [resource for resource in rehearsed.of_type(BUCKET) if resource.name.endswith("-records")]
 
     assert stored
-    assert all(one.urn in before for one in stored)
-    assert all(records.urn in one.dependencies for one in stored)
+    assert all(stored_object.urn in before for stored_object in stored)
+    assert all(records.urn in stored_object.dependencies for stored_object in stored)

@@ -43,7 +43,7 @@ def settings_of(found):
 
 
 def key_ids(found):
-    return {one.id for one in found.of_type("alicloud:kms/key:Key")}
+    return {resource.id for resource in found.of_type("alicloud:kms/key:Key")}
 
 
 def test_nothing_lets_the_internet_in(found):
@@ -60,7 +60,7 @@ def test_no_rule_names_a_group_since_enterprise_groups_know_none(found):
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_ssh_is_closed_where_nobody_is_named(name):
+def test_ssh_is_closed_where_no_network_is_named(name):
     assert [rule for rule in inputs(shipped(name), RULE) if rule["portRange"] == "22/22"] == []
 
 
@@ -83,7 +83,7 @@ def test_instances_of_one_job_reach_each_other_through_their_vswitches_both_ways
     assert {rule.peer for rule in everything_open} == {private_networks(settings)["cn-shenzhen-e"]}
 
 
-def test_a_lone_instance_is_reached_by_nobody():
+def test_a_lone_instance_takes_no_ingress():
     settings = stack(pools=[pool(size={"min": 0, "desired": 1, "max": 1})])
 
     assert [rule for rule in rules_of(settings) if not rule.egress] == []
@@ -112,9 +112,9 @@ def test_the_metadata_service_wants_a_token_and_is_not_for_containers_unless_ask
 
 def test_an_instance_that_starts_without_a_token_may_harden_itself_and_only_its_own_pool(everything):
     (harden,) = [
-        one
-        for one in role_statements(everything, "cluster-instance")
-        if one["Action"] == ["ecs:ModifyInstanceMetadataOptions"]
+        statement
+        for statement in role_statements(everything, "cluster-instance")
+        if statement["Action"] == ["ecs:ModifyInstanceMetadataOptions"]
     ]
 
     assert harden["Condition"]["StringEquals"] == {
@@ -125,14 +125,16 @@ def test_an_instance_that_starts_without_a_token_may_harden_itself_and_only_its_
 
 
 def test_an_instance_with_tokens_from_the_start_may_not_change_its_metadata(everything):
-    actions = {action for one in role_statements(everything, "dev-instance") for action in one["Action"]}
+    actions = {
+        action for statement in role_statements(everything, "dev-instance") for action in statement["Action"]
+    }
 
     assert "ecs:ModifyInstanceMetadataOptions" not in actions
 
 
 def test_no_instance_gets_a_public_address(found):
-    for one in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
-        assert one["internetMaxBandwidthOut"] == 0
+    for resource in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
+        assert resource["internetMaxBandwidthOut"] == 0
 
 
 def test_the_key_turns_every_ninety_days(found):
@@ -149,9 +151,9 @@ def test_every_bucket_is_encrypted_versioned_and_closed_to_the_public(found):
         assert bucket["versioning"] == {"status": "Enabled"}
         assert bucket["serverSideEncryptionRule"]["sseAlgorithm"] == "KMS"
         assert bucket["serverSideEncryptionRule"]["kmsMasterKeyId"] in key_ids(found)
-    assert {one["acl"] for one in inputs(found, "alicloud:oss/bucketAcl:BucketAcl")} == {"private"}
+    assert {resource["acl"] for resource in inputs(found, "alicloud:oss/bucketAcl:BucketAcl")} == {"private"}
     blocks = inputs(found, "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock")
-    assert [one["blockPublicAccess"] for one in blocks] == [True] * len(buckets)
+    assert [block["blockPublicAccess"] for block in blocks] == [True] * len(buckets)
 
 
 def test_every_bucket_drops_old_versions_and_unfinished_uploads(found):
@@ -177,10 +179,10 @@ def test_a_bucket_whose_lifecycle_rules_do_the_same_below_one_another_says_so(fo
     for bucket in inputs(found, "alicloud:oss/bucket:Bucket"):
         overlapping = {
             action
-            for one, other in itertools.permutations(bucket["lifecycleRules"], 2)
-            if other["prefix"].startswith(one["prefix"])
+            for permutation, other in itertools.permutations(bucket["lifecycleRules"], 2)
+            if other["prefix"].startswith(permutation["prefix"])
             for action in ACTIONS
-            if action in one and action in other
+            if action in permutation and action in other
         }
         assert bucket["lifecycleRuleAllowSameActionOverlap"] is bool(overlapping)
         assert "abortMultipartUploads" not in overlapping
@@ -196,17 +198,18 @@ def test_every_bucket_refuses_plain_http_and_old_tls(found):
         assert denial["Condition"] == {"Bool": {"acs:SecureTransport": ["false"]}}
         assert denial["Resource"][1] == denial["Resource"][0] + "/*"
     versions = [
-        one["tlsVersions"] for one in inputs(found, "alicloud:oss/bucketHttpsConfig:BucketHttpsConfig")
+        resource["tlsVersions"]
+        for resource in inputs(found, "alicloud:oss/bucketHttpsConfig:BucketHttpsConfig")
     ]
     assert versions == [["TLSv1.2", "TLSv1.3"]] * len(policies)
 
 
-def test_a_bucket_lets_nobody_in_but_the_builder_to_its_recipe_from_inside_the_network(everything):
+def test_a_bucket_lets_only_the_builder_read_its_recipe_from_inside_the_network(everything):
     allowed = [
-        one
+        statement
         for policy in inputs(everything, "alicloud:oss/bucketPolicy:BucketPolicy")
-        for one in statements(policy["policy"])
-        if one["Effect"] == "Allow"
+        for statement in statements(policy["policy"])
+        if statement["Effect"] == "Allow"
     ]
 
     (vpc,) = everything.of_type("alicloud:vpc/network:Network")
@@ -218,18 +221,22 @@ def test_a_bucket_lets_nobody_in_but_the_builder_to_its_recipe_from_inside_the_n
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_a_bucket_of_a_stack_without_a_build_lets_nobody_in(name):
+def test_a_bucket_of_a_stack_without_a_build_grants_nothing(name):
     for policy in inputs(shipped(name), "alicloud:oss/bucketPolicy:BucketPolicy"):
-        assert {one["Effect"] for one in statements(policy["policy"])} == {"Deny"}
+        assert {statement["Effect"] for statement in statements(policy["policy"])} == {"Deny"}
 
 
 def test_a_bucket_does_not_fight_over_its_policy(found):
-    assert all("policy" in one.ignored_changes for one in found.of_type("alicloud:oss/bucket:Bucket"))
+    assert all(
+        "policy" in resource.ignored_changes for resource in found.of_type("alicloud:oss/bucket:Bucket")
+    )
 
 
 def test_homes_are_encrypted_with_the_stacks_key_and_mounted_from_the_network_alone(found):
     homes = [
-        one for one in inputs(found, "alicloud:nas/fileSystem:FileSystem") if one["protocolType"] == "NFS"
+        resource
+        for resource in inputs(found, "alicloud:nas/fileSystem:FileSystem")
+        if resource["protocolType"] == "NFS"
     ]
     private = {
         str(part["cidrBlock"]) for part in inputs(found, "alicloud:vpc/switch:Switch", name="-private-")
@@ -259,10 +266,10 @@ def test_every_connection_is_on_record(found):
 
 def test_every_taggable_resource_carries_the_stacks_tags(found):
     untagged = [
-        f"{one.type} {one.name}"
-        for one in found.resources
-        if hasattr(sdk.resource_class(one.type), "tags")
-        and one.inputs.get("tags", {}).get("gpu-fleet:stack") != settings_of(found).name
+        f"{resource.type} {resource.name}"
+        for resource in found.resources
+        if hasattr(sdk.resource_class(resource.type), "tags")
+        and resource.inputs.get("tags", {}).get("gpu-fleet:stack") != settings_of(found).name
     ]
 
     assert untagged == []
@@ -271,18 +278,18 @@ def test_every_taggable_resource_carries_the_stacks_tags(found):
 def test_instances_are_tagged_at_launch_with_the_reapers_licence(found):
     starts = [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]
 
-    assert {one["tags"]["gpu-fleet:managed"] for one in starts} == {"true"}
+    assert {start["tags"]["gpu-fleet:managed"] for start in starts} == {"true"}
     assert all(
-        {"gpu-fleet:pool", "gpu-fleet:owner", "gpu-fleet:stack"} <= one["tags"].keys() for one in starts
+        {"gpu-fleet:pool", "gpu-fleet:owner", "gpu-fleet:stack"} <= start["tags"].keys() for start in starts
     )
 
 
 def test_a_protected_stack_protects_what_holds_data(everything):
     stateful = {"alicloud:kms/key:Key", "alicloud:oss/bucket:Bucket", "alicloud:nas/fileSystem:FileSystem"}
-    found = [one for one in everything.resources if one.type in stateful]
+    found = [resource for resource in everything.resources if resource.type in stateful]
 
-    assert {one.type for one in found} == stateful
-    assert [one.name for one in found if not one.protected] == []
+    assert {resource.type for resource in found} == stateful
+    assert [resource.name for resource in found if not resource.protected] == []
     (key,) = inputs(everything, "alicloud:kms/key:Key")
     assert key["deletionProtection"] == "Enabled"
     groups = inputs(everything, "alicloud:ess/scalingGroup:ScalingGroup")
@@ -293,9 +300,9 @@ def test_no_role_may_do_everything_or_anything_to_everything(found):
     allowed = [
         action
         for policy in inputs(found, "alicloud:ram/policy:Policy")
-        for one in statements(policy["policyDocument"])
-        if one["Effect"] == "Allow"
-        for action in one["Action"]
+        for statement in statements(policy["policyDocument"])
+        if statement["Effect"] == "Allow"
+        for action in statement["Action"]
     ]
 
     assert [action for action in allowed if action == "*" or action.endswith(":*")] == []
@@ -303,12 +310,12 @@ def test_no_role_may_do_everything_or_anything_to_everything(found):
 
 def test_the_sweep_may_end_managed_instances_of_its_stack_alone(found):
     ends = [
-        one
-        for one in role_statements(found, "-reaper")
-        if one["Effect"] == "Allow" and ENDS & set(one["Action"])
+        statement
+        for statement in role_statements(found, "-reaper")
+        if statement["Effect"] == "Allow" and ENDS & set(statement["Action"])
     ]
 
-    assert [one["Condition"]["StringEquals"] for one in ends] == [
+    assert [end["Condition"]["StringEquals"] for end in ends] == [
         {
             "acs:ResourceTag/gpu-fleet:managed": ["true"],
             "acs:ResourceTag/gpu-fleet:stack": [settings_of(found).name],
@@ -317,7 +324,7 @@ def test_the_sweep_may_end_managed_instances_of_its_stack_alone(found):
 
 
 def test_the_sweep_may_read_heartbeats_under_the_names_that_cloudmonitor_checks(found):
-    allowed = {action for one in role_statements(found, "-reaper") for action in one["Action"]}
+    allowed = {action for statement in role_statements(found, "-reaper") for action in statement["Action"]}
 
     assert {"cms:QueryMetricLast", "cms:QueryMetricList"} <= allowed
 
@@ -329,10 +336,16 @@ def test_exports_hold_no_secret(found):
 
 
 def test_every_resource_uses_the_stacks_own_provider(found):
-    (provider,) = [one for one in found.registrations if one.type == "pulumi:providers:alicloud"]
+    (provider,) = [
+        registration
+        for registration in found.registrations
+        if registration.type == "pulumi:providers:alicloud"
+    ]
 
     assert provider.inputs["region"] == settings_of(found).region
-    assert [one.name for one in found.resources if not one.provider.startswith(provider.urn)] == []
+    assert [
+        resource.name for resource in found.resources if not resource.provider.startswith(provider.urn)
+    ] == []
 
 
 def test_instances_reach_out_by_few_ports_only(found):
@@ -352,9 +365,11 @@ def test_instances_reach_out_by_few_ports_only(found):
 
 
 def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(everything):
-    denials = [one for one in role_statements(everything, "-reaper") if one["Effect"] == "Deny"]
+    denials = [
+        statement for statement in role_statements(everything, "-reaper") if statement["Effect"] == "Deny"
+    ]
 
-    conditions = [one["Condition"] for one in denials if ENDS & set(one["Action"])]
+    conditions = [denial["Condition"] for denial in denials if ENDS & set(denial["Action"])]
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:managed": ["true"]}} in conditions
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:stack": ["test"]}} in conditions
     assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["?*"]}} in conditions
@@ -363,16 +378,25 @@ def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(eve
 def test_the_sweep_removes_leftovers_only_where_the_stack_says_so():
     def actions(settings):
         statements_ = role_statements(register(settings), "-reaper")
-        return {action for one in statements_ if one["Effect"] == "Allow" for action in one["Action"]}
+        return {
+            action
+            for statement in statements_
+            if statement["Effect"] == "Allow"
+            for action in statement["Action"]
+        }
 
     assert "ecs:DeleteDisk" not in actions(stack())
     assert "ecs:DeleteDisk" in actions(stack(reaper={"leftovers": {"remove": True}}))
 
 
 def test_an_instance_writes_below_its_pools_own_prefix_only(everything):
-    writes = [one for one in role_statements(everything, "dev-instance") if "oss:PutObject" in one["Action"]]
+    writes = [
+        statement
+        for statement in role_statements(everything, "dev-instance")
+        if "oss:PutObject" in statement["Action"]
+    ]
 
-    assert [one["Resource"] for one in writes] == [
+    assert [write["Resource"] for write in writes] == [
         [
             "acs:oss:*:1234567890123456:gpu-fleet-test-data-1234567890123456/dev/*",
             "acs:oss:*:1234567890123456:gpu-fleet-test-checkpoints-1234567890123456/dev/*",
@@ -384,9 +408,9 @@ def test_an_instance_writes_below_its_pools_own_prefix_only(everything):
 
 def test_an_instance_lets_go_of_instances_of_its_own_pools_groups_alone(everything):
     (lets_go,) = [
-        one
-        for one in role_statements(everything, "dev-instance")
-        if "ess:CompleteLifecycleAction" in one["Action"]
+        statement
+        for statement in role_statements(everything, "dev-instance")
+        if "ess:CompleteLifecycleAction" in statement["Action"]
     ]
     (group,) = inputs(everything, "alicloud:ess/scalingGroup:ScalingGroup", name="-dev")
 
@@ -407,8 +431,8 @@ def test_the_endpoint_lets_data_go_to_the_stacks_own_buckets_only(everything):
 
 
 def test_user_data_writes_the_instance_file_and_holds_no_secret(found):
-    for one in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
-        content = yaml.safe_load(base64.b64decode(one["userData"]))
+    for resource in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
+        content = yaml.safe_load(base64.b64decode(resource["userData"]))
         files = {file["path"]: file["content"] for file in content["write_files"]}
         instance = tomllib.loads(files[instance_file.PATH])
         assert instance["cloud"] == "alicloud"
@@ -418,8 +442,10 @@ def test_user_data_writes_the_instance_file_and_holds_no_secret(found):
 
 
 def test_a_functions_archive_carries_its_modules_and_its_policy(found):
-    functions = {one["functionName"]: one for one in inputs(found, "alicloud:fc/v3Function:V3Function")}
-    (reaper,) = [one for name, one in functions.items() if name.endswith("-reaper")]
+    functions = {
+        resource["functionName"]: resource for resource in inputs(found, "alicloud:fc/v3Function:V3Function")
+    }
+    (reaper,) = [function for name, function in functions.items() if name.endswith("-reaper")]
 
     archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(reaper["code"]["zipFile"])))
 
@@ -468,9 +494,9 @@ def test_through_the_gateway_data_leaves_only_into_the_stacks_own_buckets(found)
     (endpoint,) = inputs(found, "alicloud:vpc/gatewayEndpoint:GatewayEndpoint")
 
     allowed = statements(endpoint["policyDocument"])
-    assert {one["Effect"] for one in allowed} == {"Allow"}
-    anywhere = [one["Action"] for one in allowed if "*" in one["Resource"]]
+    assert {statement["Effect"] for statement in allowed} == {"Allow"}
+    anywhere = [statement["Action"] for statement in allowed if "*" in statement["Resource"]]
     assert anywhere == [["oss:GetObject"]]
     own = f"acs:oss:*:{settings_of(found).account_id}:gpu-fleet-{settings_of(found).name}-*"
-    (everything,) = [one["Resource"] for one in allowed if "oss:*" in one["Action"]]
+    (everything,) = [statement["Resource"] for statement in allowed if "oss:*" in statement["Action"]]
     assert everything == [own, f"{own}/*"]

@@ -193,7 +193,7 @@ def test_protection_is_no_part_of_a_buckets_redundancy():
     )
 
     kinds = [inputs(found, "alicloud:oss/bucket:Bucket") for found in (plain, protected)]
-    assert [{one["redundancyType"] for one in buckets} for buckets in kinds] == [{"LRS"}, {"LRS"}]
+    assert [{bucket["redundancyType"] for bucket in buckets} for buckets in kinds] == [{"LRS"}, {"LRS"}]
 
 
 KEYS_OF_ALIBABA = {

@@ -80,7 +80,9 @@ class Account:
     def group(self, pool_name: str) -> str:
         of_pool = {"key": "gpu-fleet:pool", "value": pool_name, "propagateAtLaunch": True}
         groups = self.found.of_type("aws:autoscaling/group:Group")
-        name = next(one.outputs["name"] for one in groups if of_pool in one.inputs["tags"])
+        name = next(
+            each_group.outputs["name"] for each_group in groups if of_pool in each_group.inputs["tags"]
+        )
         return self.arn("autoscaling", f"autoScalingGroup:0a1b:autoScalingGroupName/{name}")
 
     def bucket(self, kind: str, key: str = "") -> str:
@@ -95,23 +97,29 @@ class Account:
     def identity(self, role: str) -> list[str]:
         """The policies of a role, by the end of its name: ``dev-instance`` or ``reaper``."""
         name = f"gpu-fleet-{self.settings.name}-{role}"
-        found = [one.inputs["policy"] for one in self.found.of_type(ROLE_POLICY) if one.name == name]
+        found = [
+            resource.inputs["policy"] for resource in self.found.of_type(ROLE_POLICY) if resource.name == name
+        ]
         assert found, name
         return found
 
     def resource(self, arn: str) -> tuple[list[str], bool]:
         """The policies of a resource, and whether these must let the caller in."""
         if arn.startswith("arn:aws:kms:"):
-            return [one.inputs["policy"] for one in self.found.of_type("aws:kms/key:Key")], True
+            return [
+                each_resource.inputs["policy"] for each_resource in self.found.of_type("aws:kms/key:Key")
+            ], True
         policies = self.found.of_type("aws:s3/bucketPolicy:BucketPolicy")
         bucket = arn.removeprefix("arn:aws:s3:::").partition("/")[0]
-        own = [one.inputs["policy"] for one in policies if one.inputs["bucket"] == bucket]
+        own = [policy.inputs["policy"] for policy in policies if policy.inputs["bucket"] == bucket]
         return own, False
 
     def endpoint(self, service: str) -> list[str]:
         named = f"com.amazonaws.{self.settings.region}.{service}"
         return [
-            one.inputs["policy"] for one in self.found.of_type(ENDPOINT) if one.inputs["serviceName"] == named
+            resource.inputs["policy"]
+            for resource in self.found.of_type(ENDPOINT)
+            if resource.inputs["serviceName"] == named
         ]
 
     def verdict(self, role: str, action: str, resource: str, **context) -> Verdict:
@@ -154,7 +162,7 @@ class Account:
 @cache
 def account_of(name: str) -> Account:
     """The account in which a stack stands, its ids given by moto."""
-    own = {one.name: one for one in (PAIR, MAILING)}
+    own = {role.name: role for role in (PAIR, MAILING)}
     settings = own.get(name) or stack_files.settings_of(name)
     with moto_server(settings.region):
         if name in own:
@@ -174,11 +182,11 @@ def pair() -> Account:
 
 
 def pools(account: Account) -> list[str]:
-    return [one.name for one in account.settings.pools]
+    return [pool.name for pool in account.settings.pools]
 
 
 def others(account: Account, name: str) -> list[str]:
-    return [one for one in (*pools(account), "another") if one != name]
+    return [pool for pool in (*pools(account), "another") if pool != name]
 
 
 # an instance and its neighbours
@@ -541,7 +549,7 @@ def test_the_sweep_mails_from_the_sender_that_the_settings_name_alone():
     assert not ask(account.arn("ses", "identity/example.com"), {"ses:FromAddress": "fleet@mail.example.com"})
 
 
-def test_a_sweep_that_nobody_asked_to_mails_nobody_and_reads_no_secret(pair):
+def test_a_sweep_without_notify_sends_no_mail_and_reads_no_secret(pair):
     account = account_of(AWS_STACKS[0])
     identity = pair.arn("ses", "identity/mail.example.com")
 
@@ -554,16 +562,16 @@ def test_a_sweep_that_nobody_asked_to_mails_nobody_and_reads_no_secret(pair):
 def test_users_subscribe_to_their_own_notices_alone(pair):
     found = pair.found.of_type("aws:sns/topicSubscription:TopicSubscription")
 
-    filters = {one.inputs["endpoint"]: one.inputs.get("filterPolicy") for one in found}
+    filters = {resource.inputs["endpoint"]: resource.inputs.get("filterPolicy") for resource in found}
 
     # who hears everything already gets no second subscription
     assert filters == {"team@example.com": None, "ada@example.com": '{"user": ["ada", "lovelace"]}'}
 
 
-def test_where_mail_is_sent_nobody_is_asked_to_subscribe():
+def test_where_mail_is_sent_no_recipient_has_to_subscribe():
     found = account_of(MAILING.name).found.of_type("aws:sns/topicSubscription:TopicSubscription")
 
-    assert [one.inputs["endpoint"] for one in found] == ["team@example.com"]
+    assert [resource.inputs["endpoint"] for resource in found] == ["team@example.com"]
 
 
 def test_the_sweep_takes_instances_out_of_groups_of_its_own_stack_alone(account):
@@ -612,7 +620,7 @@ def test_a_freeze_limits_groups_of_training_pools_by_their_largest_size_alone(pa
         assert not ask(pair.group("dev-large"), changed)
 
 
-def test_the_sweep_removes_leftovers_of_its_own_stack_that_nobody_protects(pair):
+def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(pair):
     def may(**tags):
         return pair.may(
             "reaper", "ec2:DeleteVolume", pair.arn("ec2", "volume/vol-1"), pair.tags("dev", **tags)
@@ -631,22 +639,28 @@ def test_the_sweep_removes_leftovers_of_its_own_stack_that_nobody_protects(pair)
     [("instance", "ec2.amazonaws.com"), ("reaper", "lambda.amazonaws.com")],
 )
 def test_a_role_is_taken_by_its_service_alone(account, role, service):
-    registered = [one for one in account.found.of_type("aws:iam/role:Role") if one.name.endswith(f"-{role}")]
+    registered = [
+        resource
+        for resource in account.found.of_type("aws:iam/role:Role")
+        if resource.name.endswith(f"-{role}")
+    ]
     assert registered
     everything = json.dumps({"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]})
-    for one in registered:
+    for each_resource in registered:
         for principal in (service, "ecs-tasks.amazonaws.com", "arn:aws:iam::999999999999:root"):
             request = Request(
                 "sts:AssumeRole", "arn:aws:iam::1:role/r", principal, {"aws:SourceAccount": "123456789012"}
             )
-            found = decide(request, [everything], [one.inputs["assumeRolePolicy"]], resource_must_allow=True)
+            found = decide(
+                request, [everything], [each_resource.inputs["assumeRolePolicy"]], resource_must_allow=True
+            )
             assert (found is Verdict.ALLOWED) is (principal == service)
 
 
 def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_users(pair):
     def watched(found):
-        alarms = [one.inputs for one in found.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
-        return [one["name"] for one in alarms if one.get("metricName") == "SweepUsersUnreached"]
+        alarms = [resource.inputs for resource in found.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+        return [alarm["name"] for alarm in alarms if alarm.get("metricName") == "SweepUsersUnreached"]
 
     assert watched(pair.found) == [f"gpu-fleet-{pair.settings.name}-reaper-unreached"]
     assert watched(account_of("aws-dev").found) == []

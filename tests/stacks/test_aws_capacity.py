@@ -15,7 +15,7 @@ KEY = "2026-11-22/users/ada/100000Z-0a"
 def texts(declared) -> dict[str, str]:
     """Role -> its policy, of mover and sweep."""
     found = declared.of_type("aws:iam/rolePolicy:RolePolicy")
-    named = {one.name.rpartition("-")[2]: one.inputs["policy"] for one in found}
+    named = {resource.name.rpartition("-")[2]: resource.inputs["policy"] for resource in found}
     return {name: named[name] for name in ("capacity", "reaper")}
 
 
@@ -86,9 +86,9 @@ def person(declared, action: str, resource: str, **context) -> Verdict:
 
 def requests(declared, whose: str) -> str:
     bucket = next(
-        one.outputs["arn"]
-        for one in declared.of_type("aws:s3/bucket:Bucket")
-        if one.name.endswith("-records")
+        resource.outputs["arn"]
+        for resource in declared.of_type("aws:s3/bucket:Bucket")
+        if resource.name.endswith("-records")
     )
     return f"{bucket}/reaper/capacity/requests/2026-11-22/{whose}/100000Z-0a.json"
 
@@ -141,7 +141,11 @@ def test_each_statement_for_callers_knows_one_kind_of_them(declared):
     """A variable that a caller lacks could make the whole statement void."""
     stated = json.loads(declared.rehearsed.outputs["people_policy"])["Statement"]
 
-    both = [one["Sid"] for one in stated if "${aws:username}" in str(one) and "${aws:userid}" in str(one)]
+    both = [
+        statement["Sid"]
+        for statement in stated
+        if "${aws:username}" in str(statement) and "${aws:userid}" in str(statement)
+    ]
     assert both == []
 
 
@@ -170,9 +174,9 @@ def test_a_user_ends_and_raises_nothing_and_makes_nothing_theirs(declared):
 
 def test_the_mover_is_woken_each_minute_and_at_each_failed_launch(declared):
     rules = declared.of_type("aws:cloudwatch/eventRule:EventRule")
-    (rule,) = [one for one in rules if one.name.endswith("-capacity-failed")]
+    (rule,) = [each_rule for each_rule in rules if each_rule.name.endswith("-capacity-failed")]
     schedules = declared.of_type("aws:scheduler/schedule:Schedule")
-    (schedule,) = [one for one in schedules if one.name.endswith("-capacity")]
+    (schedule,) = [each_schedule for each_schedule in schedules if each_schedule.name.endswith("-capacity")]
     (permission,) = declared.of_type("aws:lambda/permission:Permission")
 
     pattern = json.loads(rule.inputs["eventPattern"])

@@ -34,7 +34,7 @@ class Applied:
 
     @property
     def buckets(self) -> list[str]:
-        return [one.id for one in self.rehearsed.of_type(BUCKET)]
+        return [resource.id for resource in self.rehearsed.of_type(BUCKET)]
 
     @property
     def key(self) -> Registration:
@@ -90,12 +90,14 @@ def test_kept_data_is_read_after_a_destroy(destroyed):
 def test_a_bucket_with_objects_stops_the_destroy(destroyed):
     stack, done = destroyed
 
-    assert done.failed == {one.urn: "DeleteBucket: BucketNotEmpty" for one in stack.rehearsed.of_type(BUCKET)}
+    assert done.failed == {
+        resource.urn: "DeleteBucket: BucketNotEmpty" for resource in stack.rehearsed.of_type(BUCKET)
+    }
 
 
 def test_the_key_its_alias_and_its_role_stay_in_the_state_with_the_buckets(destroyed):
     _, done = destroyed
-    types = {one.type for one in done.left}
+    types = {resource.type for resource in done.left}
 
     assert {KEY, BUCKET, "aws:kms/alias:Alias", "aws:iam/serviceLinkedRole:ServiceLinkedRole"} <= types
 
@@ -117,12 +119,12 @@ def test_everything_that_costs_by_the_hour_is_gone_all_the_same(destroyed):
     stack, _ = destroyed
 
     gateways = stack.client("ec2").describe_nat_gateways()["NatGateways"]
-    assert {one["State"] for one in gateways} <= {"deleted", "deleting"}
+    assert {gateway["State"] for gateway in gateways} <= {"deleted", "deleting"}
     assert stack.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
     assert stack.client("lambda").list_functions()["Functions"] == []
 
 
-def test_an_empty_stack_goes_whole_but_for_its_key_and_a_second_destroy_finishes_a_first():
+def test_an_empty_stack_is_deleted_whole_but_for_its_key_and_a_second_destroy_finishes_a_first():
     with applied("aws-dev") as stack:
         stack.fill()
         first = stack.destroy()
@@ -140,7 +142,7 @@ def test_a_protected_stack_is_refused_before_anything_is_touched():
         done = stack.destroy()
 
         assert done.asked == ()
-        assert {one.urn for one in stack.rehearsed.of_type(BUCKET)} < set(done.refused)
+        assert {resource.urn for resource in stack.rehearsed.of_type(BUCKET)} < set(done.refused)
         assert len(stack.client("s3").list_buckets()["Buckets"]) == 3
 
 
@@ -148,7 +150,9 @@ def test_excluding_what_is_protected_keeps_the_data_its_key_and_its_settings():
     """``pulumi destroy --exclude-protected``."""
     with applied("aws-prod") as stack:
         stack.fill()
-        protected = [one.urn for one in stack.rehearsed.registrations if one.protected]
+        protected = [
+            registration.urn for registration in stack.rehearsed.registrations if registration.protected
+        ]
 
         done = stack.destroy(exclude=protected)
 
@@ -162,10 +166,15 @@ def test_excluding_what_is_protected_keeps_the_data_its_key_and_its_settings():
         )
 
 
-def without_their_order(one: Registration) -> Registration:
+def without_their_order(registration: Registration) -> Registration:
     """As the graph was: buckets that name no key, settings that go first, a key that Pulumi deletes."""
-    needed = () if one.type == BUCKET else one.dependencies
-    return replace(one, dependencies=needed, deleted_with="", retained=one.retained and one.type != KEY)
+    needed = () if registration.type == BUCKET else registration.dependencies
+    return replace(
+        registration,
+        dependencies=needed,
+        deleted_with="",
+        retained=registration.retained and registration.type != KEY,
+    )
 
 
 def test_without_that_order_the_same_destroy_loses_the_data():
@@ -173,7 +182,7 @@ def test_without_that_order_the_same_destroy_loses_the_data():
     with applied("aws-dev") as stack:
         stack.fill()
 
-        stack.destroy([without_their_order(one) for one in stack.rehearsed.registrations])
+        stack.destroy([without_their_order(registration) for registration in stack.rehearsed.registrations])
 
         assert stack.key_state() == "PendingDeletion"
         with pytest.raises(stack.client("s3").exceptions.ClientError, match="PublicAccessBlock"):

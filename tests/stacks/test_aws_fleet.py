@@ -33,7 +33,7 @@ def test_a_p4d_instance_has_four_efa_interfaces_on_cards_zero_to_three(prod):
 
 
 def test_a_p4d_pool_has_one_group_per_zone_in_its_own_placement_group(prod):
-    groups = [one for one in prod.of_type(GROUP) if "-train-" in one.name]
+    groups = [resource for resource in prod.of_type(GROUP) if "-train-" in resource.name]
 
     assert len(groups) == len(prod.settings.network.zones)
     assert len({group.inputs["placementGroup"] for group in groups}) == len(groups)
@@ -55,7 +55,7 @@ def test_instances_of_an_efa_pool_may_say_anything_to_one_another_both_ways(prod
 
 
 def test_a_spot_pool_buys_by_price_and_capacity(prod):
-    groups = [one for one in prod.of_type(GROUP) if "-train-" in one.name]
+    groups = [resource for resource in prod.of_type(GROUP) if "-train-" in resource.name]
     distributions = [group.inputs["mixedInstancesPolicy"]["instancesDistribution"] for group in groups]
 
     for distribution in distributions:
@@ -70,13 +70,13 @@ def test_a_protected_stack_protects_what_holds_data(prod):
         "aws:efs/fileSystem:FileSystem",
         "aws:fsx/lustreFileSystem:LustreFileSystem",
     }
-    found = [one for one in prod.rehearsed.resources if one.type in stateful]
+    found = [resource for resource in prod.rehearsed.resources if resource.type in stateful]
 
-    assert {one.type for one in found} == stateful
-    assert [one.name for one in found if not one.protected] == []
+    assert {resource.type for resource in found} == stateful
+    assert [resource.name for resource in found if not resource.protected] == []
 
 
-def test_each_zone_of_production_goes_out_through_its_own_gateway(prod):
+def test_each_zone_of_production_routes_through_its_own_gateway(prod):
     gateways = prod.client("ec2").describe_nat_gateways()["NatGateways"]
 
     assert len(gateways) == len(prod.settings.network.zones)
@@ -134,8 +134,8 @@ def test_a_stack_without_nat_has_endpoints_for_all_it_needs(register):
     )
 
     services = {
-        one.inputs["serviceName"].rpartition("us-east-1.")[2]
-        for one in rehearsed.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
+        resource.inputs["serviceName"].rpartition("us-east-1.")[2]
+        for resource in rehearsed.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
     }
     named = {"ssm", "ssmmessages", "ec2messages", "logs", "ecr.api", "ecr.dkr", "monitoring", "ec2"}
     assert named | {"autoscaling", "sts", "kms", "elasticfilesystem", "s3"} <= services
@@ -156,9 +156,9 @@ def test_an_interactive_pool_watches_its_load(register, label, threshold, cooldo
     rehearsed = register(stack())
 
     (alarm,) = [
-        one
-        for one in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-        if one.inputs["name"].endswith(f"-{label}")
+        resource
+        for resource in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+        if resource.inputs["name"].endswith(f"-{label}")
     ]
     assert alarm.inputs["threshold"] == threshold
     assert alarm.inputs["period"] * alarm.inputs["evaluationPeriods"] == cooldown_s
@@ -171,9 +171,9 @@ def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(regis
     rehearsed = register(stack(pools=[serving]))
 
     (full,) = [
-        one
-        for one in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-        if one.inputs["metricName"] == "GpuMemoryUsedPercent"
+        resource
+        for resource in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+        if resource.inputs["metricName"] == "GpuMemoryUsedPercent"
     ]
     assert full.inputs["name"] == "gpu-fleet-test-serve-us-east-1a-gpu-memory-high"
     assert len(rehearsed.of_type(GROUP)) == 2
@@ -183,11 +183,11 @@ def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(regis
 def test_the_groups_of_a_pool_hold_its_size_once(content):
     settings = from_mapping("test", content)
 
-    for one in settings.pools:
-        plans = group_plans(settings, one)
-        assert sum(plan.size.desired for plan in plans) == one.size.desired
-        assert sum(plan.size.min for plan in plans) == one.size.min
-        assert {zone for plan in plans for zone in plan.zones} == set(settings.zones_of(one))
+    for declared_pool in settings.pools:
+        plans = group_plans(settings, declared_pool)
+        assert sum(plan.size.desired for plan in plans) == declared_pool.size.desired
+        assert sum(plan.size.min for plan in plans) == declared_pool.size.min
+        assert {zone for plan in plans for zone in plan.zones} == set(settings.zones_of(declared_pool))
 
 
 @given(content=stack_files())

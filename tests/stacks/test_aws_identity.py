@@ -15,8 +15,12 @@ ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
 def statements(register):
     """By its name, each statement of the instances of pool ``dev``, which has a neighbour ``dev-large``."""
     rehearsed = register(stack(pools=[pool(), pool(name="dev-large")]))
-    (policy,) = [one for one in rehearsed.of_type(ROLE_POLICY) if one.name == "gpu-fleet-test-dev-instance"]
-    return {one["Sid"]: one for one in json.loads(policy.inputs["policy"])["Statement"]}
+    (policy,) = [
+        resource
+        for resource in rehearsed.of_type(ROLE_POLICY)
+        if resource.name == "gpu-fleet-test-dev-instance"
+    ]
+    return {statement["Sid"]: statement for statement in json.loads(policy.inputs["policy"])["Statement"]}
 
 
 def test_an_instance_speaks_of_the_leaving_of_its_own_pools_instances_alone(statements):
@@ -33,7 +37,7 @@ def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(re
         {tag["key"]: tag["value"] for tag in group.inputs["tags"]}
         for group in rehearsed.of_type("aws:autoscaling/group:Group")
     ]
-    assert {(one["gpu-fleet:stack"], one["gpu-fleet:pool"]) for one in tags} == {
+    assert {(tag["gpu-fleet:stack"], tag["gpu-fleet:pool"]) for tag in tags} == {
         ("test", "dev"),
         ("test", "dev-large"),
     }
@@ -41,15 +45,15 @@ def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(re
 
 def test_an_instance_cannot_write_into_the_record_of_its_own_connections(statements):
     """The flow log is a log group of the stack too, and nothing on an instance writes to any."""
-    actions = {action for one in statements.values() for action in one["Action"]}
+    actions = {action for statement in statements.values() for action in statement["Action"]}
 
     assert not any(action.startswith("logs:") for action in actions)
 
 
 def test_an_instance_writes_below_its_pools_own_prefix_only(statements):
-    writing = [one for one in statements.values() if "s3:PutObject" in one["Action"]]
+    writing = [statement for statement in statements.values() if "s3:PutObject" in statement["Action"]]
 
-    assert [one["Resource"] for one in writing] == [
+    assert [statement["Resource"] for statement in writing] == [
         ["arn:aws:any:::gpu-fleet-test-data/dev/*", "arn:aws:any:::gpu-fleet-test-checkpoints/dev/*"],
         "arn:aws:any:::gpu-fleet-test-records/reaper/handshake/${aws:userid}/*",
     ]
@@ -59,5 +63,5 @@ def test_what_the_agent_saves_lies_where_its_role_may_write(statements):
     """The agent's own function and the registered policy: neither knows the other."""
     saved = kept_files.place("s3://gpu-fleet-test-data", "dev", "i-0123456789abcdef0")
 
-    allowed = [one.partition("/")[2] for one in statements["WriteOwn"]["Resource"]]
+    allowed = [arn.partition("/")[2] for arn in statements["WriteOwn"]["Resource"]]
     assert all(fnmatch(f"{saved.prefix}notes.txt", pattern) for pattern in allowed)

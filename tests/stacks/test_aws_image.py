@@ -42,7 +42,7 @@ def built():
 def inputs(rehearsed, kind, label=""):
     """The inputs of the only Image Builder resource of a kind whose name ends so."""
     token = BUILDER.format(kind[0].lower() + kind[1:], kind)
-    (found,) = [one.inputs for one in rehearsed.of_type(token) if one.name.endswith(label)]
+    (found,) = [resource.inputs for resource in rehearsed.of_type(token) if resource.name.endswith(label)]
     return found
 
 
@@ -55,13 +55,17 @@ def key_of(rehearsed):
 
 
 def statements(rehearsed, role):
-    (policy,) = [one for one in rehearsed.of_type("aws:iam/rolePolicy:RolePolicy") if one.name.endswith(role)]
+    (policy,) = [
+        resource
+        for resource in rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
+        if resource.name.endswith(role)
+    ]
     return {part["Sid"]: part for part in json.loads(policy.inputs["policy"])["Statement"]}
 
 
 def test_the_payload_is_stored_under_its_own_hash_with_the_stacks_key(built):
     objects = built.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
-    (stored,) = [one for one in objects if one.name.endswith("-payload")]
+    (stored,) = [stored_object for stored_object in objects if stored_object.name.endswith("-payload")]
 
     assert stored.outcome is RegistrationOutcome.CREATED
     assert stored.inputs["key"] == f"image/{PAYLOAD_SHA256}.toml"
@@ -87,7 +91,7 @@ def test_a_build_fetches_from_the_stacks_own_bucket_alone(built):
     ]
 
     sources = [part["source"] for part in fetch["inputs"]]
-    assert all(one.startswith("s3://gpu-fleet-test-records-123456789012/image/") for one in sources)
+    assert all(source.startswith("s3://gpu-fleet-test-records-123456789012/image/") for source in sources)
 
 
 def test_the_image_looks_at_itself_before_and_after_it_is_made(built):
@@ -129,14 +133,14 @@ def test_without_a_canary_image_builders_own_test_runs(register):
     declared = register(stack(image=image | {"payload": "image/packages.toml"}))
 
     assert declared.of_type(BUILDER.format("workflow", "Workflow")) == ()
-    arns = [one["workflowArn"] for one in inputs(declared, "ImagePipeline")["workflows"]]
+    arns = [workflow["workflowArn"] for workflow in inputs(declared, "ImagePipeline")["workflows"]]
     assert arns[1].endswith(":aws:workflow/test/test-image/x.x.x")
 
 
 def test_the_recipe_builds_both_components_on_the_named_base(built):
     recipe = inputs(built, "ImageRecipe")
 
-    made = [one.outputs["arn"] for one in built.of_type(BUILDER.format("component", "Component"))]
+    made = [resource.outputs["arn"] for resource in built.of_type(BUILDER.format("component", "Component"))]
     assert sorted(part["componentArn"] for part in recipe["components"]) == sorted(made)
     assert recipe["parentImage"] == BUILDING.image.base_id
 
@@ -147,12 +151,12 @@ def test_the_builders_disk_its_components_and_its_images_have_the_stacks_key(bui
 
     assert (disk["ebs"]["encrypted"], disk["ebs"]["kmsKeyId"]) == ("true", key_of(built))
     assert distribution["amiDistributionConfiguration"]["kmsKeyId"] == key_of(built)
-    assert {one.inputs["kmsKeyId"] for one in built.of_type(BUILDER.format("component", "Component"))} == {
-        key_of(built)
-    }
+    assert {
+        resource.inputs["kmsKeyId"] for resource in built.of_type(BUILDER.format("component", "Component"))
+    } == {key_of(built)}
 
 
-def test_the_builder_wants_metadata_tokens_and_stands_in_a_private_subnet_that_lets_nobody_in(built):
+def test_the_builder_requires_metadata_tokens_in_a_private_subnet_without_ingress(built):
     place = inputs(built, "InfrastructureConfiguration")
     group = built.outputs["security_group_ids"]["image-builder"]
     ingress = built.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
@@ -160,7 +164,7 @@ def test_the_builder_wants_metadata_tokens_and_stands_in_a_private_subnet_that_l
     assert place["instanceMetadataOptions"]["httpTokens"] == "required"
     assert place["subnetId"] == built.outputs["private_subnet_ids"]["us-east-1a"]
     assert place["securityGroupIds"] == [group]
-    assert [one for one in ingress if one.inputs["securityGroupId"] == group] == []
+    assert [rule for rule in ingress if rule.inputs["securityGroupId"] == group] == []
     assert place["terminateInstanceOnFailure"] is True
     assert "keyPair" not in place
 
@@ -169,7 +173,7 @@ def test_the_builder_reaches_the_endpoints_of_the_network(built):
     group = built.outputs["security_group_ids"]["image-builder"]
     ingress = built.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
 
-    (let_in,) = [one for one in ingress if one.inputs.get("referencedSecurityGroupId") == group]
+    (let_in,) = [rule for rule in ingress if rule.inputs.get("referencedSecurityGroupId") == group]
     assert let_in.inputs["securityGroupId"] == built.outputs["security_group_ids"]["endpoints"]
 
 
@@ -276,7 +280,10 @@ def test_a_component_is_small_enough_for_the_cloud():
 
 
 def test_the_policy_pack_finds_nothing_in_the_build(built):
-    declared = tuple(Resource(one.type, one.name, one.inputs) for one in built.registrations)
+    declared = tuple(
+        Resource(registration.type, registration.name, registration.inputs)
+        for registration in built.registrations
+    )
 
     assert list(violations(declared, Profile(regions=("*",)))) == []
 
@@ -293,7 +300,7 @@ def test_a_file_that_is_missing_is_named(register):
 
 
 def test_a_stack_that_names_no_base_builds_nothing(declared):
-    assert [one for one in declared.rehearsed.resources if "imagebuilder" in one.type] == []
+    assert [resource for resource in declared.rehearsed.resources if "imagebuilder" in resource.type] == []
     assert declared.rehearsed.outputs["image_pipeline_id"] == ""
     assert declared.rehearsed.outputs["image_parameter"] == ""
     assert "image-builder" not in declared.rehearsed.outputs["security_group_ids"]

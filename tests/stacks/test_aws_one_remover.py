@@ -100,9 +100,9 @@ def test_no_rule_changes_a_groups_size(shipped):
 def test_no_role_but_the_movers_raises_a_group(shipped):
     """SetDesiredCapacity alone raises: UpdateAutoScalingGroup is the sweep's for a limit, in a freeze."""
     raising = {
-        one.name.rpartition("-")[2]
-        for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
-        for part in json.loads(one.inputs["policy"])["Statement"]
+        resource.name.rpartition("-")[2]
+        for resource in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
+        for part in json.loads(resource.inputs["policy"])["Statement"]
         if part["Effect"] == "Allow" and "autoscaling:SetDesiredCapacity" in part["Action"]
     }
 
@@ -135,9 +135,9 @@ def test_no_alarm_raises_a_group(shipped):
 def test_no_role_but_the_sweeps_may_end_instances(shipped):
     """By what the roles may do at all, so that an action of tomorrow is refused too."""
     allowed = {
-        (one.name, action)
-        for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
-        for part in json.loads(one.inputs["policy"])["Statement"]
+        (resource.name, action)
+        for resource in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
+        for part in json.loads(resource.inputs["policy"])["Statement"]
         if part["Effect"] == "Allow"
         for action in part["Action"]
         if action.startswith(("ec2:", "autoscaling:", "*"))
@@ -154,7 +154,7 @@ def test_the_only_hooks_hold_instances_that_are_being_terminated(shipped):
     hooks = shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
 
     assert hooks
-    assert {one.inputs["lifecycleTransition"] for one in hooks} == {"autoscaling:EC2_INSTANCE_TERMINATING"}
+    assert {hook.inputs["lifecycleTransition"] for hook in hooks} == {"autoscaling:EC2_INSTANCE_TERMINATING"}
     assert all("initialLifecycleHooks" not in group.inputs for group in shipped.of_type(GROUP))
 
 

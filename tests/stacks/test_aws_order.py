@@ -51,7 +51,7 @@ def test_lustre_waits_for_the_rules_that_let_its_port_in(prod):
 
 
 def test_instances_have_their_network_and_their_files_until_their_group_is_gone(declared):
-    needed = {one.urn for token in SURROUNDINGS for one in declared.of_type(token)}
+    needed = {resource.urn for token in SURROUNDINGS for resource in declared.of_type(token)}
 
     assert needed
     assert all(needed <= set(group.dependencies) for group in declared.of_type(GROUP))
@@ -88,15 +88,15 @@ def test_whatever_the_key_encrypts_is_gone_before_the_key_is(declared):
     stored = [*encrypted, *declared.of_type(BUCKET), *declared.of_type(FILE_SYSTEM)]
 
     assert len(encrypted) > 10
-    assert [one.urn for one in stored if one.urn not in before] == []
+    assert [stored_object.urn for stored_object in stored if stored_object.urn not in before] == []
 
 
 def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(declared):
     """A stopped instance is in no group; its network cannot be deleted, and what that stands on stays."""
     _, before = outlived(declared.rehearsed)
 
-    assert {one.urn for one in declared.of_type("aws:ec2/vpc:Vpc")} <= before
-    assert {one.urn for one in declared.of_type("aws:ec2/securityGroup:SecurityGroup")} <= before
+    assert {resource.urn for resource in declared.of_type("aws:ec2/vpc:Vpc")} <= before
+    assert {resource.urn for resource in declared.of_type("aws:ec2/securityGroup:SecurityGroup")} <= before
 
 
 def test_only_a_look_at_everything_under_the_key_lets_it_go(declared):
@@ -113,28 +113,30 @@ def test_a_kept_key_keeps_the_role_that_its_policy_trusts(declared):
 
 def test_what_stays_keeps_its_settings(declared):
     """They go with their bucket or file system, so a deletion that fails opens nothing."""
-    owners = {one.urn for token in (BUCKET, FILE_SYSTEM) for one in declared.of_type(token)}
-    found = [one for token in SETTINGS for one in declared.of_type(token)]
+    owners = {resource.urn for token in (BUCKET, FILE_SYSTEM) for resource in declared.of_type(token)}
+    found = [resource for token in SETTINGS for resource in declared.of_type(token)]
 
     assert found
-    assert {one.deleted_with for one in found} == owners
-    assert all(one.deleted_with in one.dependencies for one in found)
+    assert {resource.deleted_with for resource in found} == owners
+    assert all(resource.deleted_with in resource.dependencies for resource in found)
 
 
 def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(declared):
     """``pulumi destroy --exclude-protected`` keeps what is protected and what that depends on, no more."""
     tokens = (KEY, BUCKET, FILE_SYSTEM, *SETTINGS, "aws:kms/alias:Alias")
-    found = {one.protected for token in tokens for one in declared.of_type(token)}
+    found = {resource.protected for token in tokens for resource in declared.of_type(token)}
 
     assert found == {declared.settings.protected}
 
 
 def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_deleted(declared):
-    (records,) = [one for one in declared.of_type(BUCKET) if one.name.endswith("-records")]
+    (records,) = [resource for resource in declared.of_type(BUCKET) if resource.name.endswith("-records")]
     functions = declared.of_type("aws:lambda/function:Function")
 
-    assert {one.name.rpartition("-")[2] for one in functions} == {"reaper", "capacity"}
-    assert all(records.urn in reached(declared.rehearsed.registrations)[one.urn] for one in functions)
+    assert {function.name.rpartition("-")[2] for function in functions} == {"reaper", "capacity"}
+    assert all(
+        records.urn in reached(declared.rehearsed.registrations)[function.urn] for function in functions
+    )
 
 
 @given(content=stack_files())
@@ -149,15 +151,19 @@ def test_no_setting_lets_anything_outlive_its_key(content, register):
 
     encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
 
-    assert [one.urn for one in encrypted if one.urn not in before] == []
+    assert [resource.urn for resource in encrypted if resource.urn not in before] == []
 
 
 def test_an_image_build_leaves_nothing_that_outlives_its_key(register):
     rehearsed = register(BUILDING)
     key, before = outlived(rehearsed)
     stored = rehearsed.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
-    (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
+    (records,) = [resource for resource in rehearsed.of_type(BUCKET) if resource.name.endswith("-records")]
 
-    assert [one.urn for one in encrypted_with(key, rehearsed.registrations) if one.urn not in before] == []
+    assert [
+        resource.urn
+        for resource in encrypted_with(key, rehearsed.registrations)
+        if resource.urn not in before
+    ] == []
     assert len(stored) == 4  # what builders and instances fetch, what users' commands read, the accounts
-    assert all(records.urn in one.dependencies for one in stored)
+    assert all(records.urn in stored_object.dependencies for stored_object in stored)

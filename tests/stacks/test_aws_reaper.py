@@ -41,12 +41,16 @@ print(json.dumps({"summary": summary, "modules": sorted(sys.modules)}))
 
 def role_statements(shipped) -> list[dict]:
     policies_of_roles = shipped.of_type("aws:iam/rolePolicy:RolePolicy")
-    (own,) = [one for one in policies_of_roles if one.name.endswith("-reaper")]
+    (own,) = [role for role in policies_of_roles if role.name.endswith("-reaper")]
     return json.loads(own.inputs["policy"])["Statement"]
 
 
 def allowing(shipped, action: str) -> list[dict]:
-    return [one for one in role_statements(shipped) if one["Effect"] == "Allow" and action in one["Action"]]
+    return [
+        statement
+        for statement in role_statements(shipped)
+        if statement["Effect"] == "Allow" and action in statement["Action"]
+    ]
 
 
 @pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
@@ -76,7 +80,9 @@ def test_the_sweep_writes_its_own_marks_and_no_other_tags(shipped):
 
 
 def test_the_sweep_is_denied_to_touch_what_licenses_or_protects(shipped):
-    denials = {one["Sid"]: one for one in role_statements(shipped) if one["Effect"] == "Deny"}
+    denials = {
+        statement["Sid"]: statement for statement in role_statements(shipped) if statement["Effect"] == "Deny"
+    }
 
     assert set(denials["NeverLicences"]["Condition"]["ForAnyValue:StringEquals"]["aws:TagKeys"]) == set(
         LICENCES
@@ -95,8 +101,10 @@ def test_the_sweep_may_remove_leftovers_only_where_the_settings_say_so(shipped):
 def test_one_sweep_at_a_time_without_retries(shipped):
     functions = shipped.of_type("aws:lambda/function:Function")
     invocations = shipped.of_type("aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig")
-    (function,) = [one for one in functions if one.name.endswith("-reaper")]
-    (invocation,) = [one for one in invocations if one.name.endswith("-reaper")]
+    (function,) = [each_function for each_function in functions if each_function.name.endswith("-reaper")]
+    (invocation,) = [
+        each_invocation for each_invocation in invocations if each_invocation.name.endswith("-reaper")
+    ]
 
     assert function.inputs["reservedConcurrentExecutions"] == 1
     assert function.inputs["architectures"] == ["arm64"]
@@ -106,7 +114,7 @@ def test_one_sweep_at_a_time_without_retries(shipped):
 
 def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
     objects = shipped.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
-    (stored,) = [one for one in objects if one.name.endswith("-reaper-policy")]
+    (stored,) = [stored_object for stored_object in objects if stored_object.name.endswith("-reaper-policy")]
     text = stored.inputs["content"]
 
     assert stored.outcome is RegistrationOutcome.CREATED

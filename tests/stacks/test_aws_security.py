@@ -22,7 +22,10 @@ def key_of(stack) -> str:
 def launch_templates(stack) -> list[dict]:
     ec2 = stack.client("ec2")
     ids = stack.rehearsed.outputs["launch_template_ids"].values()
-    found = [ec2.describe_launch_template_versions(LaunchTemplateId=one, Versions=["$Latest"]) for one in ids]
+    found = [
+        ec2.describe_launch_template_versions(LaunchTemplateId=instance_id, Versions=["$Latest"])
+        for instance_id in ids
+    ]
     return [answer["LaunchTemplateVersions"][0]["LaunchTemplateData"] for answer in found]
 
 
@@ -52,7 +55,7 @@ def test_nothing_lets_the_internet_in(shipped):
     assert allowed == []
 
 
-def test_ssh_is_closed_where_nobody_is_named(shipped):
+def test_ssh_is_closed_where_no_network_is_named(shipped):
     assert shipped.settings.access.ssh_from == {}
 
     ports = [
@@ -181,7 +184,7 @@ def test_the_key_turns_every_ninety_days(shipped):
     assert key.inputs["rotationPeriodInDays"] == 90  # moto keeps no period
 
 
-def test_the_key_trusts_named_services_under_conditions_and_nobody_else(shipped):
+def test_the_key_trusts_only_named_services_under_conditions(shipped):
     policy = statements(
         shipped.client("kms").get_key_policy(KeyId=key_of(shipped), PolicyName="default")["Policy"]
     )
@@ -203,14 +206,15 @@ def test_the_key_trusts_named_services_under_conditions_and_nobody_else(shipped)
     ],
 )
 def test_whatever_holds_data_is_encrypted_with_the_stacks_key(shipped, token, key):
-    assert {one.inputs.get(key) for one in shipped.of_type(token)} <= {key_of(shipped)}
+    assert {resource.inputs.get(key) for resource in shipped.of_type(token)} <= {key_of(shipped)}
 
 
 def test_every_taggable_resource_carries_the_stacks_tags(shipped):
     untagged = [
-        (one.type, one.name)
-        for one in shipped.rehearsed.resources
-        if _is_taggable(one.type) and _tags(one.inputs).get("gpu-fleet:stack") != shipped.settings.name
+        (resource.type, resource.name)
+        for resource in shipped.rehearsed.resources
+        if _is_taggable(resource.type)
+        and _tags(resource.inputs).get("gpu-fleet:stack") != shipped.settings.name
     ]
 
     assert untagged == []
@@ -240,9 +244,9 @@ def test_instances_are_tagged_at_launch_with_the_reapers_licence(shipped):
 
 def test_no_role_may_do_everything_or_anything_to_everything(shipped):
     wide = [
-        (one.name, part["Sid"])
-        for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
-        for part in statements(one.inputs["policy"])
+        (resource.name, part["Sid"])
+        for resource in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
+        for part in statements(resource.inputs["policy"])
         if part["Effect"] == "Allow"
         and any(action in ("*", "s3:*", "ec2:*", "iam:*") for action in part["Action"])
     ]
@@ -253,9 +257,9 @@ def test_no_role_may_do_everything_or_anything_to_everything(shipped):
 def test_an_instance_may_change_no_tag_but_its_own(shipped):
     tagging = [
         part
-        for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
-        if one.name.endswith("-instance")
-        for part in statements(one.inputs["policy"])
+        for resource in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
+        if resource.name.endswith("-instance")
+        for part in statements(resource.inputs["policy"])
         if "ec2:CreateTags" in part["Action"]
     ]
 
@@ -275,9 +279,15 @@ def test_exports_hold_no_secret(shipped):
 
 
 def test_every_resource_uses_the_stacks_own_provider(shipped):
-    (provider,) = [one for one in shipped.rehearsed.registrations if one.type == "pulumi:providers:aws"]
+    (provider,) = [
+        registration
+        for registration in shipped.rehearsed.registrations
+        if registration.type == "pulumi:providers:aws"
+    ]
 
     assert provider.inputs["region"] == shipped.settings.region
     assert [
-        one.name for one in shipped.rehearsed.resources if not one.provider.startswith(provider.urn)
+        resource.name
+        for resource in shipped.rehearsed.resources
+        if not resource.provider.startswith(provider.urn)
     ] == []

@@ -41,7 +41,7 @@ class Store:
         return {"Uploads": self.uploads[:1]}
 
     def abort_multipart_upload(self, Key, UploadId):  # noqa: N803 - boto3's
-        self.uploads = [one for one in self.uploads if one["UploadId"] != UploadId]
+        self.uploads = [upload for upload in self.uploads if upload["UploadId"] != UploadId]
         return {}
 
     def list_object_versions(self, MaxKeys):  # noqa: N803 - boto3's
@@ -57,11 +57,11 @@ class Store:
 
     def delete_objects(self, Delete):  # noqa: N803 - boto3's
         errors = []
-        for one in Delete["Objects"]:
+        for stored_object in Delete["Objects"]:
             try:
-                self.delete_object(one["Key"], one["VersionId"])
+                self.delete_object(stored_object["Key"], stored_object["VersionId"])
             except CannotCheckError:
-                errors.append({"Key": one["Key"], "Code": "AccessDenied", "Message": "no"})
+                errors.append({"Key": stored_object["Key"], "Code": "AccessDenied", "Message": "no"})
         return {"Errors": errors} if errors else {}
 
 
@@ -71,7 +71,7 @@ VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.uuids().map(str)), uniq
 
 @WAYS
 @given(VERSIONS, st.integers(1, 5))
-def test_every_version_goes_however_many_pages_they_fill(in_batches, versions, page):
+def test_every_version_is_deleted_however_many_pages_they_fill(in_batches, versions, page):
     store, notes = Store(versions, page), []
 
     removed = buckets.empty(store.ask, BUCKET, notes.append, in_batches=in_batches)

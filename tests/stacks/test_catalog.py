@@ -154,7 +154,7 @@ def test_a_price_says_when_where_in_what_currency_and_who_says_so(kind):
     assert kind.price.currency == {Cloud.AWS: "USD", Cloud.ALICLOUD: "CNY"}[kind.cloud]
 
 
-def test_a_price_nobody_published_is_unknown_rather_than_guessed():
+def test_an_unpublished_price_is_unknown_rather_than_guessed():
     assert catalog.load().get("ecs.gn8v.4xlarge").price is None
     assert "price: unknown" in catalog.describe("ecs.gn8v.4xlarge")
 

@@ -185,7 +185,7 @@ def test_without_its_environment_the_policy_pack_says_how_to_make_it(shell, monk
 
 
 @pytest.mark.parametrize("command", ["preview", "up"])
-def test_a_change_that_loses_data_is_refused_in_one_message_and_goes_through_by_name(command, shell):
+def test_a_change_that_loses_data_is_refused_in_one_message_and_allowed_by_name(command, shell):
     step = (
         '{"op": "delete", "urn": "urn:pulumi:d::gpu-fleet::aws:s3/bucket:Bucket::gpu-fleet-aws-dev-data", '
         '"oldState": {"inputs": {}}}'

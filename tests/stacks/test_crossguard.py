@@ -33,14 +33,14 @@ ANYBODY = json.dumps(
 def shipped(name: str) -> tuple[Resource, ...]:
     """Every resource that a shipped stack declares."""
     found = declared_resources(name).registrations
-    return tuple(Resource(one.type, one.name, one.inputs) for one in found)
+    return tuple(Resource(resource.type, resource.name, resource.inputs) for resource in found)
 
 
 def broken(found: list[Violation], *, mandatory: bool) -> set[tuple[str, str]]:
     return {
-        (one.rule.name, one.resource.name if one.resource else "the stack")
-        for one in found
-        if one.mandatory is mandatory
+        (refusal.rule.name, refusal.resource.name if refusal.resource else "the stack")
+        for refusal in found
+        if refusal.mandatory is mandatory
     }
 
 
@@ -206,21 +206,28 @@ BREAKS: list[tuple[str, str, str, Bend]] = [
 def test_a_stack_that_breaks_a_rule_is_refused_with_the_remedy(rule, stack, kind, bend):
     sound = shipped(stack)
     bent = [
-        Resource(one.type, one.name, bend(dict(one.inputs))) if one.type == kind else one for one in sound
+        Resource(resource.type, resource.name, bend(dict(resource.inputs)))
+        if resource.type == kind
+        else resource
+        for resource in sound
     ]
-    assert kind in {one.type for one in sound}
+    assert kind in {resource.type for resource in sound}
 
-    before = {(one.rule.name, str(one)) for one in violations(sound, profile_of(stack))}
-    found = [one for one in violations(bent, profile_of(stack)) if (one.rule.name, str(one)) not in before]
+    before = {(violation.rule.name, str(violation)) for violation in violations(sound, profile_of(stack))}
+    found = [
+        violation
+        for violation in violations(bent, profile_of(stack))
+        if (violation.rule.name, str(violation)) not in before
+    ]
 
-    refusals = [one for one in found if one.rule.name == rule]
+    refusals = [refusal for refusal in found if refusal.rule.name == rule]
     assert refusals
-    assert all(one.mandatory for one in refusals)
-    assert all(one.rule.remedy in str(one) and rule in str(one) for one in refusals)
+    assert all(refusal.mandatory for refusal in refusals)
+    assert all(refusal.rule.remedy in str(refusal) and rule in str(refusal) for refusal in refusals)
 
 
 def test_every_rule_that_may_refuse_is_broken_once_above():
-    assert {one[0] for one in BREAKS} == {rule.name for rule in RULES if not rule.advisory}
+    assert {broken[0] for broken in BREAKS} == {rule.name for rule in RULES if not rule.advisory}
 
 
 # rule that may only warn, and the shipped stack that it warns of
@@ -229,14 +236,18 @@ ADVISED = [("metadata-tokens-by-image", "alicloud-prod")]
 
 @pytest.mark.parametrize(("rule", "stack"), ADVISED)
 def test_a_rule_that_may_only_warn_says_so_with_the_remedy(rule, stack):
-    told = [one for one in violations(shipped(stack), profile_of(stack)) if one.rule.name == rule]
+    advisories = [
+        violation
+        for violation in violations(shipped(stack), profile_of(stack))
+        if violation.rule.name == rule
+    ]
 
-    assert told
-    assert all(not one.mandatory and one.rule.remedy in str(one) for one in told)
+    assert advisories
+    assert all(not refusal.mandatory and refusal.rule.remedy in str(refusal) for refusal in advisories)
 
 
 def test_every_rule_is_broken_once_or_warns_once():
-    assert {one[0] for one in (*BREAKS, *ADVISED)} == {rule.name for rule in RULES}
+    assert {broken[0] for broken in (*BREAKS, *ADVISED)} == {rule.name for rule in RULES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -252,10 +263,12 @@ def test_names_are_unique():
 
 
 def test_a_missing_budget_is_the_stacks_own_fault():
-    without = [one for one in shipped(AWS) if one.type != "aws:budgets/budget:Budget"]
+    without = [resource for resource in shipped(AWS) if resource.type != "aws:budgets/budget:Budget"]
 
     (found,) = [
-        one for one in violations(without, profile_of(AWS)) if one.rule.name == "budget-with-recipient"
+        violation
+        for violation in violations(without, profile_of(AWS))
+        if violation.rule.name == "budget-with-recipient"
     ]
 
     assert str(found).startswith(
@@ -269,7 +282,7 @@ def test_an_allowance_bound_by_a_condition_is_not_to_anybody():
 
     def found(document: str) -> list[str]:
         policy = Resource("aws:s3/bucketPolicy:BucketPolicy", "b", {"policy": document})
-        return [one.rule.name for one in violations([policy], ANYWHERE)]
+        return [violation.rule.name for violation in violations([policy], ANYWHERE)]
 
     assert "no-anyone" in found(ANYBODY)
     assert "no-anyone" not in found(json.dumps(bound))
@@ -290,7 +303,7 @@ def test_a_profile_keeps_a_stack_where_its_law_wants_it(tmp_path, profile, regio
     file.write_text((PACK / "profiles.toml").read_text() + f'\n[stacks.clinic]\nprofile = "{profile}"\n')
     provider = Resource("pulumi:providers:aws", "provider", {"region": region})
 
-    found = [one.rule.name for one in violations([provider], profile_of("clinic", file))]
+    found = [violation.rule.name for violation in violations([provider], profile_of("clinic", file))]
 
     assert ("allowed-regions" not in found) is allowed
 
@@ -314,7 +327,7 @@ def test_a_profile_that_names_what_is_not_there_is_refused(tmp_path, line, messa
 
 
 def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_shipped_stack():
-    tagged = {one.type for name in stack_files.names() for one in shipped(name) if one.tags()}
+    tagged = {resource.type for name in stack_files.names() for resource in shipped(name) if resource.tags()}
 
     assert TAGGED - tagged == set()
 
@@ -396,7 +409,7 @@ def test_the_pack_offers_every_rule_at_the_level_of_the_stack(crossguard, monkey
     monkeypatch.setenv("PULUMI_STACK", "local")
     runpy.run_path(str(PACK), run_name="__main__")
 
-    offered = {one.name: one for one in crossguard.made}
+    offered = {resource.name: resource for resource in crossguard.made}
     assert set(offered) == {rule.name for rule in RULES}
     assert offered["budget-with-recipient"].enforcement_level is crossguard.EnforcementLevel.ADVISORY
     assert offered["no-wildcard"].enforcement_level is crossguard.EnforcementLevel.MANDATORY
@@ -406,7 +419,7 @@ def test_the_pack_offers_every_rule_at_the_level_of_the_stack(crossguard, monkey
 def test_the_pack_reports_a_resource_and_a_stack_to_the_engine(crossguard, monkeypatch):
     monkeypatch.setenv("PULUMI_STACK", "aws-prod")
     runpy.run_path(str(PACK), run_name="__main__")
-    offered = {one.name: one for one in crossguard.made}
+    offered = {resource.name: resource for resource in crossguard.made}
     said: list[tuple[str, ...]] = []
     key = SimpleNamespace(resource_type="aws:kms/key:Key", name="key", props={"enableKeyRotation": False})
     bare = SimpleNamespace(resource_type="pulumi:providers:aws", name="p", props={}, urn="urn:provider")
@@ -421,7 +434,7 @@ def test_the_pack_reports_a_resource_and_a_stack_to_the_engine(crossguard, monke
 def test_what_a_preview_cannot_know_counts_as_there(crossguard, monkeypatch):
     monkeypatch.setenv("PULUMI_STACK", "aws-prod")
     runpy.run_path(str(PACK), run_name="__main__")
-    offered = {one.name: one for one in crossguard.made}
+    offered = {resource.name: resource for resource in crossguard.made}
     key = Proxy({"applyServerSideEncryptionByDefault": Proxy({"kmsMasterKeyId": NotYetError})})
     resources = [
         SimpleNamespace(resource_type=kind, name="data", props=Proxy(props), urn=f"urn:{kind}")

@@ -38,7 +38,7 @@ OF_A_NETWORK = {
 }
 
 
-def somebody_elses_vpc() -> dict[str, Any]:
+def foreign_vpc() -> dict[str, Any]:
     """A VPC with a private subnet in each zone, made by hand; what `network.existing` says of it."""
     ec2 = boto3.client("ec2", region_name=REGION)
     vpc = ec2.create_vpc(CidrBlock=CIDR)["Vpc"]["VpcId"]
@@ -46,7 +46,10 @@ def somebody_elses_vpc() -> dict[str, Any]:
         zone: ec2.create_subnet(VpcId=vpc, CidrBlock=f"172.20.{number}.0/24", AvailabilityZone=zone)
         for number, zone in enumerate(ZONES)
     }
-    return {"vpc_id": vpc, "subnets": {zone: one["Subnet"]["SubnetId"] for zone, one in subnets.items()}}
+    return {
+        "vpc_id": vpc,
+        "subnets": {zone: subnet["Subnet"]["SubnetId"] for zone, subnet in subnets.items()},
+    }
 
 
 def within(existing: dict[str, Any], **network: Any) -> Stack:
@@ -68,7 +71,7 @@ def of_the_vpc() -> dict[str, Any]:
         "gateways": ec2.describe_internet_gateways()["InternetGateways"],
         "nat": ec2.describe_nat_gateways()["NatGateways"],
         "logs": ec2.describe_flow_logs()["FlowLogs"],
-        "default": [one for one in groups_of_ec2() if one["GroupName"] == "default"],
+        "default": [group for group in groups_of_ec2() if group["GroupName"] == "default"],
     }
 
 
@@ -98,7 +101,7 @@ def exported(settings: Stack) -> None:
 @pytest.fixture(scope="module")
 def guest() -> Iterator[Guest]:
     with moto_server(REGION), conditions_left_out():
-        existing = somebody_elses_vpc()
+        existing = foreign_vpc()
         before, clients = of_the_vpc(), RegionClients(REGION)
         rehearsed = run_program("guest", program=lambda: exported(within(existing)), config={})
         yield Guest(existing, rehearsed, clients, before, of_the_vpc())
@@ -107,28 +110,28 @@ def guest() -> Iterator[Guest]:
 
 def test_an_up_changes_nothing_of_the_vpc(guest):
     assert guest.after == guest.before
-    assert {one.type for one in guest.rehearsed.resources} & OF_A_NETWORK == set()
+    assert {resource.type for resource in guest.rehearsed.resources} & OF_A_NETWORK == set()
 
 
 def test_groups_start_instances_in_the_named_subnets_under_groups_of_the_vpc(guest):
     groups = guest.rehearsed.of_type("aws:autoscaling/group:Group")
     used = {subnet for group in groups for subnet in group.inputs["vpcZoneIdentifiers"]}
-    added = [one for one in groups_of_ec2() if one["GroupName"] != "default"]
+    added = [group for group in groups_of_ec2() if group["GroupName"] != "default"]
 
     assert used == set(guest.existing["subnets"].values())
     assert len(added) == 3  # two pools and the homes
-    assert {one["VpcId"] for one in added} == {guest.existing["vpc_id"]}
+    assert {resource["VpcId"] for resource in added} == {guest.existing["vpc_id"]}
 
 
 def test_homes_are_mounted_in_the_named_subnets(guest):
     targets = guest.rehearsed.of_type("aws:efs/mountTarget:MountTarget")
 
-    assert [one.inputs["subnetId"] for one in targets] == list(guest.existing["subnets"].values())
+    assert [target.inputs["subnetId"] for target in targets] == list(guest.existing["subnets"].values())
 
 
 def test_instances_ask_the_resolver_of_the_vpc_that_was_found(guest):
     rules = guest.rehearsed.of_type("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
-    asked = {one.inputs["cidrIpv4"] for one in rules if one.inputs.get("fromPort") == 53}
+    asked = {rule.inputs["cidrIpv4"] for rule in rules if rule.inputs.get("fromPort") == 53}
 
     assert asked == {CIDR}
 
@@ -147,7 +150,7 @@ def test_a_destroy_leaves_the_vpc_and_takes_the_stacks_groups(guest):
     destroy(first.left, guest.clients, DELETERS)
 
     assert of_the_vpc() == guest.before
-    assert [one["GroupName"] for one in groups_of_ec2() if one["GroupName"] != "default"] == []
+    assert [group["GroupName"] for group in groups_of_ec2() if group["GroupName"] != "default"] == []
 
 
 def registered(monkeypatch, register, settings: Stack, **of_subnets: Any) -> Rehearsed:
@@ -204,16 +207,16 @@ def test_endpoints_come_only_if_asked(monkeypatch, register):
     found = registered(monkeypatch, register, within(EXISTING, interface_endpoints=True))
     endpoints = found.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
 
-    assert {one.inputs["vpcEndpointType"] for one in endpoints} == {"Interface"}
-    assert {one.inputs["vpcId"] for one in endpoints} == {EXISTING["vpc_id"]}
+    assert {endpoint.inputs["vpcEndpointType"] for endpoint in endpoints} == {"Interface"}
+    assert {endpoint.inputs["vpcId"] for endpoint in endpoints} == {EXISTING["vpc_id"]}
 
 
 def test_without_a_way_out_instances_reach_s3_alone_and_take_wheels_from_the_bucket(monkeypatch, register):
     found = registered(monkeypatch, register, within({**EXISTING, "internet": False}))
     rules = found.of_type("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
 
-    assert [one for one in rules if one.inputs.get("cidrIpv4") == "0.0.0.0/0"] == []
-    assert {one.inputs["prefixListId"] for one in rules if "prefixListId" in one.inputs} == {
+    assert [rule for rule in rules if rule.inputs.get("cidrIpv4") == "0.0.0.0/0"] == []
+    assert {rule.inputs["prefixListId"] for rule in rules if "prefixListId" in rule.inputs} == {
         "pl-0123456789abcdef0"
     }
 

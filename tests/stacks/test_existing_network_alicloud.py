@@ -53,7 +53,7 @@ def refused(monkeypatch, settings: Stack, **answers: Any) -> str:
 def test_nothing_of_the_vpc_is_declared(monkeypatch):
     found = registered(monkeypatch, within())
 
-    assert {one.type for one in found.resources} & OF_A_NETWORK == set()
+    assert {resource.type for resource in found.resources} & OF_A_NETWORK == set()
 
 
 def test_groups_start_instances_in_the_named_vswitches_under_groups_of_the_vpc(monkeypatch):
@@ -62,8 +62,8 @@ def test_groups_start_instances_in_the_named_vswitches_under_groups_of_the_vpc(m
     (group,) = inputs(found, "alicloud:ess/scalingGroup:ScalingGroup")
     assert group["vswitchIds"] == [IN_D, IN_E]
     added = inputs(found, "alicloud:ecs/securityGroup:SecurityGroup")
-    assert {one["vpcId"] for one in added} == {VPC}
-    assert {one["securityGroupType"] for one in added} == {"enterprise"}
+    assert {item["vpcId"] for item in added} == {VPC}
+    assert {item["securityGroupType"] for item in added} == {"enterprise"}
 
 
 def test_instances_of_one_job_reach_each_other_by_the_cidrs_of_the_vswitches_that_were_found(monkeypatch):
@@ -80,7 +80,7 @@ def test_homes_let_the_named_vswitches_in_and_stand_in_one_of_them(monkeypatch):
     found = registered(monkeypatch, within())
 
     allowed = inputs(found, "alicloud:nas/accessRule:AccessRule")
-    assert {one["sourceCidrIp"] for one in allowed} == {NETWORK_D, NETWORK_E}
+    assert {item["sourceCidrIp"] for item in allowed} == {NETWORK_D, NETWORK_E}
     (target,) = inputs(found, "alicloud:nas/mountTarget:MountTarget")
     assert (target["vpcId"], target["vswitchId"]) == (VPC, IN_D)
 
@@ -157,7 +157,7 @@ def test_endpoints_come_only_if_asked(monkeypatch):
 
     assert inputs(registered(monkeypatch, within()), endpoint) == []
     asked = registered(monkeypatch, within(network={"interface_endpoints": True}))
-    assert {one["vpcId"] for one in inputs(asked, endpoint)} == {VPC}
+    assert {resource["vpcId"] for resource in inputs(asked, endpoint)} == {VPC}
 
 
 def test_a_stack_in_an_existing_vpc_pays_for_no_gateway_and_no_flow_log():

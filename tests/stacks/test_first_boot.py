@@ -118,7 +118,7 @@ def test_without_its_unit_in_the_payload_the_chain_breaks(cloud, text, tmp_path)
     assert AGENT not in first_boot.enabled_units(tmp_path / "root")
 
 
-def test_a_unit_that_nobody_enables_breaks_the_chain(cloud, text, tmp_path):
+def test_a_unit_that_is_not_enabled_breaks_the_chain(cloud, text, tmp_path):
     boot(cloud, text, tmp_path / "root")
     (tmp_path / f"root/etc/systemd/system/multi-user.target.wants/{AGENT}").unlink()
 

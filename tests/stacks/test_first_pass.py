@@ -48,10 +48,10 @@ def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instanc
 
     assert made["securityGroupIds"]
     assert "networkInterfaces" not in made
-    for one in (joined, whole):
-        assert one["networkInterfaces"][0]["networkInterfaceTrafficMode"] == "HighPerformance"
-        assert "securityGroupIds" not in one
-    assert [one["enable"] for one in (made, joined, whole)] == [False, False, True]
+    for stack_edit in (joined, whole):
+        assert stack_edit["networkInterfaces"][0]["networkInterfaceTrafficMode"] == "HighPerformance"
+        assert "securityGroupIds" not in stack_edit
+    assert [resource["enable"] for resource in (made, joined, whole)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instanc
     ],
     ids=["after the first pass", "after the second", "after all", "a suspension that stands stays"],
 )
-def test_an_up_that_broke_off_goes_on_where_it_stopped(left_by, then):
+def test_an_up_that_broke_off_continues_where_it_stopped(left_by, then):
     assert passes(steps(at(left_by), register(CLUSTER))) == then
 
 
@@ -93,7 +93,7 @@ def test_an_alarm_on_a_custom_metric_waits_for_its_first_value():
     (first,) = passes(planned)
     assert first == {"gpu-fleet-test-dev-gpu-memory-high": DeclaredStage.WITHHELD}
     assert first_values(planned) == (FirstValue("GpuMemoryUsedPercent", {"Stack": "test", "Pool": "dev"}),)
-    alarms = [one.name for one in at(first, stack()).of_type("alicloud:ess/alarm:Alarm")]
+    alarms = [resource.name for resource in at(first, stack()).of_type("alicloud:ess/alarm:Alarm")]
     assert alarms == ["gpu-fleet-test-dev-cpu-high", "gpu-fleet-test-dev-cpu-low"]
 
 
@@ -159,8 +159,8 @@ def test_up_makes_every_pass_and_reports_the_first_value_between_them(at_cli):  
     assert code == 0
     health = {HEALTH: "withheld"}
     assert passes_asked(at_cli) == [{NAME: "made"} | alarms | health, {NAME: "joined"} | health, {}]
-    assert {one["MetricList.1.GroupId"] for one in cloud.put} == {"4711"}
-    assert sorted(one["MetricList.1.Dimensions"] for one in cloud.put) == [
+    assert {datum["MetricList.1.GroupId"] for datum in cloud.put} == {"4711"}
+    assert sorted(datum["MetricList.1.Dimensions"] for datum in cloud.put) == [
         '{"Pool": "cluster", "Stack": "test"}',
         '{"Pool": "dev", "Stack": "test"}',
     ]

@@ -75,7 +75,7 @@ def steps_between(cloud, *chosen):
 
 
 def edit_of(cloud, key, number=0):
-    return [one for one in edits(cloud) if one.key == key][number]
+    return [edit for edit in edits(cloud) if edit.key == key][number]
 
 
 def pairs(cloud):
@@ -104,7 +104,7 @@ def lost_as_expected(cloud, chosen):
     """Harmless edits lose nothing together; a loss of one is lost beside any other, and is refused."""
     steps = steps_between(cloud, *chosen)
     lost = losses(steps)
-    if not any(cloud in one.loses for one in chosen):
+    if not any(cloud in edit.loses for edit in chosen):
         return lost == ()
     with pytest.raises(ReplacementError):
         hold(steps)
@@ -123,7 +123,7 @@ LOSING = [param for param in EDITS if param.values[0] in param.values[1].loses]
 def harmless_groups(cloud):
     """Every edit that looks harmless, among others that go with it: a group is a program, not each edit."""
     groups = []
-    for edit in (one for one in edits(cloud) if cloud not in one.loses):
+    for edit in (each_edit for each_edit in edits(cloud) if cloud not in each_edit.loses):
         fitting = (number for number, group in enumerate(groups) if fits(cloud, edit, group))
         number = next(fitting, None)
         if number is None:
@@ -135,7 +135,7 @@ def harmless_groups(cloud):
 
 def fits(cloud, edit, group):
     """Whether an edit stands by itself in a group: one of the list of pools decides which is the first."""
-    keys = {key for one in group for key in parts(one)}
+    keys = {key for item in group for key in parts(item)}
     lists = "pools" in keys | parts(edit) and any(key.startswith("pools") for key in keys)
     room = len(group) < TOGETHER and not keys & parts(edit) and not lists
     return room and is_sound(cloud, (*group, edit))
@@ -204,7 +204,7 @@ NOT_EDITED = {
 
 def test_every_key_of_a_stack_file_has_an_edit_here():
     """A key that comes to the settings must be decided upon: does its change lose data?"""
-    edited = {key for cloud in BOTH for one in edits(cloud) for key in parts(one)}
+    edited = {key for cloud in BOTH for edit in edits(cloud) for key in parts(edit)}
 
     assert sorted(set(leaf_keys()) - edited - NOT_EDITED) == []
 
@@ -219,7 +219,7 @@ def test_every_edit_changes_what_the_settings_say(cloud, edit):
 
 @CLOUDS
 def test_everything_that_holds_data_is_in_both_tables_and_registered_by_the_program(cloud):
-    found = {one.type for one in registered(json.dumps(file_of(cloud))).resources}
+    found = {resource.type for resource in registered(json.dumps(file_of(cloud))).resources}
     held = {token for token in HOLDINGS if token.startswith(f"{cloud}:")}
 
     assert held <= plans.TABLE.keys()
@@ -232,14 +232,22 @@ def test_whatever_may_replace_what_holds_data_is_in_the_table_too(cloud):
     """A replaced security group takes the file system with it that names it."""
     found = registered(json.dumps(file_of(cloud))).resources
     followed = {kind for kinds in FOLLOWS.values() for kind in kinds}
-    for one in (one for one in found if one.type in HOLDINGS):
-        for key in set(plans.TABLE[one.type]["forces"]) & one.inputs.keys():
-            given = one.inputs[key] if isinstance(one.inputs[key], list) else [one.inputs[key]]
+    for each_resource in (resource for resource in found if resource.type in HOLDINGS):
+        for key in set(plans.TABLE[each_resource.type]["forces"]) & each_resource.inputs.keys():
+            given = (
+                each_resource.inputs[key]
+                if isinstance(each_resource.inputs[key], list)
+                else [each_resource.inputs[key]]
+            )
             for value in (value for value in given if value):
                 # what is only recorded may share its made-up id with a neighbour of the same name
                 leaders = {other.type for other in found if value in (other.id, other.outputs.get("arn"))}
                 known = followed & plans.TABLE.keys()
-                assert not leaders or leaders & (known | {one.type}), (one.type, key, leaders)
+                assert not leaders or leaders & (known | {each_resource.type}), (
+                    each_resource.type,
+                    key,
+                    leaders,
+                )
 
 
 @pytest.mark.parametrize("token", PUBLISHED)
@@ -266,10 +274,10 @@ OF_THE_PROVIDER_ALONE: dict[str, set[str]] = {}
 def test_a_replaced_security_group_is_reported_with_the_file_system_that_it_takes():
     before = registered(json.dumps(file_of("aws")))
     after = [
-        replace(one, inputs=one.inputs | {"description": "another"})
-        if one.type == "aws:ec2/securityGroup:SecurityGroup"
-        else one
-        for one in before.resources
+        replace(resource, inputs=resource.inputs | {"description": "another"})
+        if resource.type == "aws:ec2/securityGroup:SecurityGroup"
+        else resource
+        for resource in before.resources
     ]
     steps = parse(plans.digest(before, SimpleNamespace(resources=tuple(after))))
 
@@ -451,7 +459,7 @@ def test_up_touches_nothing_where_the_plan_would_lose_data(at_cli):
     assert [words[0] for words, _ in at_cli.asked()] == ["preview"]
 
 
-def test_up_goes_on_once_each_loss_is_named(at_cli):
+def test_up_continues_once_each_loss_is_named(at_cli):
     names = {loss.step.name for loss in losses(parse(losing_plan()))}
 
     assert up(at_cli("aws", losing_plan()), replace=names) == 0

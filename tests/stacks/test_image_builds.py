@@ -90,10 +90,10 @@ def run(monkeypatch):
     monkeypatch.setattr(command.time, "sleep", waited.append)
     monkeypatch.setattr(command, "_now", lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC))
 
-    def invoke(one, builds, settings=BUILDING, *flags):
+    def invoke(image_id, builds, settings=BUILDING, *flags):
         monkeypatch.setattr(stack_files, "settings_of", lambda _name: settings)
         monkeypatch.setattr(command, "builds_of", lambda _stack: builds)
-        return CliRunner().invoke(one, ["aws-prod", *flags]), waited
+        return CliRunner().invoke(image_id, ["aws-prod", *flags]), waited
 
     return invoke
 
@@ -191,9 +191,9 @@ def test_what_it_says_to_write_keeps_the_pipeline(run):
 
     said, _ = run(command.build, cloud.builds)
 
-    told = yaml.safe_load("{" + re.search(r"below image: (.*) \(", said.output).group(1) + "}")
+    printed = yaml.safe_load("{" + re.search(r"below image: (.*) \(", said.output).group(1) + "}")
     kept = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload}
-    assert stack(image=told | kept).image.built
+    assert stack(image=printed | kept).image.built
     assert "(base_id and the rest stay" in said.output
 
 
@@ -287,7 +287,7 @@ def test_rollback_promotes_the_build_before_and_says_since_when(run):
     assert f"{AMI.format(8)} is replaced by {AMI.format(7)} of 2026-11-07T03:00:00Z" in said.output
 
 
-def test_a_second_rollback_goes_one_further(run):
+def test_a_second_rollback_returns_one_image_further(run):
     cloud = Cloud([summary(6), summary(7), summary(8)], promoted=AMI.format(8))
 
     run(command.rollback, cloud.builds)
@@ -333,17 +333,17 @@ def test_following_ends_with_the_build(run):
                 build.id, BuildState.RUNNING if phase else BuildState.DONE, phase, "" if phase else "m-1"
             )
 
-    told, slept = [], []
+    printed, slept = [], []
     done = follow(
         Slow(),
         Build("1", BuildState.RUNNING, "preparing"),
-        told.append,
+        printed.append,
         lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC),
         slept.append,
     )
 
     assert done.image_id == "m-1"
-    assert told == ["03:00 preparing", "03:00 building", "03:00 testing"]
+    assert printed == ["03:00 preparing", "03:00 building", "03:00 testing"]
     assert slept == [POLL_S] * 4
 
 
@@ -432,8 +432,8 @@ def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
         "m-0": "gpu-fleet-test_built_1",
     }
     images = [
-        {"ImageId": one, "ImageName": name, "CreationTime": f"2026-11-{20 - number}"}
-        for number, (one, name) in enumerate(names.items())
+        {"ImageId": image_id, "ImageName": name, "CreationTime": f"2026-11-{20 - number}"}
+        for number, (image_id, name) in enumerate(names.items())
     ]
     account.answers["DescribeImages"] = lambda parameters: {
         "Images": {"Image": images if parameters["PageNumber"] == "1" else []}

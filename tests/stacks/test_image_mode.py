@@ -32,15 +32,17 @@ MODES = {
 def configs(rehearsed):
     """What cloud-init reads, of everything that starts instances."""
     return [
-        yaml.safe_load(base64.b64decode(one.inputs["userData"]))
-        for one in rehearsed.registrations
-        if one.type in STARTS
+        yaml.safe_load(base64.b64decode(registration.inputs["userData"]))
+        for registration in rehearsed.registrations
+        if registration.type in STARTS
     ]
 
 
 def payloads(rehearsed):
-    objects = [one for one in rehearsed.registrations if one.type in OBJECTS]
-    return [one for one in objects if one.inputs["key"].startswith("image/payload/")]
+    objects = [registration for registration in rehearsed.registrations if registration.type in OBJECTS]
+    return [
+        stored_object for stored_object in objects if stored_object.inputs["key"].startswith("image/payload/")
+    ]
 
 
 def on_alicloud(mode):
@@ -66,7 +68,11 @@ def test_a_bootstrap_stores_the_payload_before_any_group_starts_an_instance(buil
     (stored,) = payloads(rehearsed)
 
     assert stored.retained
-    groups = [one for one in rehearsed.registrations if one.type.endswith(("group:Group", ":ScalingGroup"))]
+    groups = [
+        registration
+        for registration in rehearsed.registrations
+        if registration.type.endswith(("group:Group", ":ScalingGroup"))
+    ]
     assert groups
     for group in groups:
         assert stored.urn in group.dependencies
@@ -84,7 +90,9 @@ def test_no_other_mode_stores_or_fetches_one(build, mode):
 
 @pytest.mark.parametrize(("mode", "managed"), [("bootstrap", True), ("baked", True), ("none", False)])
 def test_the_reapers_licence_is_for_instances_with_an_agent(build, mode, managed):
-    text = str([one.inputs for one in build(mode).registrations if one.type in STARTS])
+    text = str(
+        [registration.inputs for registration in build(mode).registrations if registration.type in STARTS]
+    )
 
     assert ("gpu-fleet:managed" in text) is managed
     assert "gpu-fleet:pool" in text
@@ -92,7 +100,11 @@ def test_the_reapers_licence_is_for_instances_with_an_agent(build, mode, managed
 
 @pytest.mark.parametrize(("mode", "drains"), [("bootstrap", True), ("baked", True), ("none", False)])
 def test_no_end_waits_for_an_agent_that_is_not_there(build, mode, drains):
-    hooks = [one for one in build(mode).registrations if one.type.endswith(":LifecycleHook")]
+    hooks = [
+        registration
+        for registration in build(mode).registrations
+        if registration.type.endswith(":LifecycleHook")
+    ]
 
     assert bool(hooks) is drains
 
@@ -151,11 +163,14 @@ def test_user_data_that_the_cloud_would_refuse_is_one_message():
 def test_the_user_data_of_a_shipped_stack_leaves_room(name):
     """A pool with a dozen types more still fits."""
     settings = stack_files.settings_of(name)
-    for one in settings.pools:
+    for shipped_pool in settings.pools:
         text = instance_toml(
-            settings, one, "s3://" + "c" * 80, "s3://" + "d" * 80, home="h" * 80, scratch="s" * 80
+            settings, shipped_pool, "s3://" + "c" * 80, "s3://" + "d" * 80, home="h" * 80, scratch="s" * 80
         )
-        assert len(user_data.cloud_config(settings, one, text, "b" * 63)) < user_data.LARGEST_BYTES - 3000
+        assert (
+            len(user_data.cloud_config(settings, shipped_pool, text, "b" * 63))
+            < user_data.LARGEST_BYTES - 3000
+        )
 
 
 @pytest.mark.parametrize("name", ["aws-dev", "alicloud-dev"])

@@ -76,20 +76,27 @@ def test_prices_are_shown_in_the_budgets_currency():
 
     (price,) = budget_document(stack)["pools"]["dev"]["on_demand"].values()
 
-    line = next(one for one in estimate(stack).lines if one.kind is CostKind.COMPUTE)
+    line = next(each_line for each_line in estimate(stack).lines if each_line.kind is CostKind.COMPUTE)
     assert Decimal(price) == pytest.approx(line.quotes[0].amount / 7, abs=Decimal("1e-6"))
 
 
 def meter_alarms(found):
-    own = [one.inputs for one in found.of_type(ALARM) if one.inputs["metricName"].startswith("Month")]
-    return {(one["metricName"], one["threshold"]): one for one in own}
+    own = [
+        resource.inputs
+        for resource in found.of_type(ALARM)
+        if resource.inputs["metricName"].startswith("Month")
+    ]
+    return {(alarm["metricName"], alarm["threshold"]): alarm for alarm in own}
 
 
 def test_each_threshold_has_an_alarm_on_the_meter_that_comes_within_a_quarter_of_an_hour(declared):
     budget = declared.settings.budget
     expected = {
-        ({"actual": "MonthCost", "forecast": "MonthForecast"}[one.kind], budget.monthly * one.percent / 100)
-        for one in budget.thresholds
+        (
+            {"actual": "MonthCost", "forecast": "MonthForecast"}[threshold.kind],
+            budget.monthly * threshold.percent / 100,
+        )
+        for threshold in budget.thresholds
     }
 
     found = meter_alarms(declared)
@@ -104,8 +111,8 @@ def test_each_threshold_has_an_alarm_on_the_meter_that_comes_within_a_quarter_of
 
 
 def reaper_statements(found):
-    (own,) = [one for one in found.of_type(ROLE_POLICY) if one.name.endswith("-reaper")]
-    return {one["Sid"]: one for one in json.loads(own.inputs["policy"])["Statement"]}
+    (own,) = [resource for resource in found.of_type(ROLE_POLICY) if resource.name.endswith("-reaper")]
+    return {statement["Sid"]: statement for statement in json.loads(own.inputs["policy"])["Statement"]}
 
 
 def test_a_freeze_may_limit_training_groups_and_change_nothing_else_about_them(register):
@@ -143,13 +150,15 @@ def test_a_freeze_on_alibaba_cloud_is_bound_to_training_groups_too(on_exceeded, 
     )
 
     statements = [
-        one
+        statement
         for policy in inputs(found, "alicloud:ram/policy:Policy", name="-reaper")
-        for one in json.loads(policy["policyDocument"])["Statement"]
+        for statement in json.loads(policy["policyDocument"])["Statement"]
     ]
-    limiting = [one for one in statements if "ess:ModifyScalingGroup" in one["Action"]]
+    limiting = [statement for statement in statements if "ess:ModifyScalingGroup" in statement["Action"]]
 
-    assert [one["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"] for one in limiting] == allowed
+    assert [
+        alarm["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"] for alarm in limiting
+    ] == allowed
 
 
 def test_assumed_prices_stand_apart_from_those_of_a_list():
@@ -175,7 +184,9 @@ def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
 
 def test_running_instances_without_a_price_raise_an_alarm_on_aws(declared):
     (alarm,) = [
-        one.inputs for one in declared.of_type(ALARM) if one.inputs["metricName"] == "UnpricedInstances"
+        resource.inputs
+        for resource in declared.of_type(ALARM)
+        if resource.inputs["metricName"] == "UnpricedInstances"
     ]
 
     assert alarm["namespace"] == f"GpuFleet/{declared.settings.name}"
@@ -188,7 +199,9 @@ def test_running_instances_without_a_price_raise_an_alarm_on_alibaba_cloud():
     found = register_alicloud(alicloud_examples.stack())
 
     (alarm,) = [
-        one for one in inputs(found, "alicloud:cms/alarm:Alarm") if one["metric"] == "UnpricedInstances"
+        resource
+        for resource in inputs(found, "alicloud:cms/alarm:Alarm")
+        if resource["metric"] == "UnpricedInstances"
     ]
     assert alarm["escalationsCritical"]["comparisonOperator"] == ">"
     assert alarm["escalationsCritical"]["threshold"] == "0"

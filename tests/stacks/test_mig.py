@@ -14,7 +14,7 @@ from tests.stacks.examples import pool, stack
 KINDS = [kind for cloud in Cloud for kind in catalog.load().of_cloud(cloud)]
 
 
-def told(settings):
+def instance_file_of(settings):
     """The instance file of the first pool's instances."""
     return tomllib.loads(instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d"))
 
@@ -22,18 +22,18 @@ def told(settings):
 def test_an_instance_of_a_pool_with_a_profile_gets_it():
     settings = stack(pools=[pool(types=["p4d.24xlarge"], mig_profile="3g.20gb")])
 
-    assert told(settings)["mig_profile"] == "3g.20gb"
+    assert instance_file_of(settings)["mig_profile"] == "3g.20gb"
 
 
 def test_an_instance_on_alibaba_cloud_gets_it_too():
     kind = "ecs.gn7e-c16g1.4xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind], mig_profile="1g.10gb")])
 
-    assert told(settings)["mig_profile"] == "1g.10gb"
+    assert instance_file_of(settings)["mig_profile"] == "1g.10gb"
 
 
 def test_an_instance_of_any_other_pool_keeps_its_gpus_whole():
-    assert told(stack())["mig_profile"] == ""
+    assert instance_file_of(stack())["mig_profile"] == ""
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

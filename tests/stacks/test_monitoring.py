@@ -82,7 +82,7 @@ def test_there_is_a_rule_for_what_a_user_must_hear_of(wanted):
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_a_rule_says_how_bad_it_is_and_what_to_do_and_is_tried(rule):
     tried = yaml.safe_load((FOLDER / "gpu-fleet.rules_test.yml").read_text())["tests"]
-    fired = {one["alertname"] for test in tried for one in test["alert_rule_test"] if one["exp_alerts"]}
+    fired = {alert["alertname"] for test in tried for alert in test["alert_rule_test"] if alert["exp_alerts"]}
 
     assert rule["labels"]["severity"] in {"info", "warning", "critical"}
     assert len(rule["annotations"]["remedy"]) > 10
@@ -124,7 +124,7 @@ def test_panels_have_their_own_ids_and_places_and_known_data_sources():
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
-    variables = {one["name"] for one in grafana.dashboard()["templating"]["list"]}
+    variables = {entry["name"] for entry in grafana.dashboard()["templating"]["list"]}
 
     assert len({panel["id"] for panel in panels()}) == len(panels())
     assert len(set(places)) == len(places)

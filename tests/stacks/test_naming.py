@@ -26,7 +26,9 @@ def all_subnets(cidr, slots):
 
 @given(CIDRS, SLOTS)
 def test_subnets_never_overlap(cidr, slots):
-    assert not any(one.overlaps(other) for one, other in combinations(all_subnets(cidr, slots), 2))
+    assert not any(
+        combination.overlaps(other) for combination, other in combinations(all_subnets(cidr, slots), 2)
+    )
 
 
 @given(CIDRS, SLOTS)
@@ -37,12 +39,12 @@ def test_subnets_always_fit_into_the_network_and_are_large_enough_for_aws(cidr, 
 
 
 @given(CIDRS, SLOTS)
-def test_no_zone_moves_another_whether_it_comes_goes_or_changes_places(cidr, slots):
+def test_no_zone_moves_another_whether_it_is_added_removed_or_reordered(cidr, slots):
     whole = {part.zone: part for part in naming.subnets(cidr, slots)}
     for zone in slots:
-        rest = {one: slot for one, slot in reversed(slots.items()) if one != zone}
+        rest = {zone_name: slot for zone_name, slot in reversed(slots.items()) if zone_name != zone}
         assert {part.zone: part for part in naming.subnets(cidr, rest)} == {
-            one: part for one, part in whole.items() if one != zone
+            value: part for value, part in whole.items() if value != zone
         }
 
 

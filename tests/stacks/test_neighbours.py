@@ -41,11 +41,11 @@ POOLS = {"name": SINGLE, "purpose": "serving"}, {"name": SPREAD, "groups": "per_
 
 
 def aws_stack() -> Stack:
-    return examples.stack(STACK, pools=[examples.pool(**one) for one in POOLS], storage={"home": True})
+    return examples.stack(STACK, pools=[examples.pool(**pool) for pool in POOLS], storage={"home": True})
 
 
 def alicloud_stack() -> Stack:
-    pools = [alicloud_examples.pool(**one) for one in POOLS]
+    pools = [alicloud_examples.pool(**pool) for pool in POOLS]
     return alicloud_examples.stack(STACK, pools=pools)
 
 
@@ -63,9 +63,9 @@ def registered(request) -> tuple[Stack, Rehearsed]:
 def fixed_names(found: Rehearsed) -> set[tuple[str, str]]:
     """Type and name of everything whose name is fixed."""
     return {
-        (one.type, value)
-        for one in found.resources
-        for key, value in one.inputs.items()
+        (resource.type, value)
+        for resource in found.resources
+        for key, value in resource.inputs.items()
         if key in NAMES and isinstance(value, str) and STACK in value
     }
 
@@ -88,9 +88,9 @@ def test_the_labels_are_those_of_the_registered_groups(registered):
     }
 
     groups = {
-        one.inputs.get("name") or one.inputs.get("scalingGroupName")
+        resource.inputs.get("name") or resource.inputs.get("scalingGroupName")
         for kind in ("aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:ScalingGroup")
-        for one in found.of_type(kind)
+        for resource in found.of_type(kind)
     }
     alarms = {name for kind, name in fixed_names(found) if kind.endswith("Alarm")}
 
@@ -125,7 +125,7 @@ def stacks_of(draw: st.DrawFn, like: Stack) -> Stack:
     name, zone = "-".join(draw(PARTS)), draw(st.sampled_from(like.network.zones))
     names = (name, draw(st.sampled_from([f"{name}-{zone}", f"{name}-cpu-high"])))
     groups = st.sampled_from(Grouping)
-    pools = (replace(like.pools[0], name=one, groups=draw(groups)) for one in names)
+    pools = (replace(like.pools[0], name=each_name, groups=draw(groups)) for each_name in names)
     return replace(like, pools=tuple(pools))
 
 
@@ -156,7 +156,9 @@ def test_two_pools_that_are_accepted_share_no_physical_name(registered, data):
     for pool in stack.pools:
         alone = replace(stack, pools=(pool,))
         others = replace(stack, pools=tuple(other for other in stack.pools if other != pool))
-        of_pools = {kind: {one for one in patterns if "{label}" in one} for kind, patterns in made.items()}
+        of_pools = {
+            kind: {pattern for pattern in patterns if "{label}" in pattern} for kind, patterns in made.items()
+        }
         shared = set(names_of(alone, of_pools)) & set(names_of(others, of_pools))
         assert not shared or list(one_group_each(stack))
 

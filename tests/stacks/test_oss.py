@@ -123,7 +123,7 @@ def test_who_may_not_list_buckets_says_so_too():
     oss.hold_upload(REGION, {"OSS_ENDPOINT": PUBLIC}, **nobody)
 
 
-def test_inside_the_region_nobody_is_asked():
+def test_inside_the_region_no_call_is_made():
     host = f"oss-{REGION}-internal.aliyuncs.com"
 
     assert held({"ours": SHUT}, answers=[host], OSS_ENDPOINT=INNER) == ("", [])
@@ -131,11 +131,11 @@ def test_inside_the_region_nobody_is_asked():
 
 
 @pytest.mark.parametrize("region", ["cn-hongkong", "ap-southeast-1"])
-def test_outside_of_mainland_china_nobody_is_asked(region):
+def test_outside_of_mainland_china_no_call_is_made(region):
     assert held({"ours": SHUT}, region) == ("", [])
 
 
-def test_the_client_goes_where_the_provider_goes():
+def test_the_client_uses_the_endpoint_of_the_provider():
     made = oss.client(REGION, LOGGED_IN | {"OSS_ENDPOINT": INNER})
 
     assert made.meta.endpoint_url == f"https://s3.oss-{REGION}-internal.aliyuncs.com"
@@ -188,7 +188,7 @@ def test_up_stops_before_its_first_upload(buckets, shell, at_home):  # noqa: F81
     assert ups(shell) == []
 
 
-def test_up_goes_on_where_the_account_may(shell, at_home):  # noqa: F811 - the fixture
+def test_up_continues_where_the_account_may(shell, at_home):  # noqa: F811 - the fixture
     with at_home({"ours": NOT_THERE}):
         done = run_up(shell, UPLOAD)
 
@@ -196,7 +196,7 @@ def test_up_goes_on_where_the_account_may(shell, at_home):  # noqa: F811 - the f
     assert len(ups(shell)) == 1
 
 
-def test_an_up_that_uploads_nothing_asks_nobody(shell, at_home):  # noqa: F811 - the fixture
+def test_an_up_that_uploads_nothing_makes_no_call(shell, at_home):  # noqa: F811 - the fixture
     with at_home({"ours": SHUT}) as asked:
         done = run_up(shell, QUIET)
 

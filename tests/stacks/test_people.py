@@ -115,8 +115,8 @@ def test_on_alibaba_cloud_users_log_in_by_ssh_or_not_at_all():
 def test_a_teams_number_follows_from_its_name_alone():
     other = stack(name="another", access={"people": {"carol": {"uid": 5003, "team": "vision"}}})
 
-    (first,) = {one["team_gid"] for one in entries(NAMED) if one["team"]}
-    (second,) = {one["team_gid"] for one in entries(other)}
+    (first,) = {entry["team_gid"] for entry in entries(NAMED) if entry["team"]}
+    (second,) = {entry["team_gid"] for entry in entries(other)}
     assert first == second == people.team_number("vision")
 
 
@@ -144,13 +144,16 @@ def nobody():
 
 
 def objects(declared):
-    return {one.inputs["key"]: one.inputs for one in declared.of_type("aws:s3/bucketObjectv2:BucketObjectv2")}
+    return {
+        resource.inputs["key"]: resource.inputs
+        for resource in declared.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+    }
 
 
 def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
     stored = objects(named)[sweep_archive.ACCOUNTS_KEY]
 
-    assert [one["name"] for one in json.loads(stored["content"])["users"]] == ["ada", "bob"]
+    assert [user["name"] for user in json.loads(stored["content"])["users"]] == ["ada", "bob"]
     assert stored["serverSideEncryption"] == "aws:kms"
     for template in named.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
         user_data = base64.b64decode(template.inputs["userData"]).decode("utf-8", "replace")
@@ -158,18 +161,20 @@ def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
         assert KEY.split()[1] not in user_data
 
 
-def test_a_stack_that_names_nobody_any_more_says_so_to_its_instances(nobody):
+def test_a_stack_whose_users_were_removed_says_so_to_its_instances(nobody):
     assert json.loads(objects(nobody)[sweep_archive.ACCOUNTS_KEY]["content"])["users"] == []
 
 
 def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
     (bucket,) = [
-        one.outputs["arn"] for one in named.of_type("aws:s3/bucket:Bucket") if one.name.endswith("-records")
+        resource.outputs["arn"]
+        for resource in named.of_type("aws:s3/bucket:Bucket")
+        if resource.name.endswith("-records")
     ]
     roles = [
-        one.inputs["policy"]
-        for one in named.of_type("aws:iam/rolePolicy:RolePolicy")
-        if one.name.endswith("-instance")
+        resource.inputs["policy"]
+        for resource in named.of_type("aws:iam/rolePolicy:RolePolicy")
+        if resource.name.endswith("-instance")
     ]
     place = f"{bucket}/{sweep_archive.ACCOUNTS_KEY}"
 
@@ -182,9 +187,11 @@ def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
     assert not any(may(action, policy) for policy in roles for action in ("s3:PutObject", "s3:DeleteObject"))
 
 
-def test_a_shell_opens_as_the_callers_own_account_and_as_nobody_without_one(named):
+def test_a_shell_opens_as_the_callers_own_account_and_is_refused_without_one(named):
     stored = named.of_type("aws:ssm/document:Document")
-    (document,) = [one for one in stored if one.inputs["documentType"] == "Session"]
+    (document,) = [
+        stored_object for stored_object in stored if stored_object.inputs["documentType"] == "Session"
+    ]
     content = json.loads(document.inputs["content"])
 
     assert document.inputs["name"] == "gpu-fleet-test-session"
@@ -220,7 +227,8 @@ def test_users_open_no_session_by_the_default_document_whose_account_may_become_
 
 def test_the_published_policy_names_the_document_only_where_there_is_one(named, nobody):
     said = {
-        name: json.loads(one.outputs["policy"]) for name, one in {"named": named, "nobody": nobody}.items()
+        name: json.loads(value.outputs["policy"])
+        for name, value in {"named": named, "nobody": nobody}.items()
     }
 
     assert said["named"]["session_document"] == "gpu-fleet-test-session"
@@ -235,12 +243,14 @@ def test_alibaba_clouds_instances_read_the_roster_and_write_no_word_of_it():
     found = register(settings)
 
     (stored,) = [
-        one.inputs
-        for one in found.of_type("alicloud:oss/bucketObject:BucketObject")
-        if one.inputs["key"] == sweep_archive.ACCOUNTS_KEY
+        resource.inputs
+        for resource in found.of_type("alicloud:oss/bucketObject:BucketObject")
+        if resource.inputs["key"] == sweep_archive.ACCOUNTS_KEY
     ]
-    assert [one["name"] for one in json.loads(stored["content"])["users"]] == ["ada"]
+    assert [user["name"] for user in json.loads(stored["content"])["users"]] == ["ada"]
     stated = role_statements(found, "dev-instance")
-    touching = [one for one in stated if sweep_archive.ACCOUNTS_KEY in json.dumps(one["Resource"])]
-    assert [one["Action"] for one in touching] == [["oss:GetObject"]]
-    assert not any("reaper/*" in json.dumps(one["Resource"]) for one in stated)
+    touching = [
+        statement for statement in stated if sweep_archive.ACCOUNTS_KEY in json.dumps(statement["Resource"])
+    ]
+    assert [statement["Action"] for statement in touching] == [["oss:GetObject"]]
+    assert not any("reaper/*" in json.dumps(statement["Resource"]) for statement in stated)

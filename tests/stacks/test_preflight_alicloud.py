@@ -204,10 +204,12 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
     ids=["enough", "perhaps-its-own-use", "too-few"],
 )
 def test_virtual_cpus_are_held_to_the_accounts_limit(allowed, used, rating):
-    told = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))["vCPUs for dev, postpaid"]
+    finding = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))[
+        "vCPUs for dev, postpaid"
+    ]
 
-    assert told.rating is rating
-    assert told.says == f"needs 16, {used} in use, {allowed} allowed"
+    assert finding.rating is rating
+    assert finding.says == f"needs 16, {used} in use, {allowed} allowed"
 
 
 def test_a_spot_pool_has_a_limit_of_its_own():
@@ -221,10 +223,10 @@ def test_a_spot_pool_has_a_limit_of_its_own():
 
 
 def test_a_limit_that_is_not_reported_is_not_guessed():
-    told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
+    finding = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
 
-    assert told.rating is Rating.UNCHECKED
-    assert "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count" in told.says
+    assert finding.rating is Rating.UNCHECKED
+    assert "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count" in finding.says
 
 
 def test_a_full_quota_is_reported_with_the_command_that_asks_for_more():
@@ -239,11 +241,11 @@ def test_a_full_quota_is_reported_with_the_command_that_asks_for_more():
 
 
 def test_a_tight_quota_of_addresses_is_noted_with_the_command_that_asks_for_more():
-    told = look(stack(), account(ListProductQuotas=center(20, 20)))["elastic addresses"]
+    finding = look(stack(), account(ListProductQuotas=center(20, 20)))["elastic addresses"]
 
-    assert told.rating is Rating.NOTE
-    assert told.says == "needs 1; in use most: 20 of 20"
-    assert "--ProductCode eip --QuotaActionCode eip_example --DesireValue 21" in told.remedy
+    assert finding.rating is Rating.NOTE
+    assert finding.says == "needs 1; in use most: 20 of 20"
+    assert "--ProductCode eip --QuotaActionCode eip_example --DesireValue 21" in finding.remedy
 
 
 def test_quota_center_is_asked_about_the_stacks_region_and_not_about_its_own():
@@ -254,7 +256,8 @@ def test_quota_center_is_asked_about_the_stacks_region_and_not_about_its_own():
     asked = [parameters for action, parameters in cloud.asked if action == "ListProductQuotas"]
     assert asked
     assert all(
-        (one["Dimensions.1.Key"], one["Dimensions.1.Value"]) == ("regionId", "cn-shenzhen") for one in asked
+        (call["Dimensions.1.Key"], call["Dimensions.1.Value"]) == ("regionId", "cn-shenzhen")
+        for call in asked
     )
 
 
@@ -279,10 +282,10 @@ def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_a
     ids=["everywhere", "in-one", "out-of-stock", "elsewhere", "nowhere"],
 )
 def test_a_type_must_be_sold_in_a_zone_of_the_pool(zones, rating, remedy):
-    told = look(stack(), account(DescribeAvailableResource=stock(**zones)))["types of dev"]
+    finding = look(stack(), account(DescribeAvailableResource=stock(**zones)))["types of dev"]
 
-    assert told.rating is rating
-    assert remedy in told.remedy
+    assert finding.rating is rating
+    assert remedy in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -336,17 +339,17 @@ def test_a_reservation_must_be_active_and_large_enough(answer, rating):
     ids=["owner", "status", "architecture", "size"],
 )
 def test_an_image_must_be_ours_valid_and_small_enough(changes, says):
-    told = look(stack(), account(DescribeImages={"Images": {"Image": [IMAGE | changes]}}))["image"]
+    finding = look(stack(), account(DescribeImages={"Images": {"Image": [IMAGE | changes]}}))["image"]
 
-    assert told.rating is Rating.PROBLEM
-    assert says in told.says
+    assert finding.rating is Rating.PROBLEM
+    assert says in finding.says
 
 
 def test_an_image_that_is_not_there_is_a_problem():
-    told = look(stack(), account(DescribeImages={"Images": {"Image": []}}))["image"]
+    finding = look(stack(), account(DescribeImages={"Images": {"Image": []}}))["image"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "m-wz90000000000000000 is not in cn-shenzhen"
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "m-wz90000000000000000 is not in cn-shenzhen"
 
 
 def test_keys_need_a_connected_instance_and_to_be_enabled():
@@ -365,10 +368,10 @@ def test_keys_need_a_connected_instance_and_to_be_enabled():
 def test_credentials_of_another_account_are_the_first_problem():
     other = {"AccountId": "6543210987654321", "Arn": "acs:ram::6543210987654321:user/test"}
 
-    told = look(stack(), account(GetCallerIdentity=other))["account"]
+    finding = look(stack(), account(GetCallerIdentity=other))["account"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == f"the credentials are of 6543210987654321, the stack belongs to {ID}"
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == f"the credentials are of 6543210987654321, the stack belongs to {ID}"
 
 
 def test_the_command_shows_every_answer_of_a_shipped_stack(monkeypatch):
@@ -380,7 +383,7 @@ def test_the_command_shows_every_answer_of_a_shipped_stack(monkeypatch):
     assert "postpaid: ask for " in " ".join(done.output.split())
 
 
-def test_where_nobody_answers_one_line_says_so(monkeypatch):
+def test_where_no_endpoint_answers_one_line_says_so(monkeypatch):
     with serving(account()) as asked:
         pass  # the server is gone
     monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
@@ -431,18 +434,18 @@ def without_role(name):
 def test_a_missing_service_linked_role_is_reported_with_the_command_that_makes_it():
     name = "AliyunServiceRoleForAutoScaling"
 
-    told = look(stack(), account(GetRole=without_role(name)))[f"role {name}"]
+    finding = look(stack(), account(GetRole=without_role(name)))[f"role {name}"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "is missing: Auto Scaling makes no group"
-    assert told.remedy == "aliyun resourcemanager CreateServiceLinkedRole --ServiceName ess.aliyuncs.com"
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "is missing: Auto Scaling makes no group"
+    assert finding.remedy == "aliyun resourcemanager CreateServiceLinkedRole --ServiceName ess.aliyuncs.com"
 
 
-def test_flow_logs_that_nobody_activated_are_reported_with_the_command():
-    told = look(stack(), account(GetFlowLogServiceStatus={"Enabled": False}))["flow logs"]
+def test_flow_logs_that_are_not_activated_are_reported_with_the_command():
+    finding = look(stack(), account(GetFlowLogServiceStatus={"Enabled": False}))["flow logs"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.remedy == "aliyun vpc OpenFlowLogService --RegionId cn-shenzhen"
+    assert finding.rating is Rating.PROBLEM
+    assert finding.remedy == "aliyun vpc OpenFlowLogService --RegionId cn-shenzhen"
 
 
 def test_a_role_that_may_not_be_looked_at_hides_nothing_else():
@@ -478,12 +481,12 @@ INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyun
     ids=["inside", "allowed", "shut", "unknown", "offline"],
 )
 def test_the_way_to_oss_is_reported_before_anything_is_uploaded(answering, s3, rating, says):
-    told = look(stack(), account(), answering.__contains__, s3)["OSS from here"]
+    finding = look(stack(), account(), answering.__contains__, s3)["OSS from here"]
 
-    assert told.rating is rating
-    assert told.says.startswith(says)
+    assert finding.rating is rating
+    assert finding.says.startswith(says)
     if "lets this account in" not in says:
-        assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in told.remedy
+        assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in finding.remedy
 
 
 PRIVATE = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d"], "interface_endpoints": True}
@@ -504,44 +507,44 @@ HOME = {"kms_instance_id": "kst-szh0000000000000000", "home": True}
         ("NAS extreme", {"DescribeZones": zones_of_nas()}, "open NAS at https://nasnext"),
     ],
 )
-def test_a_service_that_nobody_opened_is_reported_with_the_command_that_opens_it(subject, answers, remedy):
+def test_an_unopened_service_is_reported_with_the_command_that_opens_it(subject, answers, remedy):
     settings = stack(network=PRIVATE, storage=HOME)
 
     assert look(settings, account())[subject].rating is Rating.FINE
-    told = look(settings, account(**answers))[subject]
+    finding = look(settings, account(**answers))[subject]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.remedy.startswith(remedy)
+    assert finding.rating is Rating.PROBLEM
+    assert finding.remedy.startswith(remedy)
 
 
 def test_oss_that_is_shut_is_a_problem_of_its_own():
-    told = look(stack(), account(), s3=Buckets(refused="UserDisable"))["OSS"]
+    finding = look(stack(), account(), s3=Buckets(refused="UserDisable"))["OSS"]
 
-    assert told.rating is Rating.PROBLEM
-    assert "open OSS, or pay what is owed" in told.remedy
+    assert finding.rating is Rating.PROBLEM
+    assert "open OSS, or pay what is owed" in finding.remedy
 
 
 def test_a_denied_question_about_privatelink_is_no_answer():
-    told = look(stack(network=PRIVATE), account(CheckProductOpen=Refusal()))["PrivateLink"]
+    finding = look(stack(network=PRIVATE), account(CheckProductOpen=Refusal()))["PrivateLink"]
 
-    assert told.rating is Rating.UNCHECKED
+    assert finding.rating is Rating.UNCHECKED
 
 
 def test_a_zone_that_sells_no_extreme_nas_is_reported_with_those_that_do():
-    told = look(stack(storage=HOME), account(DescribeZones=zones_of_nas("cn-shenzhen-f")))["NAS extreme"]
+    finding = look(stack(storage=HOME), account(DescribeZones=zones_of_nas("cn-shenzhen-f")))["NAS extreme"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "cn-shenzhen-d does not sell it"
-    assert told.remedy == "put one of cn-shenzhen-f first in network.zones"
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "cn-shenzhen-d does not sell it"
+    assert finding.remedy == "put one of cn-shenzhen-f first in network.zones"
 
 
 def test_roles_that_nas_makes_by_itself_are_worth_a_note():
     name = "AliyunServiceRoleForNasEncryption"
 
-    told = look(stack(storage=HOME), account(GetRole=without_role(name)))[f"role {name}"]
+    finding = look(stack(storage=HOME), account(GetRole=without_role(name)))[f"role {name}"]
 
-    assert told.rating is Rating.NOTE
-    assert told.remedy.endswith("CreateServiceLinkedRole --ServiceName encryption.nas.aliyuncs.com")
+    assert finding.rating is Rating.NOTE
+    assert finding.remedy.endswith("CreateServiceLinkedRole --ServiceName encryption.nas.aliyuncs.com")
 
 
 @pytest.mark.parametrize(
@@ -552,17 +555,17 @@ def test_roles_that_nas_makes_by_itself_are_worth_a_note():
 def test_the_name_of_a_stack_in_another_region_is_refused(region, rating):
     bucket = f"gpu_fleet_test_records_{ID}"
 
-    told = look(stack(), account(), s3=Buckets(**{bucket: region}))["name"]
+    finding = look(stack(), account(), s3=Buckets(**{bucket: region}))["name"]
 
-    assert told.rating is rating
-    assert (told.remedy == "name this stack otherwise") is (rating is Rating.PROBLEM)
+    assert finding.rating is rating
+    assert (finding.remedy == "name this stack otherwise") is (rating is Rating.PROBLEM)
 
 
 def test_what_no_call_answers_is_a_note_that_names_the_services():
-    told = look(stack(storage=HOME), account())["activation"]
+    finding = look(stack(storage=HOME), account())["activation"]
 
-    assert [name in told.remedy for name in ("Function Compute", "CloudMonitor", "NAS")] == [True] * 3
-    assert not [name for name in ("OSS", "Simple Log", "PrivateLink", "KMS") if name in told.remedy]
+    assert [name in finding.remedy for name in ("Function Compute", "CloudMonitor", "NAS")] == [True] * 3
+    assert not [name for name in ("OSS", "Simple Log", "PrivateLink", "KMS") if name in finding.remedy]
 
 
 def test_the_price_of_the_kms_instance_is_named():
@@ -590,10 +593,10 @@ def sender(name="fleet@mail.example.com", account_status="0", domain_status="0")
     ids=["usable", "another", "frozen", "domain", "denied"],
 )
 def test_a_sender_is_an_address_that_direct_mail_verified(answer, rating, says):
-    told = look(stack(notify=MAILING), account(QueryMailAddressByParam=answer))["sender"]
+    finding = look(stack(notify=MAILING), account(QueryMailAddressByParam=answer))["sender"]
 
-    assert (told.rating, bool(told.remedy)) == (rating, rating is Rating.PROBLEM)
-    assert says in told.says
+    assert (finding.rating, bool(finding.remedy)) == (rating, rating is Rating.PROBLEM)
+    assert says in finding.says
 
 
 @pytest.mark.parametrize(
@@ -608,10 +611,10 @@ def test_a_sender_is_an_address_that_direct_mail_verified(answer, rating, says):
 def test_a_webhooks_secret_is_there_and_not_read(answer, rating, says):
     cloud = account(DescribeSecret=answer)
 
-    told = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
+    finding = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
 
-    assert told.rating is rating
-    assert says in told.says
+    assert finding.rating is rating
+    assert says in finding.says
     assert "GetSecretValue" not in [action for action, _ in cloud.asked]
 
 
@@ -626,7 +629,7 @@ def guest(**existing: Any) -> Stack:
     return stack(network=network, storage={"kms_instance_id": "kst-szh0000000000000000"})
 
 
-def somebody_elses(vswitch: Any = None, hops: Any = (NAT,), status="Available", **changes: Any) -> Account:
+def foreign_vpc(vswitch: Any = None, hops: Any = (NAT,), status="Available", **changes: Any) -> Account:
     """An account with the VPC: each of its vSwitches in its zone, with these next hops and SNAT for each."""
 
     def vswitch_of(asked):
@@ -647,39 +650,41 @@ def somebody_elses(vswitch: Any = None, hops: Any = (NAT,), status="Available", 
 
 
 def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks():
-    found = look(guest(), somebody_elses())
+    found = look(guest(), foreign_vpc())
 
     assert found["VPC"].says == f"{VPC} has 10.77.0.0/16"
     assert found["vSwitch of cn-shenzhen-e"].says.endswith("has its routes and 250 free addresses")
-    assert {one.rating for one in found.values() if one.subject.startswith(("VPC", "vSw"))} == {Rating.FINE}
+    assert {message.rating for message in found.values() if message.subject.startswith(("VPC", "vSw"))} == {
+        Rating.FINE
+    }
     assert {"VPCs", "elastic addresses"} & found.keys() == set()
 
 
 @pytest.mark.parametrize(
     ("cloud", "says"),
     [
-        (somebody_elses(hops=()), "has no route to 0.0.0.0/0"),
-        (somebody_elses(status="Pending"), "has no route to 0.0.0.0/0"),
+        (foreign_vpc(hops=()), "has no route to 0.0.0.0/0"),
+        (foreign_vpc(status="Pending"), "has no route to 0.0.0.0/0"),
         (
-            somebody_elses(hops=({"NextHopType": "Ipv4Gateway", "NextHopId": "ipv4gw-1"},)),
+            foreign_vpc(hops=({"NextHopType": "Ipv4Gateway", "NextHopId": "ipv4gw-1"},)),
             "reaches 0.0.0.0/0 by an IPv4 gateway, which answers public addresses alone",
         ),
         (
-            somebody_elses(
+            foreign_vpc(
                 DescribeSnatTableEntries={"SnatTableEntries": {"SnatTableEntry": []}, "TotalCount": 0}
             ),
             "is in no SNAT entry of ngw-wz90000000000000000",
         ),
-        (somebody_elses({"VpcId": "vpc-other"}), "lies in vpc-other"),
-        (somebody_elses({"ZoneId": "cn-shenzhen-f"}), "lies in cn-shenzhen-f"),
+        (foreign_vpc({"VpcId": "vpc-other"}), "lies in vpc-other"),
+        (foreign_vpc({"ZoneId": "cn-shenzhen-f"}), "lies in cn-shenzhen-f"),
     ],
 )
 def test_a_vswitch_of_an_existing_vpc_must_lie_in_its_zone_and_lead_out(cloud, says):
-    told = look(guest(), cloud)["vSwitch of cn-shenzhen-d"]
+    finding = look(guest(), cloud)["vSwitch of cn-shenzhen-d"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == f"{VSWITCHES['cn-shenzhen-d']} {says}"
-    assert "network.existing.subnets.cn-shenzhen-d" in told.remedy
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == f"{VSWITCHES['cn-shenzhen-d']} {says}"
+    assert "network.existing.subnets.cn-shenzhen-d" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -688,7 +693,7 @@ def test_a_vswitch_of_an_existing_vpc_must_lie_in_its_zone_and_lead_out(cloud, s
 def test_an_snat_entry_may_be_for_a_network_that_holds_the_vswitch(network, rating):
     entries = {"SnatTableEntries": {"SnatTableEntry": [{"SourceCIDR": network}]}, "TotalCount": 1}
 
-    found = look(guest(), somebody_elses(DescribeSnatTableEntries=entries))
+    found = look(guest(), foreign_vpc(DescribeSnatTableEntries=entries))
 
     assert found["vSwitch of cn-shenzhen-d"].rating is rating
 
@@ -699,15 +704,13 @@ def test_snat_entries_are_read_to_the_last_page():
         page = own if asked["PageNumber"] == "2" else [{"SourceVSwitchId": "vsw-other"}] * 50
         return {"SnatTableEntries": {"SnatTableEntry": page}, "TotalCount": 52}
 
-    found = look(guest(), somebody_elses(DescribeSnatTableEntries=entries))
+    found = look(guest(), foreign_vpc(DescribeSnatTableEntries=entries))
 
     assert found["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
 
 
 def test_without_internet_a_vswitch_needs_no_way_out():
-    assert (
-        look(guest(internet=False), somebody_elses(hops=()))["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
-    )
+    assert look(guest(internet=False), foreign_vpc(hops=()))["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
 
 
 @pytest.mark.parametrize(
@@ -722,9 +725,9 @@ def test_without_internet_a_vswitch_needs_no_way_out():
     ],
 )
 def test_what_is_not_there_is_a_problem(changes, subject, says):
-    told = look(guest(), somebody_elses(**changes))[subject]
+    finding = look(guest(), foreign_vpc(**changes))[subject]
 
-    assert (told.rating, told.says) == (Rating.PROBLEM, says)
+    assert (finding.rating, finding.says) == (Rating.PROBLEM, says)
 
 
 @pytest.mark.parametrize(
@@ -738,6 +741,6 @@ def test_what_is_not_there_is_a_problem(changes, subject, says):
 def test_an_existing_bucket_must_be_in_the_region(regions, rating, says):
     storage = {"kms_instance_id": "kst-szh0000000000000000"} | {"existing": {"buckets": {"lab-datasets": {}}}}
 
-    told = look(stack(storage=storage), account(), s3=Buckets(**regions))["bucket lab-datasets"]
+    finding = look(stack(storage=storage), account(), s3=Buckets(**regions))["bucket lab-datasets"]
 
-    assert (told.rating, told.says) == (rating, says)
+    assert (finding.rating, finding.says) == (rating, says)

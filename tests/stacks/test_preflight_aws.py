@@ -116,10 +116,10 @@ def test_too_small_a_quota_is_a_problem_with_the_command_that_asks_for_more():
 
     found = look(stack(pools=pools), account(**{"service-quotas_GetServiceQuota": quota(96)}))
 
-    told = found["vCPUs for dev"]
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "needs 768, 0 in use beside it, 96 allowed (L-417A185B)"
-    assert told.remedy == (
+    finding = found["vCPUs for dev"]
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "needs 768, 0 in use beside it, 96 allowed (L-417A185B)"
+    assert finding.remedy == (
         "aws service-quotas request-service-quota-increase --region us-east-1 "
         "--service-code ec2 --quota-code L-417A185B --desired-value 768"
     )
@@ -145,35 +145,35 @@ def test_what_others_of_the_account_run_counts_and_what_this_stack_runs_does_not
 
     found = look(stack(), cloud)
 
-    told = found["vCPUs for dev"]
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "needs 8, 200 in use beside it, 200 allowed (L-DB2E81BA)"
-    assert told.remedy.endswith("--desired-value 208")
+    finding = found["vCPUs for dev"]
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "needs 8, 200 in use beside it, 200 allowed (L-DB2E81BA)"
+    assert finding.remedy.endswith("--desired-value 208")
 
 
 def test_a_spot_pool_needs_the_spot_quota_and_its_certain_instances_the_other():
     mixed = pool(market="spot", types=["g5.xlarge"], on_demand_base=1, size={"max": 3})
 
-    told = [finding.says for finding in aws.look(stack(pools=[mixed]), account().client)]
-    assert [says for says in told if says.startswith("needs 4,") and "(L-DB2E81BA)" in says]
-    assert [says for says in told if says.startswith("needs 8,") and "(L-3819A6DF)" in says]
+    messages = [finding.says for finding in aws.look(stack(pools=[mixed]), account().client)]
+    assert [says for says in messages if says.startswith("needs 4,") and "(L-DB2E81BA)" in says]
+    assert [says for says in messages if says.startswith("needs 8,") and "(L-3819A6DF)" in says]
 
 
 def test_each_group_of_a_pool_buys_its_own_certain_instances():
     """A p4d.24xlarge has 96 virtual CPUs; the pool has a group in each of two zones."""
     mixed = pool(market="spot", types=["p4d.24xlarge"], efa=True, on_demand_base=1, size={"max": 2})
 
-    told = [finding.says for finding in aws.look(stack(pools=[mixed]), account().client)]
-    assert [says for says in told if says.startswith("needs 192,") and "(L-417A185B)" in says]
-    assert [says for says in told if says.startswith("needs 192,") and "(L-7212CCBC)" in says]
+    messages = [finding.says for finding in aws.look(stack(pools=[mixed]), account().client)]
+    assert [says for says in messages if says.startswith("needs 192,") and "(L-417A185B)" in says]
+    assert [says for says in messages if says.startswith("needs 192,") and "(L-7212CCBC)" in says]
 
 
 def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_answer():
     found = look(stack(), account(**{"service-quotas_GetServiceQuota": Refusal()}))
 
-    told = found["vCPUs for dev"]
-    assert told.rating is Rating.UNCHECKED
-    assert told.says == "could not be checked: denied servicequotas:GetServiceQuota"
+    finding = found["vCPUs for dev"]
+    assert finding.rating is Rating.UNCHECKED
+    assert finding.says == "could not be checked: denied servicequotas:GetServiceQuota"
     assert found["image"].rating is Rating.FINE
 
 
@@ -183,11 +183,11 @@ def of_functions(cloud: Account) -> Finding:
 
 def test_a_young_account_has_no_runs_that_sweep_and_mover_could_reserve():
     """Lambda answers "decreases account's UnreservedConcurrentExecution below its minimum value of [10]"."""
-    told = of_functions(account(**{"service-quotas_GetServiceQuota": quota(10)}))
+    finding = of_functions(account(**{"service-quotas_GetServiceQuota": quota(10)}))
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "needs 102, 0 in use beside it, 10 allowed (L-B99A9384)"
-    assert "--service-code lambda --quota-code L-B99A9384" in told.remedy
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "needs 102, 0 in use beside it, 10 allowed (L-B99A9384)"
+    assert "--service-code lambda --quota-code L-B99A9384" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -238,11 +238,11 @@ def test_addresses_and_networks_of_others_count():
     ids=["everywhere", "in-one-zone", "elsewhere", "nowhere"],
 )
 def test_a_type_must_be_sold_in_a_zone_of_the_pool(sold_in, rating, says, remedy):
-    told = look(stack(), account(ec2_DescribeInstanceTypeOfferings=offers(*sold_in)))["types of dev"]
+    finding = look(stack(), account(ec2_DescribeInstanceTypeOfferings=offers(*sold_in)))["types of dev"]
 
-    assert told.rating is rating
-    assert says in told.says
-    assert remedy in told.remedy
+    assert finding.rating is rating
+    assert says in finding.says
+    assert remedy in finding.remedy
 
 
 def test_a_pool_with_a_group_for_each_zone_needs_the_type_in_each():
@@ -258,20 +258,20 @@ def test_an_efa_pool_needs_as_many_adapters_as_its_template_asks_for(most, ratin
     network = {"EfaSupported": most > 0, "EfaInfo": {"MaximumEfaInterfaces": most}}
     cloud = account(ec2_DescribeInstanceTypes={"InstanceTypes": [{"NetworkInfo": network}]})
 
-    told = look(stack(pools=[pool(types=["p4d.24xlarge"], efa=True)]), cloud)["EFA of dev"]
+    finding = look(stack(pools=[pool(types=["p4d.24xlarge"], efa=True)]), cloud)["EFA of dev"]
 
-    assert told.rating is rating
-    assert told.says == f"p4d.24xlarge has {most} adapters, the template asks for 4"
+    assert finding.rating is rating
+    assert finding.says == f"p4d.24xlarge has {most} adapters, the template asks for 4"
 
 
 @pytest.mark.parametrize(("score", "rating"), [(4, Rating.FINE), (3, Rating.NOTE), (1, Rating.NOTE)])
 def test_scarce_spot_capacity_is_worth_a_note_and_stops_nothing(score, rating):
     cloud = account(ec2_GetSpotPlacementScores={"SpotPlacementScores": [{"Score": 1}, {"Score": score}]})
 
-    told = look(stack(pools=[pool(market="spot")]), cloud)["spot for dev"]
+    finding = look(stack(pools=[pool(market="spot")]), cloud)["spot for dev"]
 
-    assert told.rating is rating
-    assert told.says == f"2 instances at once: placement score {score} of 10"
+    assert finding.rating is rating
+    assert finding.says == f"2 instances at once: placement score {score} of 10"
 
 
 def reserved(**changes: Any) -> dict[str, Any]:
@@ -303,10 +303,10 @@ def reserved(**changes: Any) -> dict[str, Any]:
 def test_a_reservation_must_be_there_and_fit_the_pool(changes, market, says):
     cloud = account(ec2_DescribeCapacityReservations={"CapacityReservations": [RESERVATION | changes]})
 
-    told = look(stack(pools=[reserved(market=market)]), cloud)["reservation of dev"]
+    finding = look(stack(pools=[reserved(market=market)]), cloud)["reservation of dev"]
 
-    assert says in told.says
-    assert (told.rating is Rating.PROBLEM) is (";" in says)
+    assert says in finding.says
+    assert (finding.rating is Rating.PROBLEM) is (";" in says)
 
 
 def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
@@ -329,21 +329,21 @@ def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
     ids=["owner", "state", "architecture", "size"],
 )
 def test_an_image_must_be_ours_valid_and_small_enough(changes, says):
-    told = look(stack(), account(ec2_DescribeImages={"Images": [IMAGE | changes]}))["image"]
+    finding = look(stack(), account(ec2_DescribeImages={"Images": [IMAGE | changes]}))["image"]
 
-    assert told.rating is Rating.PROBLEM
-    assert says in told.says
-    assert "image/README.md" in told.remedy
+    assert finding.rating is Rating.PROBLEM
+    assert says in finding.says
+    assert "image/README.md" in finding.remedy
 
 
 @pytest.mark.parametrize(
     "answer", [{"Images": []}, Refusal("InvalidAMIID.NotFound", "does not exist")], ids=["none", "refused"]
 )
 def test_an_image_that_is_not_there_is_a_problem(answer):
-    told = look(stack(), account(ec2_DescribeImages=answer))["image"]
+    finding = look(stack(), account(ec2_DescribeImages=answer))["image"]
 
-    assert told.rating is Rating.PROBLEM
-    assert "ami-0123456789abcdef0 is not in us-east-1" in told.says
+    assert finding.rating is Rating.PROBLEM
+    assert "ami-0123456789abcdef0 is not in us-east-1" in finding.says
 
 
 def test_an_image_of_amazon_behind_a_parameter_is_trusted():
@@ -364,48 +364,50 @@ def test_an_image_of_amazon_behind_a_parameter_is_trusted():
     [("Disabled", "aws kms enable-key"), ("PendingDeletion", "aws kms cancel-key-deletion")],
 )
 def test_a_key_that_opens_nothing_is_a_problem_with_its_remedy(state, remedy):
-    told = look(stack(), account(kms_DescribeKey={"KeyMetadata": {"KeyId": "k-1", "KeyState": state}}))["key"]
+    finding = look(stack(), account(kms_DescribeKey={"KeyMetadata": {"KeyId": "k-1", "KeyState": state}}))[
+        "key"
+    ]
 
-    assert told.rating is Rating.PROBLEM
-    assert f"is {state}" in told.says
-    assert told.remedy.startswith(f"{remedy} --region us-east-1 --key-id k-1")
+    assert finding.rating is Rating.PROBLEM
+    assert f"is {state}" in finding.says
+    assert finding.remedy.startswith(f"{remedy} --region us-east-1 --key-id k-1")
 
 
 def test_a_stack_of_the_same_name_in_another_region_is_a_problem():
-    told = look(stack(), account(s3_HeadBucket={"BucketRegion": "eu-west-1"}))["name"]
+    finding = look(stack(), account(s3_HeadBucket={"BucketRegion": "eu-west-1"}))["name"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says.startswith(
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says.startswith(
         "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 is there"
     )
 
 
 def test_the_stack_itself_does_not_stand_in_its_own_way():
-    told = look(stack(), account(s3_HeadBucket={"BucketRegion": "us-east-1"}))["name"]
+    finding = look(stack(), account(s3_HeadBucket={"BucketRegion": "us-east-1"}))["name"]
 
-    assert told.rating is Rating.FINE
+    assert finding.rating is Rating.FINE
 
 
 def test_a_name_that_may_not_be_looked_up_is_not_taken_for_free():
-    told = look(stack(), account(s3_HeadBucket=Refusal("403", "Forbidden")))["name"]
+    finding = look(stack(), account(s3_HeadBucket=Refusal("403", "Forbidden")))["name"]
 
-    assert told.rating is Rating.UNCHECKED
+    assert finding.rating is Rating.UNCHECKED
 
 
 def test_a_budget_that_may_not_be_seen_names_the_permission_that_users_know():
-    told = look(stack(), account(budgets_DescribeBudgets=Refusal()))["budget"]
+    finding = look(stack(), account(budgets_DescribeBudgets=Refusal()))["budget"]
 
-    assert told.rating is Rating.UNCHECKED
-    assert told.says == "could not be checked: denied budgets:ViewBudget"
+    assert finding.rating is Rating.UNCHECKED
+    assert finding.says == "could not be checked: denied budgets:ViewBudget"
 
 
 def test_credentials_of_another_account_are_the_first_problem():
     other = {"Account": "210987654321", "Arn": "arn:aws:iam::210987654321:user/test"}
 
-    told = look(stack(), account(sts_GetCallerIdentity=other))["account"]
+    finding = look(stack(), account(sts_GetCallerIdentity=other))["account"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == "the credentials are of 210987654321, the stack belongs to 123456789012"
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == "the credentials are of 210987654321, the stack belongs to 123456789012"
 
 
 def run(name: str, cloud: Account, monkeypatch):
@@ -507,10 +509,10 @@ def verified(*identities: str):
 def test_a_sender_is_verified_and_may_mail_anybody(identities, account_says, rating, says):
     cloud = account(sesv2_GetEmailIdentity=verified(*identities), sesv2_GetAccount=account_says)
 
-    told = look(stack(notify=MAILING), cloud)["sender"]
+    finding = look(stack(notify=MAILING), cloud)["sender"]
 
-    assert (told.rating, bool(told.remedy)) == (rating, rating is Rating.PROBLEM)
-    assert says in told.says
+    assert (finding.rating, bool(finding.remedy)) == (rating, rating is Rating.PROBLEM)
+    assert says in finding.says
 
 
 @pytest.mark.parametrize(
@@ -531,10 +533,10 @@ def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use(secret, r
         kms_DescribeKey=lambda params: {"KeyMetadata": {"KeyId": params["KeyId"], "KeyState": "Enabled"}},
     )
 
-    told = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
+    finding = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
 
-    assert told.rating is rating
-    assert says in told.says
+    assert finding.rating is rating
+    assert says in finding.says
     assert "secretsmanager:GetSecretValue" not in [name for name, _ in cloud.asked]
 
 
@@ -548,7 +550,7 @@ def guest(**network: Any) -> Stack:
     return stack(network=section, storage={"home": True})
 
 
-def somebody_elses(subnet: dict[str, Any] | None = None, routes: Any = (TO_NAT,), **changes: Any) -> Account:
+def foreign_vpc(subnet: dict[str, Any] | None = None, routes: Any = (TO_NAT,), **changes: Any) -> Account:
     """An account with the VPC: each of its subnets in its zone, and a main table with these routes."""
 
     def subnet_of(params):
@@ -574,7 +576,7 @@ def somebody_elses(subnet: dict[str, Any] | None = None, routes: Any = (TO_NAT,)
 
 
 def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks():
-    found = look(guest(), somebody_elses())
+    found = look(guest(), foreign_vpc())
 
     assert ratings(found) == {Rating.FINE}
     assert found["VPC"].says == f"{VPC} has 172.20.0.0/16"
@@ -582,12 +584,12 @@ def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks(
     assert {"VPCs", "elastic addresses"} & found.keys() == set()
 
 
-def test_a_subnet_goes_by_its_own_routes_before_those_of_the_vpc():
+def test_a_subnets_own_routes_come_before_those_of_the_vpc():
     def tables(params):
         own = params["Filters"][0]["Name"] == "association.subnet-id"
         return {"RouteTables": [{"Routes": [] if own else [TO_NAT]}]}
 
-    found = look(guest(), somebody_elses(ec2_DescribeRouteTables=tables))
+    found = look(guest(), foreign_vpc(ec2_DescribeRouteTables=tables))
 
     assert found["subnet of us-east-1a"].rating is Rating.PROBLEM
 
@@ -608,11 +610,11 @@ def test_a_subnet_goes_by_its_own_routes_before_those_of_the_vpc():
     ],
 )
 def test_a_subnet_of_an_existing_vpc_must_be_private_in_its_zone_and_lead_out(subnet, routes, says):
-    told = look(guest(), somebody_elses(subnet, routes))["subnet of us-east-1a"]
+    finding = look(guest(), foreign_vpc(subnet, routes))["subnet of us-east-1a"]
 
-    assert told.rating is Rating.PROBLEM
-    assert told.says == f"{SUBNETS['us-east-1a']} {says}"
-    assert "network.existing.subnets.us-east-1a" in told.remedy
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == f"{SUBNETS['us-east-1a']} {says}"
+    assert "network.existing.subnets.us-east-1a" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -621,16 +623,16 @@ def test_a_subnet_of_an_existing_vpc_must_be_private_in_its_zone_and_lead_out(su
 def test_without_internet_a_subnet_needs_the_way_to_s3_alone(routes, rating):
     settings = guest(existing=EXISTING | {"internet": False})
 
-    assert look(settings, somebody_elses(routes=routes))["subnet of us-east-1a"].rating is rating
+    assert look(settings, foreign_vpc(routes=routes))["subnet of us-east-1a"].rating is rating
 
 
 @pytest.mark.parametrize(
     "answer", [Refusal("InvalidVpcID.NotFound", "The vpc ID does not exist"), {"Vpcs": []}]
 )
 def test_a_vpc_that_is_not_there_is_a_problem(answer):
-    told = look(guest(), somebody_elses(ec2_DescribeVpcs=answer))["VPC"]
+    finding = look(guest(), foreign_vpc(ec2_DescribeVpcs=answer))["VPC"]
 
-    assert (told.rating, told.says) == (Rating.PROBLEM, f"{VPC} is not in us-east-1")
+    assert (finding.rating, finding.says) == (Rating.PROBLEM, f"{VPC} is not in us-east-1")
 
 
 def test_a_vpc_without_names_mounts_no_homes():
@@ -638,10 +640,10 @@ def test_a_vpc_without_names_mounts_no_homes():
         name = params["Attribute"][:1].upper() + params["Attribute"][1:]
         return {name: {"Value": name == "EnableDnsSupport"}}
 
-    told = look(guest(), somebody_elses(ec2_DescribeVpcAttribute=attribute))["VPC"]
+    finding = look(guest(), foreign_vpc(ec2_DescribeVpcAttribute=attribute))["VPC"]
 
-    assert told.says == f"{VPC} has enableDnsHostnames switched off, which homes and endpoints need"
-    assert told.remedy.endswith(f"--vpc-id {VPC} --enable-dns-hostnames")
+    assert finding.says == f"{VPC} has enableDnsHostnames switched off, which homes and endpoints need"
+    assert finding.remedy.endswith(f"--vpc-id {VPC} --enable-dns-hostnames")
 
 
 @pytest.mark.parametrize(
@@ -654,12 +656,12 @@ def test_endpoints_of_the_owner_with_private_names_leave_no_room_for_the_stacks(
         "PrivateDnsEnabled": private,
         "Tags": [{"Key": "gpu-fleet:stack", "Value": owner}],
     }
-    cloud = somebody_elses(ec2_DescribeVpcEndpoints={"VpcEndpoints": [endpoint]})
+    cloud = foreign_vpc(ec2_DescribeVpcEndpoints={"VpcEndpoints": [endpoint]})
 
-    told = look(guest(interface_endpoints=True), cloud)["endpoints"]
+    finding = look(guest(interface_endpoints=True), cloud)["endpoints"]
 
-    assert told.rating is rating
-    assert ("ecr.api" in told.says) is (rating is Rating.PROBLEM)
+    assert finding.rating is rating
+    assert ("ecr.api" in finding.says) is (rating is Rating.PROBLEM)
 
 
 # buckets of somebody else's
@@ -698,9 +700,9 @@ def using_lab(**use: Any) -> Stack:
 
 
 def test_an_existing_bucket_in_the_region_behind_tls_is_fine():
-    told = look(using_lab(), bucket_of())[LAB]
+    finding = look(using_lab(), bucket_of())[LAB]
 
-    assert (told.rating, told.says) == (Rating.FINE, "is in us-east-1, and reached by TLS alone")
+    assert (finding.rating, finding.says) == (Rating.FINE, "is in us-east-1, and reached by TLS alone")
 
 
 @pytest.mark.parametrize(
@@ -723,10 +725,10 @@ def test_an_existing_bucket_in_the_region_behind_tls_is_fine():
     ],
 )
 def test_what_is_wrong_with_an_existing_bucket_is_reported(cloud, rating, says):
-    told = look(using_lab(), cloud)[LAB]
+    finding = look(using_lab(), cloud)[LAB]
 
-    assert told.rating is rating
-    assert says in told.says
+    assert finding.rating is rating
+    assert says in finding.says
 
 
 def test_a_bucket_under_a_key_that_the_stack_file_names_is_fine():

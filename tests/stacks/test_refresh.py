@@ -123,7 +123,11 @@ def test_a_new_price_is_written_with_source_and_day_and_nothing_else_moves(copie
     others = [new for _, new in different if "g5.xlarge" not in new]
     assert any(new.startswith("date = ") for new in others)
     assert any(aws.SOURCE in new for new in others)
-    (kind,) = [one for one in reader.read(copies / "catalog.toml") if one.name == "g5.xlarge"]
+    (kind,) = [
+        instance_type
+        for instance_type in reader.read(copies / "catalog.toml")
+        if instance_type.name == "g5.xlarge"
+    ]
     assert kind.price.amount_per_hour == Decimal("1.11")
     assert kind.price.date == datetime.datetime.now(datetime.UTC).date()
     assert kind.price.source == aws.SOURCE

@@ -15,10 +15,10 @@ def test_no_program_breaks_a_documented_condition(program):
     found = programs()[program]
 
     assert [
-        f"{one.name} ({one.type}): {rule.says}; see {rule.link}"
+        f"{resource.name} ({resource.type}): {rule.says}; see {rule.link}"
         for rule in RULES
-        for one in found.of_type(rule.type)
-        if broken(rule, one.inputs)
+        for resource in found.of_type(rule.type)
+        if broken(rule, resource.inputs)
     ] == []
 
 
@@ -27,12 +27,12 @@ def test_every_condition_applies_to_something_that_is_registered(rule):
     """A rule that applies to nothing holds nothing."""
     found = everything().of_type(rule.type)
 
-    assert any(rule.when(one.inputs) for one in found)
+    assert any(rule.when(resource.inputs) for resource in found)
 
 
 def test_every_registered_type_was_looked_up():
     """A type that comes to a program must be read about: has it a condition, or none?"""
-    registered = {one.type for program in programs().values() for one in program.resources}
+    registered = {resource.type for program in programs().values() for resource in program.resources}
     ruled = {rule.type for rule in RULES}
 
     assert sorted(registered - ruled - UNCONDITIONAL) == []

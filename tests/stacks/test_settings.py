@@ -473,16 +473,16 @@ def within(path: str, other: str) -> bool:
     return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
-def independent(one: str, other: str) -> bool:
+def independent(each_str: str, other: str) -> bool:
     """Whether neither fault touches what the other's message is made of."""
-    for first, second in ((one, other), (other, one)):
+    for first, second in ((each_str, other), (other, each_str)):
         reads = (path_of(first), first.partition(" = ")[0], *FAULTS[first][2])
         if any(within(path_of(second), key) or within(key, path_of(second)) for key in reads):
             return False
     return True
 
 
-def told(*faults: str) -> str:
+def message_of(*faults: str) -> str:
     with pytest.raises(SettingsError) as caught:
         from_mapping("test", faulty(*faults))
     return str(caught.value)
@@ -490,7 +490,7 @@ def told(*faults: str) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_single_fault_is_the_only_problem_of_its_file(fault):
-    text = told(fault)
+    text = message_of(fault)
 
     assert f"- {fault}" in text
     assert "has 1 problem:" in text
@@ -502,7 +502,8 @@ def test_no_fault_hides_another():
     hidden = {
         pair: text
         for pair in pairs
-        if "has 2 problems:" not in (text := told(*pair)) or not all(f"- {one}" in text for one in pair)
+        if "has 2 problems:" not in (text := message_of(*pair))
+        or not all(f"- {problem}" in text for problem in pair)
     }
 
     assert len(pairs) > 350

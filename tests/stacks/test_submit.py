@@ -23,7 +23,7 @@ NAMED, NOBODY = stack(access={"people": PEOPLE}), stack()
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
 ON_ALICLOUD = alicloud_stack(
     access={
-        "people": {name: {**one, "keys": [KEY]} for name, one in list(PEOPLE.items())[:1]},
+        "people": {name: {**account, "keys": [KEY]} for name, account in list(PEOPLE.items())[:1]},
         "ssh_from": {"office": "192.168.4.0/24"},
     }
 )
@@ -68,7 +68,7 @@ def declared(settings):
 
 def documents(found):
     stated = found.of_type("aws:ssm/document:Document")
-    return [one.inputs for one in stated if one.inputs["documentType"] == "Command"]
+    return [resource.inputs for resource in stated if resource.inputs["documentType"] == "Command"]
 
 
 def test_the_document_takes_three_parameters_and_holds_each_to_a_pattern(named):
@@ -78,7 +78,7 @@ def test_the_document_takes_three_parameters_and_holds_each_to_a_pattern(named):
     assert document["name"] == aws.document_name(NAMED.name)
     assert document["targetType"] == "/AWS::EC2::Instance"
     assert content["schemaVersion"] == "2.2"
-    patterns = {key: one["allowedPattern"] for key, one in content["parameters"].items()}
+    patterns = {key: parameter["allowedPattern"] for key, parameter in content["parameters"].items()}
     assert patterns == {
         "Account": f"^{model.ACCOUNT.pattern}$",
         "Run": f"^{model.RUN.pattern}$",
@@ -95,10 +95,12 @@ def test_no_parameter_lets_a_shell_word_through(named, text):
     (document,) = documents(named)
     parameters = json.loads(document["content"])["parameters"]
 
-    assert [key for key, one in parameters.items() if re.fullmatch(one["allowedPattern"], text)] == []
+    assert [
+        key for key, parameter in parameters.items() if re.fullmatch(parameter["allowedPattern"], text)
+    ] == []
 
 
-def test_a_stack_that_names_nobody_has_no_document_and_lets_nobody_send_one(nobody):
+def test_a_stack_without_accounts_has_no_document_and_lets_no_user_send_one(nobody):
     assert documents(nobody) == []
     assert "ssm:SendCommand" not in nobody.outputs["people_policy"]
 
@@ -145,7 +147,7 @@ def test_a_session_of_a_role_sends_it_to_what_it_took(named):
 
 def bucket(found, kind):
     names = found.of_type("aws:s3/bucket:Bucket")
-    return next(one.outputs["arn"] for one in names if one.name.endswith(f"-{kind}"))
+    return next(name.outputs["arn"] for name in names if name.name.endswith(f"-{kind}"))
 
 
 def test_a_user_submits_as_the_account_of_their_tag_and_as_no_other(named):
@@ -175,9 +177,9 @@ def test_a_user_reads_what_became_of_their_own_runs_alone(named):
 def test_an_instance_reads_every_job_and_writes_none(named):
     data = bucket(named, "data")
     roles = [
-        one.inputs["policy"]
-        for one in named.of_type("aws:iam/rolePolicy:RolePolicy")
-        if one.name.endswith("-instance")
+        resource.inputs["policy"]
+        for resource in named.of_type("aws:iam/rolePolicy:RolePolicy")
+        if resource.name.endswith("-instance")
     ]
 
     def role_may(action, key, policy):

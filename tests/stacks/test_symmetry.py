@@ -59,13 +59,13 @@ def test_both_clouds_have_the_same_files():
 def test_a_file_has_the_same_public_functions_and_classes_on_both_clouds(name):
     aws, alicloud = public(AWS / name), public(ALICLOUD / name)
 
-    apart = {f"{name}: {one}" for one in aws ^ alicloud}
+    apart = {f"{name}: {aw}" for aw in aws ^ alicloud}
 
     assert sorted(apart - listed().keys()) == []
 
 
 def test_both_clouds_export_the_same_outputs():
-    apart = {f"output: {one}" for one in exported(AWS) ^ exported(ALICLOUD)}
+    apart = {f"output: {output}" for output in exported(AWS) ^ exported(ALICLOUD)}
 
     assert sorted(apart - listed().keys()) == []
 

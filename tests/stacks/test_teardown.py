@@ -80,8 +80,15 @@ class World:
 
     def look(self, found, now) -> Holdings:
         stores = tuple(
-            DataStore(one.id, one.urn, one.id, "some", self.objects[one.id] == 0, one.protected)
-            for one in state.of(found, {BUCKET_TYPE})
+            DataStore(
+                resource.id,
+                resource.urn,
+                resource.id,
+                "some",
+                self.objects[resource.id] == 0,
+                resource.protected,
+            )
+            for resource in state.of(found, {BUCKET_TYPE})
         )
         return Holdings(tuple(self.fleet), stores, self.remnants)
 
@@ -91,14 +98,14 @@ class World:
     def drain(self, group) -> None:
         self.did.append(f"drain {group.id}")
         if self.drains:
-            self.fleet = [one for one in self.fleet if one.group != group.id]
+            self.fleet = [instance for instance in self.fleet if instance.group != group.id]
 
     def terminate(self, ids) -> None:
         self.did.append(f"terminate {' '.join(ids)}")
-        self.fleet = [one for one in self.fleet if one.id not in ids]
+        self.fleet = [instance for instance in self.fleet if instance.id not in ids]
 
     def empty(self, bucket, note) -> None:
-        assert GROUP not in {one.urn for one in self.state}, "somebody still writes"
+        assert GROUP not in {resource.urn for resource in self.state}, "somebody still writes"
         self.did.append(f"empty {bucket}")
         self.objects[bucket] = 0
 
@@ -114,10 +121,12 @@ class World:
             self.fails -= 1
             raise TeardownError("`pulumi destroy` ended with exit code 255")
         kept = state.closure(self.state, exclude)
-        going = [one for one in self.state if one.urn not in kept]
-        assert not [one for one in going if one.protected]
-        assert not [one for one in going if one.type == BUCKET_TYPE and self.objects[one.id]]
-        self.state = tuple(one for one in self.state if one.urn in kept)
+        going = [resource for resource in self.state if resource.urn not in kept]
+        assert not [resource for resource in going if resource.protected]
+        assert not [
+            resource for resource in going if resource.type == BUCKET_TYPE and self.objects[resource.id]
+        ]
+        self.state = tuple(resource for resource in self.state if resource.urn in kept)
 
     def run(self, **wishes):
         teardown = self.teardown(**wishes)
@@ -127,7 +136,7 @@ class World:
 
     @property
     def left(self) -> set[str]:
-        return {one.urn for one in self.state}
+        return {resource.urn for resource in self.state}
 
 
 BUSY = HeldInstance("i-1", "g5.xlarge", "running", "dev", "dev")
@@ -141,7 +150,7 @@ def test_the_fleet_is_drained_before_anything_is_deleted():
     assert [act for act in world.did if act.startswith(("drain", "destroy"))][:2] == ["drain dev", "destroy"]
 
 
-def test_data_is_emptied_after_the_fleet_is_deleted_and_the_key_goes_after_the_data():
+def test_data_is_emptied_after_the_fleet_is_deleted_and_the_key_after_the_data():
     world = World()
 
     world.run(delete_data=frozenset(KINDS))
@@ -211,9 +220,10 @@ def worlds(draw):
     protected = draw(st.booleans())
     parts = tuple(
         replace(
-            one, protected=protected and one.type not in ("aws:ec2/vpc:Vpc", "aws:autoscaling/group:Group")
+            resource,
+            protected=protected and resource.type not in ("aws:ec2/vpc:Vpc", "aws:autoscaling/group:Group"),
         )
-        for one in resources()
+        for resource in resources()
     )
     objects = {kind: draw(st.integers(0, 2)) for kind in BUCKETS}
     remnants = (Remnant("image", "ami-1"),) if draw(st.booleans()) else ()

@@ -68,7 +68,9 @@ class World:
             },
             "DescribeSnapshots": lambda _: {
                 "Snapshots": {
-                    "Snapshot": [{"SnapshotId": one, "KMSKeyId": key} for one, key in self.snapshots.items()]
+                    "Snapshot": [
+                        {"SnapshotId": snapshot, "KMSKeyId": key} for snapshot, key in self.snapshots.items()
+                    ]
                 }
             },
             "DescribeImages": {"TotalCount": 0, "Images": {"Image": []}},
@@ -83,24 +85,24 @@ class World:
         assert "Tag.2.Key" not in asked
         found = [
             {
-                "InstanceId": one,
+                "InstanceId": state,
                 "InstanceType": "ecs.gn7i-c8g1.2xlarge",
                 "Status": status,
                 "Tags": {
                     "Tag": [
                         {"TagKey": key, "TagValue": value}
-                        for key, value in {**TAGS, **self.tags.get(one, {})}.items()
+                        for key, value in {**TAGS, **self.tags.get(state, {})}.items()
                     ]
                 },
             }
-            for one, status in self.states.items()
+            for state, status in self.states.items()
         ]
         return {"Instances": {"Instance": found}}
 
     def _members(self, asked):
         rows = [
-            {"InstanceId": one, "LifecycleState": "Protected" if one in self.protected else "InService"}
-            for one in self.groups[asked["ScalingGroupId"]]
+            {"InstanceId": group, "LifecycleState": "Protected" if group in self.protected else "InService"}
+            for group in self.groups[asked["ScalingGroupId"]]
         ]
         return {"TotalCount": len(rows), "ScalingInstances": rows}
 
@@ -113,17 +115,17 @@ class World:
         expected = "0" if self.capacity["EnableDesiredCapacity"] else None
         assert (asked["MinSize"], asked["MaxSize"], asked.get("DesiredCapacity")) == ("0", "0", expected)
         members = self.groups[asked["ScalingGroupId"]]
-        for one in [one for one in members if one not in self.protected]:
-            members.remove(one)
-            del self.states[one]
+        for item in [member for member in members if member not in self.protected]:
+            members.remove(item)
+            del self.states[item]
         return {}
 
     def _delete(self, asked):
         ids = [value for key, value in asked.items() if key.startswith("InstanceId.")]
-        if any(self.states[one] != "Stopped" for one in ids):
+        if any(self.states[instance_id] != "Stopped" for instance_id in ids):
             return Refusal("IncorrectInstanceStatus", "not stopped")
-        for one in ids:
-            del self.states[one]
+        for each_instance_id in ids:
+            del self.states[each_instance_id]
         return {}
 
     def _key(self, asked):
@@ -158,7 +160,7 @@ class Fleet:
 
     @property
     def buckets(self) -> dict[str, str]:
-        return {one.name.rpartition("-")[2]: one.id for one in self.of_type(BUCKET)}
+        return {resource.name.rpartition("-")[2]: resource.id for resource in self.of_type(BUCKET)}
 
     def versions(self, kind: str) -> int:
         found = self.s3.list_object_versions(Bucket=self.buckets[kind])
@@ -177,16 +179,16 @@ def fleet(tmp_path, monkeypatch) -> Iterator[Fleet]:
     state = pulumi_stand_in.install(tmp_path, rehearsed.registrations)
     monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    first, *others = [one.id for one in rehearsed.of_type(GROUP)]
-    world = World(rehearsed, {first: ["i-busy"], **{one: [] for one in others}}, {"i-busy": "Running"})
+    first, *others = [resource.id for resource in rehearsed.of_type(GROUP)]
+    world = World(rehearsed, {first: ["i-busy"], **{other: [] for other in others}}, {"i-busy": "Running"})
     world.protected.add("i-busy")
     with moto_server("us-east-1"):
         s3 = boto3.client("s3", region_name="us-east-1")
-        for one in rehearsed.of_type(BUCKET):
-            s3.create_bucket(Bucket=one.id)
-            s3.put_bucket_versioning(Bucket=one.id, VersioningConfiguration={"Status": "Enabled"})
-            s3.put_object(Bucket=one.id, Key="run/last", Body=b"old")
-            s3.put_object(Bucket=one.id, Key="run/last", Body=b"new")
+        for each_resource in rehearsed.of_type(BUCKET):
+            s3.create_bucket(Bucket=each_resource.id)
+            s3.put_bucket_versioning(Bucket=each_resource.id, VersioningConfiguration={"Status": "Enabled"})
+            s3.put_object(Bucket=each_resource.id, Key="run/last", Body=b"old")
+            s3.put_object(Bucket=each_resource.id, Key="run/last", Body=b"new")
         account = Account(world.answers(ACCOUNT_ID))
         with serving(account) as cloud:
             monkeypatch.setattr(command, "cloud_of", lambda stack: connect(stack, cloud, s3))
@@ -199,7 +201,7 @@ def test_protected_instances_leave_through_their_group(fleet):
     assert done.exit_code == 0, done.output
     assert fleet.world.states == {}
     assert fleet.asked("DeleteInstances") == []
-    assert [one["InstanceIds.1"] for one in fleet.asked("SetInstancesProtection")] == ["i-busy"]
+    assert [call["InstanceIds.1"] for call in fleet.asked("SetInstancesProtection")] == ["i-busy"]
 
 
 def test_a_group_that_expects_no_number_is_emptied_by_its_limit_alone(fleet):
@@ -215,7 +217,7 @@ def test_a_group_that_expects_no_number_is_emptied_by_its_limit_alone(fleet):
 def test_data_its_key_and_its_settings_stay_in_the_state(fleet):
     done = fleet.run("--yes")
 
-    left = {one.type for one in pulumi_stand_in.read(fleet.state)}
+    left = {resource.type for resource in pulumi_stand_in.read(fleet.state)}
     assert {KEY, "alicloud:kms/alias:Alias", BUCKET, "alicloud:oss/bucketPolicy:BucketPolicy"} <= left
     assert not {GROUP, "alicloud:fc/v3Function:V3Function"} & left
     assert fleet.versions("checkpoints") == 2
@@ -223,7 +225,7 @@ def test_data_its_key_and_its_settings_stay_in_the_state(fleet):
     assert "keep      checkpoints" in done.output
 
 
-def test_data_that_is_given_up_goes_after_the_fleet_and_the_key_after_the_data(fleet):
+def test_data_that_is_given_up_is_deleted_after_the_fleet_and_the_key_after_the_data(fleet):
     done = fleet.run("--yes", "--delete-data", "all")
 
     assert done.exit_code == 0, done.output
@@ -232,8 +234,8 @@ def test_data_that_is_given_up_goes_after_the_fleet_and_the_key_after_the_data(f
     assert fleet.world.pending == {key.id: "7"}
     assert pulumi_stand_in.read(fleet.state) == []
     first, second, last = fleet.destroys()
-    assert {one.urn for one in fleet.of_type(BUCKET)} <= excluded(first)
-    assert not {one.urn for one in fleet.of_type(BUCKET)} & excluded(second)
+    assert {resource.urn for resource in fleet.of_type(BUCKET)} <= excluded(first)
+    assert not {resource.urn for resource in fleet.of_type(BUCKET)} & excluded(second)
     assert key.urn in excluded(second)
     assert excluded(last) == set()
 
@@ -316,7 +318,7 @@ def test_groups_that_the_cloud_itself_guards_are_named_with_how_to_lift_that(tmp
 def guarded(state: Path) -> str:
     """The export with deletion protection on every group."""
     content = json.loads(state.with_name("export.json").read_text())
-    for one in content["deployment"]["resources"]:
-        if one["type"] == GROUP:
-            one["inputs"]["groupDeletionProtection"] = True
+    for resource in content["deployment"]["resources"]:
+        if resource["type"] == GROUP:
+            resource["inputs"]["groupDeletionProtection"] = True
     return json.dumps(content)

@@ -44,7 +44,7 @@ class Fleet:
 
     @property
     def buckets(self) -> dict[str, str]:
-        return {one.name.rpartition("-")[2]: one.id for one in self.rehearsed.of_type(BUCKET)}
+        return {resource.name.rpartition("-")[2]: resource.id for resource in self.rehearsed.of_type(BUCKET)}
 
     def fill(self, *kinds: str) -> None:
         for kind in kinds:
@@ -61,7 +61,12 @@ class Fleet:
 
     def instances(self) -> list[dict[str, Any]]:
         found = self.client("ec2").describe_instances()["Reservations"]
-        return [one for part in found for one in part["Instances"] if one["State"]["Name"] != "terminated"]
+        return [
+            instance
+            for part in found
+            for instance in part["Instances"]
+            if instance["State"]["Name"] != "terminated"
+        ]
 
     def key_state(self) -> str:
         return self.client("kms").describe_key(KeyId=self.key_id)["KeyMetadata"]["KeyState"]
@@ -70,7 +75,7 @@ class Fleet:
         return [call for call in pulumi_stand_in.calls(self.state) if call[0] == "destroy"]
 
     def left(self) -> set[str]:
-        return {one.type for one in pulumi_stand_in.read(self.state)}
+        return {resource.type for resource in pulumi_stand_in.read(self.state)}
 
 
 def standing(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
@@ -92,7 +97,7 @@ def prod(tmp_path, monkeypatch) -> Iterator[Fleet]:
     yield from standing("aws-prod", tmp_path, monkeypatch)
 
 
-def test_data_that_nobody_gave_up_stays_readable_and_everything_else_is_deleted(dev):
+def test_data_that_was_not_given_up_stays_readable_and_everything_else_is_deleted(dev):
     dev.start()
     dev.fill("checkpoints", "records")
 
@@ -113,7 +118,7 @@ def test_what_stays_is_in_the_state_with_its_key_and_its_settings(dev):
 
     dev.run("--yes")
 
-    kept = [one.name for one in pulumi_stand_in.read(dev.state) if one.type == BUCKET]
+    kept = [resource.name for resource in pulumi_stand_in.read(dev.state) if resource.type == BUCKET]
     # the records hold the payload, which instances of older launch templates may still ask for
     assert sorted(kept) == ["gpu-fleet-aws-dev-checkpoints", "gpu-fleet-aws-dev-records"]
     assert {KEY, "aws:kms/alias:Alias", "aws:s3/bucketPolicy:BucketPolicy"} <= dev.left()
@@ -135,7 +140,7 @@ def test_all_data_given_up_leaves_a_key_that_waits_for_its_end_and_an_empty_stat
     assert "aws-dev is destroyed." in done.output
 
 
-def test_a_kept_home_is_kept_although_nobody_can_say_how_much_is_in_it(dev):
+def test_a_kept_home_is_kept_although_its_size_is_unknown(dev):
     done = dev.run("--yes")
 
     (files,) = dev.client("efs").describe_file_systems()["FileSystems"]
@@ -144,15 +149,15 @@ def test_a_kept_home_is_kept_although_nobody_can_say_how_much_is_in_it(dev):
     assert "home: " in done.output
 
 
-def test_the_data_goes_only_when_nothing_writes_any_more(dev):
+def test_data_is_deleted_only_when_nothing_writes_any_more(dev):
     dev.fill("records")
 
     dev.run("--yes", "--delete-data", "all")
 
     first, *_ = dev.destroys()
     excluded = pulumi_stand_in.excluded(first)
-    assert {one.urn for one in dev.rehearsed.of_type(BUCKET)} <= excluded
-    assert not {one.urn for one in dev.rehearsed.of_type("aws:lambda/function:Function")} & excluded
+    assert {resource.urn for resource in dev.rehearsed.of_type(BUCKET)} <= excluded
+    assert not {resource.urn for resource in dev.rehearsed.of_type("aws:lambda/function:Function")} & excluded
 
 
 def test_a_snapshot_under_the_key_keeps_the_key(dev):
@@ -182,7 +187,7 @@ def test_a_dry_run_touches_nothing(dev):
     assert f"terminate {started} g5.xlarge, pool dev: has its lifecycle hook's time to save" in done.output
     assert "delete    checkpoints: " in done.output
     assert "2 versions of objects" in done.output
-    assert ([one["InstanceId"] for one in dev.instances()], dev.destroys()) == ([started], [])
+    assert ([instance["InstanceId"] for instance in dev.instances()], dev.destroys()) == ([started], [])
 
 
 def test_without_yes_and_without_a_terminal_nothing_happens(dev):
@@ -222,27 +227,27 @@ def test_a_held_instance_stops_everything_until_a_reason_is_given(dev):
 
 def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
     """As with `image.mode: none`: no licence for the sweep, and a user may hold one all the same."""
-    one = dev.start()
-    dev.client("ec2").delete_tags(Resources=[one], Tags=[{"Key": "gpu-fleet:managed"}])
+    instance = dev.start()
+    dev.client("ec2").delete_tags(Resources=[instance], Tags=[{"Key": "gpu-fleet:managed"}])
     hold = [{"Key": "gpu-fleet:protected", "Value": "true"}]
-    dev.client("ec2").create_tags(Resources=[one], Tags=hold)
+    dev.client("ec2").create_tags(Resources=[instance], Tags=hold)
 
     refused = dev.run("--yes")
     done = dev.run("--yes", "--ignore-holds", "they know")
 
-    assert f"{one} (dev) is held, gpu-fleet:protected is set" in str(refused.exception)
-    assert f"terminate {one} g5.xlarge, pool dev: runs no agent and saves nothing" in done.output
+    assert f"{instance} (dev) is held, gpu-fleet:protected is set" in str(refused.exception)
+    assert f"terminate {instance} g5.xlarge, pool dev: runs no agent and saves nothing" in done.output
     assert dev.instances() == []
 
 
 def stopped_outside(fleet: Fleet) -> str:
     """An instance as the sweep leaves it: detached, stopped."""
-    one, name = fleet.start(), fleet.rehearsed.outputs["group_names"]["dev"][0]
+    instance, name = fleet.start(), fleet.rehearsed.outputs["group_names"]["dev"][0]
     fleet.client("autoscaling").detach_instances(
-        AutoScalingGroupName=name, InstanceIds=[one], ShouldDecrementDesiredCapacity=True
+        AutoScalingGroupName=name, InstanceIds=[instance], ShouldDecrementDesiredCapacity=True
     )
-    fleet.client("ec2").stop_instances(InstanceIds=[one])
-    return one
+    fleet.client("ec2").stop_instances(InstanceIds=[instance])
+    return instance
 
 
 def test_what_the_sweep_stopped_is_terminated_only_where_asked(dev):
@@ -252,7 +257,7 @@ def test_what_the_sweep_stopped_is_terminated_only_where_asked(dev):
 
     assert refused.exit_code == 1
     assert f"{stopped}: stopped by the sweep, in no group" in str(refused.exception)
-    assert stopped in {one["InstanceId"] for one in dev.instances()}
+    assert stopped in {instance["InstanceId"] for instance in dev.instances()}
     assert dev.run("--yes", "--terminate-stopped").exit_code == 0
     assert dev.instances() == []
 
@@ -262,7 +267,7 @@ def test_a_protected_stack_keeps_its_data_and_says_how_to_lift_that(prod):
 
     assert done.exit_code == 0, done.output
     stored = prod.client("s3").list_buckets()["Buckets"]
-    assert {one["Name"] for one in stored} == set(prod.buckets.values())
+    assert {stored_object["Name"] for stored_object in stored} == set(prod.buckets.values())
     assert prod.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
     assert prod.key_state() == "Enabled"
     assert "set `gpu-fleet:protected: false` in stacks/Pulumi.aws-prod.yaml" in done.output
@@ -282,12 +287,12 @@ def test_a_state_of_an_older_release_keeps_its_data_too(dev):
     """Its buckets name no key, and its settings would be deleted first."""
     old = [
         replace(
-            one,
+            registration,
             deleted_with="",
-            retained=one.retained and one.type != KEY,
-            dependencies=() if one.type == BUCKET else one.dependencies,
+            retained=registration.retained and registration.type != KEY,
+            dependencies=() if registration.type == BUCKET else registration.dependencies,
         )
-        for one in dev.rehearsed.registrations
+        for registration in dev.rehearsed.registrations
     ]
     pulumi_stand_in.write(dev.state, old)
     dev.fill("checkpoints")

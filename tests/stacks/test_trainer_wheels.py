@@ -74,11 +74,11 @@ def test_what_is_put_into_the_bucket_arrives_on_an_instance(s3, folder, instance
 
 def test_a_second_upload_moves_no_wheel_again(s3, folder):
     wheels_command.store(s3, BUCKET, TEXT, folder, print)
-    told = []
+    reported = []
 
-    wheels_command.store(s3, BUCKET, TEXT, folder, told.append)
+    wheels_command.store(s3, BUCKET, TEXT, folder, reported.append)
 
-    assert told == []
+    assert reported == []
 
 
 def test_a_wheel_that_is_missing_here_is_named_and_no_index_written(s3, folder):

@@ -125,10 +125,10 @@ def test_ranks_of_any_speed_stop_at_the_same_step_soon_after_one_knows() -> None
     speeds = (0.0001, 0.001, 0.03, 0.1, 0.5, 4.0)
     scenarios = [(random.choices(speeds, k=2), random.randrange(2), random.randrange(60)) for _ in range(200)]
 
-    one, other = run_ranks(stopped_at, 2, scenarios)
+    rank_0, other = run_ranks(stopped_at, 2, scenarios)
 
-    assert one == other
-    for stopped, (step_s, _, call) in zip(one, scenarios, strict=True):
+    assert rank_0 == other
+    for stopped, (step_s, _, call) in zip(rank_0, scenarios, strict=True):
         assert call < stopped
         assert (stopped - call - 3) * max(step_s) <= 0.25
 

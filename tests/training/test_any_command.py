@@ -52,7 +52,7 @@ def counting(counter: Path, folder: Path, bucket: str, goal: int) -> Iterator[Pr
     return started("gpu_fleet", "run", *flags, "--", "python3", counter, folder, goal)
 
 
-def test_a_program_goes_on_elsewhere_where_a_notice_stopped_it(
+def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(
     counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
 ) -> None:
     with counting(counter, tmp_path / "here", bucket, 10**6) as first:

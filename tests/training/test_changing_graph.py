@@ -65,8 +65,8 @@ def test_a_graph_that_is_not_what_it_was_said_to_be_is_one_message(
 ) -> None:
     ends = tried(2, changed(table, parallel={"static_graph": True}), tmp_path)
 
-    told = [status for status, said in ends if "set parallel.static_graph = false" in said]
-    assert told in ([65], [65, 65])  # another rank may only lose touch with the one that noticed
+    statuses = [status for status, said in ends if "set parallel.static_graph = false" in said]
+    assert statuses in ([65], [65, 65])  # another rank may only lose touch with the one that noticed
     assert "parallel.static_graph" in (tmp_path / "run" / "failure.json").read_text()  # what `launch` obeys
     assert not any("Traceback" in said for _, said in ends)
 

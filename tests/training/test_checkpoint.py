@@ -212,7 +212,7 @@ def test_an_upload_without_its_manifest_is_no_checkpoint(bucket: str, tmp_path: 
     assert CheckpointStore(URI).steps() == [5]
 
 
-def test_the_manifest_goes_up_last_and_goes_away_first(
+def test_the_manifest_is_uploaded_last_and_deleted_first(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, calls = CheckpointStore(URI), []
@@ -382,7 +382,7 @@ def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path
     assert 2 in store.steps()
 
 
-def test_an_upload_that_moves_is_ended_where_a_newer_one_has_to_pass() -> None:
+def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass() -> None:
     line = UploadProgress()
     line.moved(5)
     line.abandoned = True

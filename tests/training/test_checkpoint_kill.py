@@ -36,7 +36,7 @@ def save_without_end(root: Path, pipe: Connection) -> None:
         pipe.send(step)
 
 
-def told(pipe: Connection) -> int:
+def reported_step(pipe: Connection) -> int:
     """The last step that the killed process has said, or 0."""
     last = 0
     try:
@@ -63,7 +63,7 @@ def test_a_killed_save_leaves_the_one_before_whole(tmp_path: Path) -> None:
         process.join(chance.uniform(0, LONGEST_LIFE) * (time.monotonic() - began_s))
         process.kill()
         process.join()
-        durable = max(durable, told(here))
+        durable = max(durable, reported_step(here))
         unfinished += any(tmp_path.glob("*.tmp"))
         if steps := local.steps(tmp_path):
             newest = tmp_path / local.folder_name(steps[-1])

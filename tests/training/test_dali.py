@@ -72,7 +72,7 @@ def both(shards: Path, split: str, augmentation: str) -> list[tuple[torch.Tensor
     settings = settings_of(shards, augmentation)
     data = open_split(settings, describe(shards), split)
     encoded = EncodedReader(data, settings, 3, torch.device("cpu"))
-    return [read(one, settings, 8) for one in (encoded, Reader(data, 3))]
+    return [read(reader, settings, 8) for reader in (encoded, Reader(data, 3))]
 
 
 CASES = [("train", "resized_crop"), ("train", "none"), ("val", "resized_crop")]

@@ -171,7 +171,7 @@ def test_a_cut_off_restore_of_a_list_that_went_on_is_begun_again(store: Store, t
     assert set(content(tmp_path / "there")) == {"b", "c", "d"}
 
 
-def test_a_part_of_a_folder_goes_on_with_no_other_bucket(store: Store, tmp_path: Path) -> None:
+def test_a_part_of_a_folder_resumes_with_no_other_bucket(store: Store, tmp_path: Path) -> None:
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     store.before = failing(3, passing=False)
     with pytest.raises(StoreError):
@@ -200,7 +200,7 @@ def test_an_older_disk_takes_the_newer_bucket(
     assert content(tmp_path / "third") == {"step": "50\n"}
 
 
-def test_a_disk_that_is_newer_than_the_bucket_goes_on(store: Store, tmp_path: Path) -> None:
+def test_a_disk_that_is_newer_than_the_bucket_resumes(store: Store, tmp_path: Path) -> None:
     here = files(tmp_path / "here", step="10")
     sync(here, store).up(last=True)
     files(here, step="11", more="1")
@@ -210,7 +210,7 @@ def test_a_disk_that_is_newer_than_the_bucket_goes_on(store: Store, tmp_path: Pa
     assert (content(here), store.names) == ({"step": "11", "more": "1"}, {"step", "more"})
 
 
-def test_a_disk_that_lost_touch_while_it_listed_goes_on(store: Store, tmp_path: Path) -> None:
+def test_a_disk_that_lost_touch_while_it_listed_resumes(store: Store, tmp_path: Path) -> None:
     """Lost between the list in the bucket and the note of it on the disk."""
     here = files(tmp_path / "here", step="10")
     sync(here, store).up(last=True)
@@ -270,7 +270,7 @@ def test_a_signal_does_not_cut_the_last_upload_off(
     assert (cut_off, done.exit_code, store.names) == ([], 0, {"step"})
 
 
-def test_a_command_that_lost_its_run_is_ended(
+def test_a_command_that_lost_its_run_is_terminated(
     store: Store, command: Callable[..., Result], tmp_path: Path
 ) -> None:
     """Another process saves meanwhile: this one gets the signal, and 65 says that no other try helps."""
@@ -305,8 +305,8 @@ def bring_rank(folder: Path, objects: Objects) -> str | None:
 
     store.before = slowly
     guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]  # of this process alone
-    one = guard.Guard(folder, URI)
-    one.bring()
+    guarded = guard.Guard(folder, URI)
+    guarded.bring()
     newest = guard.newest(folder, "step-*.ckpt")
     looked.touch()
     return newest
@@ -327,16 +327,16 @@ def saved_rank(folder: Path) -> set[str]:
     rank, store, looked = dist.get_rank(), Store({}), folder.with_name("looked")
     store.before = lambda _verb, _name: looked.touch()
     guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]  # of this process alone
-    one = guard.Guard(folder, URI)
+    guarded = guard.Guard(folder, URI)
     until_s = time.monotonic() + 0.5
     while rank and not looked.exists() and time.monotonic() < until_s:
         time.sleep(0.01)
     files(folder, **{f"rng-{rank}": "state"})
-    one.saved()
+    guarded.saved()
     return store.names if rank == 0 else set()
 
 
-def test_a_save_goes_up_with_the_files_of_all_ranks(tmp_path: Path) -> None:
+def test_a_save_is_uploaded_with_the_files_of_all_ranks(tmp_path: Path) -> None:
     """As the Trainer of transformers has each rank write the state of its own generators."""
     assert run_ranks(saved_rank, 2, tmp_path / "here")[0] == {"rng-0", "rng-1"}
 
@@ -413,10 +413,10 @@ def test_links_that_lead_out_are_named_once(
 ) -> None:
     here = files(tmp_path / "here", x="1")
     (here / "data").symlink_to("../data")
-    one = sync(here, store)
+    guarded = sync(here, store)
 
-    one.up(last=True)
-    one.up(last=True)
+    guarded.up(last=True)
+    guarded.up(last=True)
 
     (said,) = [record.getMessage() for record in caplog.records if "links" in record.getMessage()]
     assert "names=['data']" in said
@@ -438,30 +438,30 @@ class Clock:
 def test_a_file_that_is_rewritten_stays_in_the_bucket(store: Store, tmp_path: Path) -> None:
     """As `torch.save(state, "last.pt")` does it, into the file that was there."""
     clock, here = Clock(), files(tmp_path / "here", last="1")
-    one = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
-    one.up()
+    guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
+    guarded.up()
 
     clock.write(here / "last", "half")
-    saved = one.up()
+    saved = guarded.up()
     sync(tmp_path / "there", store).down()
-    waits = one.waits
+    waits = guarded.waits
     clock.now += 3.0
 
     assert (saved, waits, content(tmp_path / "there")) == (False, True, {"last": "1"})
-    assert (one.up(), one.waits) == (True, False)
+    assert (guarded.up(), guarded.waits) == (True, False)
     sync(tmp_path / "third", store).down()
     assert content(tmp_path / "third") == {"last": "half"}
 
 
 def test_no_part_of_a_checkpoint_is_committed(store: Store, tmp_path: Path) -> None:
     clock, here = Clock(), files(tmp_path / "here", weights="1", moments="1")
-    one = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
-    one.up()
+    guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
+    guarded.up()
 
     files(here, weights="2")
     os.utime(here / "weights", (1_500_000, 1_500_000))
     clock.write(here / "moments", "2")
-    one.up()
+    guarded.up()
     sync(tmp_path / "there", store).down()
 
     assert content(tmp_path / "there") == {"weights": "1", "moments": "1"}
@@ -470,15 +470,15 @@ def test_no_part_of_a_checkpoint_is_committed(store: Store, tmp_path: Path) -> N
 def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store: Store, tmp_path: Path) -> None:
     """A log to which each step adds a line: it is as it was, and what is whole goes up without it."""
     clock, here = Clock(), files(tmp_path / "here", log="1", step="1")
-    one = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
-    one.up()
+    guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
+    guarded.up()
     saved: list[bool] = []
     for second in range(0, 90, 10):
         clock.now = 2_000_000.0 + second
         (here / "step").write_text(str(second))
         os.utime(here / "step", (1_000_100 + second, 1_000_100 + second))
         clock.write(here / "log", str(second))
-        saved.append(one.up())
+        saved.append(guarded.up())
     sync(tmp_path / "there", store).down()
 
     assert saved == [False] * 6 + [True] * 3
@@ -489,7 +489,7 @@ def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(
     store: Store, tmp_path: Path
 ) -> None:
     here = files(tmp_path / "here", first="1", second="1")
-    one = sync(here, store)
+    guarded = sync(here, store)
 
     def rewritten(verb: str, name: str) -> None:
         if verb == "put" and name.startswith("contents"):
@@ -497,32 +497,32 @@ def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(
             (here / "second").write_text("other")
 
     store.before = rewritten
-    one.up(last=True)
-    one.up(last=True)
+    guarded.up(last=True)
+    guarded.up(last=True)
 
     assert sync(tmp_path / "there", store).down() == 2
     assert content(tmp_path / "there") == {"first": "1", "second": "other"}
 
 
-def test_a_notice_is_passed_on_while_the_folder_goes_up(
+def test_a_notice_is_passed_on_while_the_folder_is_uploaded(
     store: Store, command: Callable[..., Result], no_fleet: Path, tmp_path: Path
 ) -> None:
     """An upload may take longer than there is left; one that is on its way gives way to the last."""
-    here, told = tmp_path / "here", tmp_path / "told"
+    here, notified = tmp_path / "here", tmp_path / "notified"
     heard: list[bool] = []
 
     def slowly(verb: str, name: str) -> None:
         if verb == "put" and name.startswith("contents") and not heard:
             (no_fleet / "stop").write_text("spot\n")
             until_s = time.monotonic() + 20.0
-            while not told.exists() and time.monotonic() < until_s:
+            while not notified.exists() and time.monotonic() < until_s:
                 time.sleep(0.01)
-            heard.append(told.exists())
+            heard.append(notified.exists())
 
     store.before = slowly
     script = f"""
         echo 1 > {here}/step; touch -d 2000-01-01 {here}/step
-        trap 'echo 2 > {here}/step; touch {told}; exit 0' TERM
+        trap 'echo 2 > {here}/step; touch {notified}; exit 0' TERM
         for n in $(seq 600); do sleep 0.05; done
     """
     done = command(here, script, "--every-s", "0.1")

@@ -180,7 +180,7 @@ def usual_pool(declared: Stack) -> Pool:
     return replace(declared.pools[0], market=Market.ON_DEMAND, size=Size(min=0, desired=1, max=1))
 
 
-def test_without_a_policy_a_run_goes_on_without_a_price(
+def test_without_a_policy_a_run_trains_without_a_price(
     in_a_spot_pool: Stack, bucket: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     boto3.client("s3").delete_object(Bucket=bucket, Key=sweep_archive.POLICY_KEY)

@@ -187,8 +187,8 @@ def test_a_broken_instance_file_is_named(no_fleet: Path) -> None:
 
 
 def test_the_first_reason_stays() -> None:
-    told = iter([None, (Reason.REBALANCE, "first"), (Reason.SPOT_NOTICE, "second")])
-    interruption = Interruption([lambda: next(told)], poll_s=1.0)
+    notices = iter([None, (Reason.REBALANCE, "first"), (Reason.SPOT_NOTICE, "second")])
+    interruption = Interruption([lambda: next(notices)], poll_s=1.0)
 
     for _ in range(3):
         interruption.look()

@@ -52,14 +52,14 @@ def running(
     """Both pods, new ones, and what they say; none is left after the block."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    heard, told = os.pipe()
+    reading, writing = os.pipe()
     with ExitStack() as stack:
-        words = stack.enter_context(os.fdopen(heard))
+        words = stack.enter_context(os.fdopen(reading))
         pods = []
         for index in (1, 0):  # pod 1 has to wait for pod 0
-            pods.append(Pod(manifests, index, folder / str(index), claims, port=port, stderr=told))
+            pods.append(Pod(manifests, index, folder / str(index), claims, port=port, stderr=writing))
             stack.callback(pods[-1].end)
-        os.close(told)
+        os.close(writing)
         guard = threading.Timer(PATIENCE_S, lambda: [pod.end() for pod in pods])
         stack.callback(guard.cancel)
         guard.start()

@@ -391,7 +391,7 @@ time.sleep(100)
 """
 
 
-def test_torchrun_is_ended_where_no_other_try_can_help(tmp_path, restored_signals):
+def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path, restored_signals):
     assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
 
 
@@ -422,7 +422,7 @@ time.sleep(100)
 """
 
 
-def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_ended(
+def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_stopped(
     tmp_path, restored_signals, monkeypatch
 ):
     monkeypatch.setattr(launch, "LEAVE_S", 0.1)
@@ -517,11 +517,10 @@ def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
 def test_the_flight_recorder_of_torch_is_on_and_writes_into_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "50")  # what a person has set stays
     names = ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE"]
-    told = tmp_path / "told"
-    code = (
-        f"import os, pathlib; pathlib.Path({str(told)!r}).write_text(repr([os.environ[n] for n in {names}]))"
-    )
+    written = tmp_path / "written"
+    values = f"repr([os.environ[name] for name in {names}])"
+    code = f"import os, pathlib; pathlib.Path({str(written)!r}).write_text({values})"
 
     assert launch.run([sys.executable, "-c", code], {}, tmp_path) == 0
 
-    assert told.read_text() == repr(["50", "1", f"{tmp_path}/collectives-rank-"])
+    assert written.read_text() == repr(["50", "1", f"{tmp_path}/collectives-rank-"])

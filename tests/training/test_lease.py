@@ -61,7 +61,7 @@ def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStor
 
 
 @both_clouds
-def test_a_run_that_ended_is_taken_at_once(store: CheckpointStore, living: RunLease) -> None:
+def test_a_run_that_finished_is_taken_at_once(store: CheckpointStore, living: RunLease) -> None:
     living.release()
 
     RunLease(store, HERE, sleep=_never).acquire()

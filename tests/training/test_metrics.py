@@ -191,7 +191,7 @@ def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
     assert (tmp_path / "again").read_bytes() == first
 
 
-def test_a_prometheus_file_that_nobody_would_read_is_refused(tmp_path):
+def test_a_prometheus_file_that_no_exporter_would_read_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"the textfile collector reads only \*.prom"):
         open_writers(config.Metrics(prometheus_file=str(tmp_path / "run.txt")), tmp_path, steps=20)
 

@@ -165,10 +165,10 @@ def test_an_average_needs_no_larger_batch_than_a_step_and_is_the_same_on_all_ran
     run = {"batch_size": 64, "accumulation": 2}
     table = changed(resnet_table(pictures, tmp_path, steps=1), average=average, run=run)
 
-    one, other = run_ranks(largest_batch, 2, table)
+    rank_0, other = run_ranks(largest_batch, 2, table)
 
-    assert one == other
-    assert one[0] == 64 / (2 * 2)
+    assert rank_0 == other
+    assert rank_0[0] == 64 / (2 * 2)
 
 
 def evaluated(directory: Path) -> list[float]:
@@ -228,7 +228,7 @@ def test_memory_savings_learn_the_same(
     assert losses(tmp_path / "saving") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
 
-def test_the_scale_of_fp16_goes_on_where_it_was(tokens: Path, tmp_path: Path) -> None:
+def test_the_scale_of_fp16_resumes_where_it_was(tokens: Path, tmp_path: Path) -> None:
     table = changed(gpt_table(tokens, tmp_path), precision={"dtype": "fp16"})
 
     train_rank(table, stop_at=3)

@@ -221,7 +221,7 @@ class Counted:
         return iter(torch.arange(5) + 10 * self._epoch)
 
 
-def test_a_stream_goes_on_at_a_position_without_reading_whole_passes() -> None:
+def test_a_stream_resumes_at_a_position_without_reading_whole_passes() -> None:
     samples = Counted()
     reader = OwnReader(Stream(samples, "stream", torch.stack), seed=0)
 

@@ -102,11 +102,11 @@ def test_the_others_take_the_address_that_reaches_pod_0() -> None:
         rendezvous._towards_host(Assignment(2, 1, "127.0.0.1", port, 1))
 
 
-def test_a_run_of_one_pod_meets_nobody() -> None:
+def test_a_run_of_one_pod_meets_no_peer() -> None:
     assert join(Assignment(1, 0, "", 29400, 1)) is None
 
 
-def test_a_launch_in_a_pod_goes_by_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_in_a_pod_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
 

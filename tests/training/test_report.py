@@ -74,7 +74,7 @@ def test_the_page_fetches_nothing(run):
     assert links.found == []
 
 
-def test_the_page_says_how_the_run_ended(run):
+def test_the_page_says_how_the_run_finished(run):
     report(run)
 
     page = (run / "report.html").read_text()
@@ -102,7 +102,7 @@ def test_what_a_resumed_run_did_again_counts_once():
     assert timeline.resumed_at == [20]
 
 
-def test_an_evaluation_that_was_undone_goes_with_its_steps():
+def test_an_evaluation_that_was_undone_is_dropped_with_its_steps():
     evaluation = {"kind": "evaluation", "step": 30, "loss": 1.0}
 
     timeline = order_records([train_record(20), train_record(30), evaluation, train_record(20)])

@@ -313,7 +313,7 @@ def test_a_checkpoint_of_an_older_trainer_is_held_against_its_configuration(tabl
 
 
 @pytest.mark.parametrize(("name", "refused"), [("mine.py:loss", True), ("", False)])
-def test_an_own_loss_of_an_older_trainer_goes_on_as_the_mean_over_samples(
+def test_an_own_loss_of_an_older_trainer_resumes_as_the_mean_over_samples(
     *, name: str, refused: bool, table: dict[str, Any]
 ) -> None:
     now = identity_of(changed(table, loss={"name": name}))

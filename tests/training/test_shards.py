@@ -134,7 +134,7 @@ def test_a_flipped_bit_is_a_corrupt_sample(packed):
         dataset.sample(5, CHANCE)
 
 
-def test_a_batch_goes_on_without_its_corrupt_sample(packed):
+def test_a_batch_continues_without_its_corrupt_sample(packed):
     dataset = open_train(packed)
     dataset._tars.index["crc32"][5] ^= 1
 

@@ -106,7 +106,7 @@ def test_a_sharded_run_resumes_bit_by_bit(size, parallel, straight, tokens: Path
     [(1, FSDP), (4, FSDP), (2, TENSOR), (4, TENSOR), (2, PIPELINE)],
     ids=by_strategy,
 )
-def test_what_two_fsdp_ranks_saved_goes_on_elsewhere(
+def test_what_two_fsdp_ranks_saved_resumes_elsewhere(
     *, size, parallel, alone, stopped_fsdp, tokens: Path, tmp_path: Path
 ) -> None:
     stopped, folder = stopped_fsdp

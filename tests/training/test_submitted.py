@@ -52,7 +52,7 @@ class Bucket:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """A worker takes the signals of its process."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {signal_: signal.getsignal(signal_) for signal_ in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -170,7 +170,7 @@ def test_files_lie_where_they_lay(tmp_path):
 
     unpack(Bucket(files__zip=content), job_with(content), tmp_path / "run")
 
-    found = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()}
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"run/a/b.toml", "run/c.py"}
 
 

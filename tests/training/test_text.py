@@ -132,7 +132,7 @@ def test_one_class_is_not_enough(tmp_path):
     assert "20 good rows of 1 classes" in result.output
 
 
-def test_a_class_that_nobody_named_is_a_corrupt_sample(table, tmp_path):
+def test_an_unnamed_class_is_a_corrupt_sample(table, tmp_path):
     prepare(table, tmp_path / "data")
     file = tmp_path / "data" / "train" / "classes.npy"
     classes = np.load(file)

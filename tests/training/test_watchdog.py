@@ -45,7 +45,7 @@ def test_a_run_that_moves_is_left_alone(watchdog, clock, ended):
     assert ended == []
 
 
-def test_a_run_that_hangs_is_ended_with_a_failure(watchdog, clock, ended):
+def test_a_run_that_hangs_is_terminated_with_a_failure(watchdog, clock, ended):
     watchdog.beat()
     clock.now_s += 60
 
@@ -167,7 +167,7 @@ def test_of_ranks_that_all_live_the_last_one_is_blamed_with_its_place():
     assert held_up_by(posts, 2, 101.0, 20.0) == "rank 1: behind the others, after step 7 at loop.py:70"
 
 
-def test_where_all_wait_for_the_same_nobody_is_blamed():
+def test_where_all_wait_for_the_same_no_rank_is_blamed():
     posts = {rank: Post(7, 20, "loop.py:90", at_s=100.0) for rank in range(2)}
 
     assert held_up_by(posts, 2, 101.0, 20.0).startswith("no rank alone")

@@ -92,13 +92,13 @@ class LiveActions(Actions):
 
     def put_custom_metric(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Keep an instance's numbers by their time of receipt; the sweep's own are summed up."""
-        for one in ask["MetricList"]:
-            value = float(json.loads(one["Values"])["value"])
-            instance = json.loads(one["Dimensions"]).get("InstanceId")
+        for metric in ask["MetricList"]:
+            value = float(json.loads(metric["Values"])["value"])
+            instance = json.loads(metric["Dimensions"]).get("InstanceId")
             if instance is None:
-                self.world.published[one["MetricName"]] += value
+                self.world.published[metric["MetricName"]] += value
             else:
-                self.metrics[one["MetricName"], instance].append((self.world.now, value))
+                self.metrics[metric["MetricName"], instance].append((self.world.now, value))
         return {"Code": "200"}
 
     def describe_metric_last(self, ask: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Alicloud:
     s3: Any
     hosts: tuple[str, ...] = field(default_factory=tuple)
 
-    def machine(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
+    def guest(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
         """A virtual machine with a copy of the disk, in this account's network; as on AWS."""
         hosts = "".join(f"{FRONT} {name}\n" for name in self.hosts)
         files = {
@@ -198,7 +198,9 @@ class Alicloud:
 
     def sweep(self) -> dict[str, Any]:
         """Run the function once, as Function Compute does; its answer with each verdict."""
-        (declared,) = [one for one in self.rehearsed.of_type(FUNCTION) if one.name.endswith("-reaper")]
+        (declared,) = [
+            resource for resource in self.rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")
+        ]
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", CALL, str(self.function)],
             env={**declared.inputs["environmentVariables"], **self.environment},
@@ -210,9 +212,9 @@ class Alicloud:
         *events, answer = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         return answer | {"verdicts": [event for event in events if event.get("event") == "verdict"]}
 
-    def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
+    def pass_hours(self, guest: VirtualMachine, passed: timedelta) -> None:
         """Let hours go by in which nothing happens; moved is what is moved on AWS, and nothing else."""
-        wrote = hours.agent_sleeps(machine)
+        wrote = hours.agent_sleeps(guest)
         for points in self.actions.metrics.values():
             points[:] = [(at - passed, value) for at, value in points]
         self.instance.launched_at -= passed
@@ -222,8 +224,10 @@ class Alicloud:
                 self.instance.tags[key] = format_time(moved)
         beats = self._published(METRIC_SECONDS_SINCE_ACTIVITY)
         newest = Heartbeat(*beats[-1])
-        beats += [(one.timestamp, one.value) for one in hours.continued(newest, datetime.now(UTC))]
-        hours.agent_goes_on(machine, wrote, passed)
+        beats += [
+            (heartbeat.timestamp, heartbeat.value) for heartbeat in hours.continued(newest, datetime.now(UTC))
+        ]
+        hours.agent_goes_on(guest, wrote, passed)
 
 
 @contextmanager
@@ -245,11 +249,13 @@ def alicloud_account(folder: Path) -> Iterator[Alicloud]:
         )
         with https_front(folder / "front", hosts, _route(endpoint, api.url)) as front:
             (template,) = [
-                one for one in rehearsed.of_type(TEMPLATE) if _tags(one).get("gpu-fleet:pool") == POOL
+                resource
+                for resource in rehearsed.of_type(TEMPLATE)
+                if _tags(resource).get("gpu-fleet:pool") == POOL
             ]
             world.group(f"asg-{POOL}", 0, 2)
             instance = world.join(f"asg-{POOL}", _tags(template), spot=True, busy=False)
-            metadata.answers = _told(instance, template.inputs)
+            metadata.answers = _metadata_of(instance, template.inputs)
             environment = ENVIRON | {
                 session.ENDPOINT: api.url,
                 oss.ENDPOINT: endpoint,
@@ -279,14 +285,14 @@ def _stored(endpoint: str, rehearsed: Rehearsed, buckets: list[str]) -> Any:
     for bucket in buckets:
         s3.create_bucket(Bucket=bucket)
         s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    for one in rehearsed.of_type(OBJECT):
-        content = one.inputs.get("content")
-        body = content.encode() if content is not None else Path(one.inputs["source"]).read_bytes()
-        s3.put_object(Bucket=one.inputs["bucket"], Key=one.inputs["key"], Body=body)
+    for resource in rehearsed.of_type(OBJECT):
+        content = resource.inputs.get("content")
+        body = content.encode() if content is not None else Path(resource.inputs["source"]).read_bytes()
+        s3.put_object(Bucket=resource.inputs["bucket"], Key=resource.inputs["key"], Body=body)
     return s3
 
 
-def _told(instance: SimulatedInstance, declared: Mapping[str, Any]) -> Tree:
+def _metadata_of(instance: SimulatedInstance, declared: Mapping[str, Any]) -> Tree:
     """Paths of https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata."""
     now = datetime.now(UTC)
     role = declared["ramRoleName"]
@@ -308,7 +314,7 @@ def _told(instance: SimulatedInstance, declared: Mapping[str, Any]) -> Tree:
 
 
 def _unpacked(rehearsed: Rehearsed, folder: Path) -> Path:
-    (function,) = [one for one in rehearsed.of_type(FUNCTION) if one.name.endswith("-reaper")]
+    (function,) = [resource for resource in rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")]
     archive = folder.with_suffix(".zip")
     archive.write_bytes(base64.b64decode(function.inputs["code"]["zipFile"]))
     with zipfile.ZipFile(archive) as content:

@@ -70,7 +70,7 @@ class Aws:
     function: sweeps.Function
     hosts: tuple[str, ...] = field(default_factory=tuple)
 
-    def machine(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
+    def guest(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
         """A virtual machine with a copy of the disk, in this account's network.
 
         Args:
@@ -113,7 +113,8 @@ class Aws:
         found = [
             datum
             for datum in list(backend.metric_data)
-            if datum.name == metric and any(one.value == self.instance.id for one in datum.dimensions)
+            if datum.name == metric
+            and any(dimension.value == self.instance.id for dimension in datum.dimensions)
         ]
         return sorted(found, key=lambda datum: datum.timestamp)
 
@@ -148,14 +149,14 @@ class Aws:
         self.mirror_tags()
         return answer
 
-    def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
+    def pass_hours(self, guest: VirtualMachine, passed: timedelta) -> None:
         """Let hours go by in which nothing happens: see ``hours``. Moved are, and nothing else is:
 
         the time of launch, the heartbeats so far, the mark's two tags where it is marked, the last input of
         each terminal, and what the agent knows of its last activity. Each minute in between gets the
         heartbeat that continues the last one.
         """
-        wrote = hours.agent_sleeps(machine)
+        wrote = hours.agent_sleeps(guest)
         for datum in self._published(METRIC_SECONDS_SINCE_ACTIVITY):
             datum.timestamp -= passed
         newest = self.heartbeats()[-1]
@@ -172,14 +173,14 @@ class Aws:
             {
                 "MetricName": METRIC_SECONDS_SINCE_ACTIVITY,
                 "Dimensions": [{"Name": "InstanceId", "Value": self.instance.id}],
-                "Value": one.value,
-                "Timestamp": one.timestamp,
+                "Value": heartbeat.value,
+                "Timestamp": heartbeat.timestamp,
             }
-            for one in hours.continued(newest, datetime.now(UTC))
+            for heartbeat in hours.continued(newest, datetime.now(UTC))
         ]
         namespace = naming.metric_namespace(STACK)
         self.clients("cloudwatch").put_metric_data(Namespace=namespace, MetricData=data)
-        hours.agent_goes_on(machine, wrote, passed)
+        hours.agent_goes_on(guest, wrote, passed)
         self.mirror_tags()
 
 
@@ -203,7 +204,7 @@ def aws_account(folder: Path) -> Iterator[Aws]:
             )["LaunchTemplateVersions"][0]["LaunchTemplateData"]
             user_data = base64.b64decode(template["UserData"]).decode()
             role = template["IamInstanceProfile"]["Arn"].rpartition("/")[2]
-            metadata.answers = ec2_metadata.tree(_told(instance), user_data, role, KEYS)
+            metadata.answers = ec2_metadata.tree(_metadata_of(instance), user_data, role, KEYS)
             function = sweeps.unpacked(rehearsed, folder / "function")
             account = Aws(clients, rehearsed, metadata, front, instance, user_data, function, hosts)
             account.mirror_tags()
@@ -218,7 +219,7 @@ def _launched(clients: RegionClients, rehearsed: Rehearsed) -> instances.Launche
     return instance
 
 
-def _told(instance: instances.LaunchedInstance) -> dict[str, str]:
+def _metadata_of(instance: instances.LaunchedInstance) -> dict[str, str]:
     return {
         "ami-id": "ami-0123456789abcdef0",
         "autoscaling/target-lifecycle-state": "InService",
@@ -237,7 +238,7 @@ def _told(instance: instances.LaunchedInstance) -> dict[str, str]:
 def saved_in(s3: Any, bucket: str, ending: str) -> bytes:
     """The only object of a bucket whose key ends so."""
     listed = s3.list_objects_v2(Bucket=bucket).get("Contents", [])
-    (key,) = [one["Key"] for one in listed if one["Key"].endswith(ending)]
+    (key,) = [stored_object["Key"] for stored_object in listed if stored_object["Key"].endswith(ending)]
     return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
 
 
@@ -245,7 +246,7 @@ def said_idle(s3: Any, bucket: str, instance_id: str, mark: datetime) -> bool:
     """Whether an instance has answered a mark, under whatever name the cloud calls it."""
     listed = s3.list_objects_v2(Bucket=bucket, Prefix=f"reaper/{PREFIX}/").get("Contents", [])
     answer = key(instance_id, mark, Reply.IDLE).removeprefix(f"{PREFIX}/")
-    return any(one["Key"].endswith(answer) for one in listed)
+    return any(stored_object["Key"].endswith(answer) for stored_object in listed)
 
 
 class Rights:

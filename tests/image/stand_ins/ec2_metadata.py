@@ -39,7 +39,7 @@ def tree(instance: Mapping[str, str], user_data: str, role: str, keys: Keys) -> 
         keys: the role's for now.
     """
     now = datetime.now(UTC)
-    told = {
+    credentials = {
         "Code": "Success",
         "LastUpdated": f"{now:%Y-%m-%dT%H:%M:%SZ}",
         "Type": "AWS-HMAC",
@@ -61,7 +61,7 @@ def tree(instance: Mapping[str, str], user_data: str, role: str, keys: Keys) -> 
     return Tree(
         {f"{LATEST}meta-data/{path}": value for path, value in instance.items()}
         | {
-            f"{LATEST}meta-data/iam/security-credentials/{role}": json.dumps(told),
+            f"{LATEST}meta-data/iam/security-credentials/{role}": json.dumps(credentials),
             f"{LATEST}dynamic/instance-identity/document": json.dumps(document),
             f"{LATEST}user-data": user_data,
         }

@@ -32,22 +32,22 @@ class Heartbeat:
     value: float
 
 
-def agent_sleeps(machine: VirtualMachine) -> dict[str, object]:
+def agent_sleeps(guest: VirtualMachine) -> dict[str, object]:
     """Stop the agent; gives what it last wrote."""
-    machine.run("systemctl stop gpu-reaper", 120)
-    return dict(json.loads(machine.run(f"cat {ACTIVITY}")))
+    guest.run("systemctl stop gpu-reaper", 120)
+    return dict(json.loads(guest.run(f"cat {ACTIVITY}")))
 
 
-def agent_goes_on(machine: VirtualMachine, wrote: dict[str, object], passed: timedelta) -> None:
+def agent_goes_on(guest: VirtualMachine, wrote: dict[str, object], passed: timedelta) -> None:
     """Start the agent as if it had written its file just now, and all activity lay further back."""
     last_active_at = parse_time(str(wrote["last_active_at"])) - passed
     changed = wrote | {
         "at": format_time(datetime.now(UTC)),
         "last_active_at": format_time(last_active_at),
     }
-    machine.write(ACTIVITY, json.dumps(changed))
-    machine.run(TERMINALS_BACK.format(seconds=round(passed.total_seconds())))
-    machine.run("systemctl start --no-block gpu-reaper")
+    guest.write(ACTIVITY, json.dumps(changed))
+    guest.run(TERMINALS_BACK.format(seconds=round(passed.total_seconds())))
+    guest.run("systemctl start --no-block gpu-reaper")
 
 
 def continued(last: Heartbeat, until: datetime) -> list[Heartbeat]:

@@ -66,12 +66,12 @@ def check(method: str, target: str, headers: Mapping[str, str], body: bytes, key
         raise SignatureError(f"signed by {key_id}, not by the role's {keys.id} with its token")
     if not {"host", "x-amz-date", "x-amz-security-token"} <= set(names.split(";")):
         raise SignatureError(f"signed headers {names}: host, date and token must be among them")
-    told = headers.get("x-amz-content-sha256", hashlib.sha256(body).hexdigest())
-    if re.fullmatch(r"[0-9a-f]{64}", told) and told != hashlib.sha256(body).hexdigest():
+    sent_hash = headers.get("x-amz-content-sha256", hashlib.sha256(body).hexdigest())
+    if re.fullmatch(r"[0-9a-f]{64}", sent_hash) and sent_hash != hashlib.sha256(body).hexdigest():
         raise SignatureError("x-amz-content-sha256 is that of another body")
     path, query = _path(target, service), _query(target)
     shown = "".join(f"{name}:{' '.join(headers.get(name, '').split())}\n" for name in names.split(";"))
-    request = "\n".join((method, path, query, shown, names, told))
+    request = "\n".join((method, path, query, shown, names, sent_hash))
     scope = f"{day}/{region}/{service}/aws4_request"
     digest = hashlib.sha256(request.encode()).hexdigest()
     text = "\n".join(("AWS4-HMAC-SHA256", headers["x-amz-date"], scope, digest))
