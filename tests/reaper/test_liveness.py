@@ -1,0 +1,74 @@
+"""Whatever sweeps were killed and calls failed: after that each forgotten instance is ended in time."""
+
+import contextlib
+import random
+from datetime import timedelta
+
+import pytest
+
+from image.instance.errors import InstanceError
+from tests.reaper.fault_state_machine import COVERED, EVERY_MINUTES, GRACE, POOL, TAGS
+from tests.reaper.plays import CLOUDS
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.world import Faults, World
+
+BADLY = 24  # sweeps while things go wrong
+MOST_LOOKS = 60  # at its clock, before a sweep is killed; one that ends instances takes more
+# At most an hour behind a door that nobody came through, then a mark, a grace, and a sweep for each step.
+CALM = COVERED + timedelta(hours=1) + 2 * GRACE + timedelta(minutes=6 * EVERY_MINUTES)
+
+
+class KilledError(BaseException):
+    """The function is cut off: nothing of it runs any more."""
+
+
+class KillingWorld(World):
+    """A world whose sweeps are killed in the middle of anything.
+
+    Attributes:
+        killed_after: so many more looks at its clock a sweep may take; None for any number.
+    """
+
+    killed_after: int | None = None
+
+    def clock(self):
+        """The sweep's clock, at which it looks before and after each call."""
+        if self.killed_after is not None:
+            self.killed_after -= 1
+            if self.killed_after < 0:
+                raise KilledError
+        return super().clock()
+
+
+def sweep(world, checked):
+    """Sweep once; one that is killed or that fails leaves things to the next."""
+    with contextlib.suppress(KilledError, InstanceError):
+        sweep_world(world, checked)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_once_sweeps_live_again_each_forgotten_instance_is_ended_in_time(cloud, seed):
+    world, chance = KillingWorld(seed), random.Random(seed)
+    world.group("pool", min_size=0)
+    checked = policy(top=CLOUDS[cloud], **POOL)
+    forgotten = [world.join("pool", TAGS), world.join("pool", TAGS), world.start(TAGS), world.start(TAGS)]
+    for instance in forgotten:
+        instance.leave()
+    world.pass_minutes(80)
+    for _ in range(BADLY):
+        world.faults = Faults(
+            throttled=chance.choice([0.0, 0.1, 0.3]), after_commit=chance.choice([0.0, 0.3])
+        )
+        world.killed_after = chance.randrange(MOST_LOOKS)
+        sweep(world, checked)
+        world.killed_after = None
+        world.pass_minutes(EVERY_MINUTES)
+
+    world.faults, calm_at = Faults(), world.now
+    while world.now < calm_at + CALM:
+        sweep(world, checked)
+        world.pass_minutes(EVERY_MINUTES)
+
+    assert world.wrongs + world.floors() == []
+    assert [one.id for one in forgotten if one.state == "running"] == []
