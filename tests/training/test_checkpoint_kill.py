@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import local, saver
 from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from tests.training.ranks import context
@@ -24,15 +24,16 @@ def content(step: int) -> torch.Tensor:
 
 def save_without_end(root: Path, pipe: Connection) -> None:
     """Saves one step after another from the newest on, and says each that is durable."""
+    saver.LESS_URGENT = 0  # no training here wants the core, and other tests would take it for most of a save
     local.sweep(root)
-    saver = Saver(root, store=None, keep=2)
+    saves = Saver(root, store=None, keep=2)
     step = max(local.steps(root), default=0)
     torch.save(content(step), io.BytesIO())  # the first call loads what it needs; the kills are to hit saves
     pipe.send(step)
     while True:
         step += 1
-        saver.save(local.Manifest(step, model="killed", world_size=1), {"weights": content(step)})
-        saver.wait()
+        saves.save(local.Manifest(step, model="killed", world_size=1), {"weights": content(step)})
+        saves.wait()
         pipe.send(step)
 
 
