@@ -155,7 +155,7 @@ class Leftovers(Protocol):
         """Volume id -> start of its newest complete snapshot."""
 
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
-        """Volume id -> until when it was written to after a moment, where ``find`` does not tell.
+        """Volume id -> until when it was written to after a moment, where ``find`` does not show.
 
         A volume that is attached and detached again between two looks keeps the note of the first.
         """

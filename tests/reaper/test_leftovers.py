@@ -211,7 +211,7 @@ class Volumes:
         self.ec2 = self.cloudwatch = self
 
     def describe_volumes(self, Filters, **_):  # noqa: N803 - boto3's
-        wanted = next(one["Values"] for one in Filters if one["Name"] == "status")
+        wanted = next(filter_["Values"] for filter_ in Filters if filter_["Name"] == "status")
         tags = [{"Key": key, "Value": value} for key, value in volume().tags.items()]
         row = {"VolumeId": "vol-1", "Tags": tags, "Size": 200, "VolumeType": "gp3"}
         return {"Volumes": [row] if wanted == ["available"] else []}
@@ -223,7 +223,7 @@ class Volumes:
         return {"Snapshots": [{"VolumeId": "vol-1", "StartTime": LONG_AGO + timedelta(days=2)}]}
 
     def get_metric_data(self, MetricDataQueries, StartTime, EndTime, **_):  # noqa: N803 - boto3's
-        (metric,) = [one["MetricStat"]["Metric"] for one in MetricDataQueries]
+        (metric,) = [metric_data_query["MetricStat"]["Metric"] for metric_data_query in MetricDataQueries]
         assert (metric["Namespace"], metric["MetricName"]) == ("AWS/EBS", "VolumeWriteOps")
         assert metric["Dimensions"] == [{"Name": "VolumeId", "Value": "vol-1"}]
         at = self.written_at

@@ -48,7 +48,7 @@ def sweep(world, checked):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_once_sweeps_live_again_each_forgotten_instance_is_ended_in_time(cloud, seed):
+def test_each_forgotten_instance_is_terminated_in_time_once_sweeps_live_again(cloud, seed):
     world, chance = KillingWorld(seed), random.Random(seed)
     world.group("pool", min_size=0)
     checked = policy(top=CLOUDS[cloud], **POOL)
@@ -71,4 +71,4 @@ def test_once_sweeps_live_again_each_forgotten_instance_is_ended_in_time(cloud, 
         world.pass_minutes(EVERY_MINUTES)
 
     assert world.wrongs + world.floors() == []
-    assert [one.id for one in forgotten if one.state == "running"] == []
+    assert [item.id for item in forgotten if item.state == "running"] == []

@@ -59,7 +59,7 @@ def somebody_elses() -> dict[str, Any]:
             s3.get_bucket_tagging(Bucket=name)["TagSet"],
             s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"],
             s3.get_bucket_versioning(Bucket=name).get("Status"),
-            [one["Key"] for one in s3.list_objects_v2(Bucket=name)["Contents"]],
+            [stored_object["Key"] for stored_object in s3.list_objects_v2(Bucket=name)["Contents"]],
         )
         for name in BUCKETS
     }
@@ -87,7 +87,8 @@ class Guest:
     def may(self, action: str, resource: str, **context: str) -> bool:
         """As an instance of pool ``dev``, from inside the network."""
         policies = {
-            one.name: one.inputs["policy"] for one in self.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
+            each_resource.name: each_resource.inputs["policy"]
+            for each_resource in self.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
         }
         endpoints = self.rehearsed.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
         request = iam.Request(
@@ -96,7 +97,7 @@ class Guest:
             f"arn:aws:iam::{ACCOUNT}:role/gpu-fleet-guest-dev-instance",
             {"aws:PrincipalAccount": ACCOUNT, "aws:SecureTransport": "true"} | context,
         )
-        way = [one.inputs["policy"] for one in endpoints] if action.startswith("s3:") else []
+        way = [endpoint.inputs["policy"] for endpoint in endpoints] if action.startswith("s3:") else []
         verdict = iam.decide(
             request, [policies["gpu-fleet-guest-dev-instance"]], [], way, resource_must_allow=False
         )
@@ -114,7 +115,11 @@ def guest() -> Iterator[Guest]:
 
 
 def test_an_up_declares_and_changes_nothing_of_the_buckets(guest):
-    named = [one.name for one in guest.rehearsed.resources if set(BUCKETS) & {one.inputs.get("bucket")}]
+    named = [
+        resource.name
+        for resource in guest.rehearsed.resources
+        if set(BUCKETS) & {resource.inputs.get("bucket")}
+    ]
 
     assert named == []
     assert guest.after == guest.before
@@ -155,7 +160,7 @@ def test_the_buckets_key_is_used_through_s3_alone(guest):
 def described(template: dict[str, Any]) -> dict[str, Any]:
     """``instance.toml`` as the registered user data writes it."""
     files = yaml.safe_load(base64.b64decode(template["userData"]))["write_files"]
-    (text,) = [one["content"] for one in files if one["path"] == instance_file.PATH]
+    (text,) = [file["content"] for file in files if file["path"] == instance_file.PATH]
     return tomllib.loads(text)
 
 
@@ -173,7 +178,7 @@ def test_a_destroy_leaves_the_buckets_with_their_objects(guest):
     destroy(first.left, guest.clients, DELETERS)
 
     assert somebody_elses() == guest.before
-    assert {one.name for one in boto3.resource("s3", region_name=REGION).buckets.all()} == set(BUCKETS)
+    assert {item.name for item in boto3.resource("s3", region_name=REGION).buckets.all()} == set(BUCKETS)
 
 
 def test_a_preview_names_every_bucket_in_another_region(monkeypatch, register):
@@ -209,7 +214,9 @@ def registered(monkeypatch, settings: Stack, **answers: Any) -> Rehearsed:
 def test_an_instance_reads_and_writes_on_alibaba_cloud_what_the_stack_file_says(monkeypatch):
     found = registered(monkeypatch, using_oss())
     (policy,) = [
-        one for one in found.of_type("alicloud:ram/policy:Policy") if one.name.endswith("dev-instance")
+        each_resource
+        for each_resource in found.of_type("alicloud:ram/policy:Policy")
+        if each_resource.name.endswith("dev-instance")
     ]
 
     def may(action: str, resource: str) -> bool:

@@ -52,7 +52,7 @@ class Leftovers:
         return newest
 
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:  # noqa: ARG002
-        """None that ``find`` does not tell: a disk's ``DetachedTime`` is that of its last use."""
+        """None that ``find`` does not show: a disk's ``DetachedTime`` is that of its last use."""
         return {}
 
     def remove(self, leftover: Leftover) -> None:

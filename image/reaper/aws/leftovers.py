@@ -70,7 +70,7 @@ class Leftovers:
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
         """Volume id -> end of the last hour in which it was attached, of hours that end after a moment.
 
-        EC2 does not tell when a volume was detached; its metrics tell when it was not.
+        EC2 does not say when a volume was detached; its metrics show when it was not.
 
         Raises:
             CloudError: the metrics could not be read whole.

@@ -32,7 +32,7 @@ from image.reaper.times import format_span
 
 # What was checked longer ago may be at work again; the next sweep checks anew.
 CHECK_LASTS = timedelta(minutes=2)
-# The last look before an end. An answer that was so long on its way tells of a moment that is over.
+# The last look before an end. An answer that was so long on its way is about a moment that is over.
 LAST_LOOK_TAKES = timedelta(seconds=10)
 STOPS = frozenset({"stopping", "stopped"})
 CHANGED = "changed at the last moment: started, kept, protected, or its mark removed or replaced"
