@@ -1,6 +1,7 @@
 """``idle.command``: its exit code counts, its rights are none, and root alone may change it."""
 
 import os
+import select
 import time
 from pathlib import Path
 
@@ -60,7 +61,20 @@ def test_a_command_that_takes_too_long_is_killed_with_all_it_started(program):
 
     assert time.monotonic() - began < 5
     left = f"sleep\0{seconds}\0".encode()
-    assert not [file for file in Path("/proc").glob("[0-9]*/cmdline") if _read(file) == left]
+    for file in [file for file in Path("/proc").glob("[0-9]*/cmdline") if _read(file) == left]:
+        assert _ends(int(file.parent.name)), "it lives on"
+
+
+def _ends(pid):
+    """Whether a process that is killed ends soon: whoever kills a group does not wait for all of it."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
 
 
 def _read(path):
