@@ -547,7 +547,7 @@ class _Pass:
             self._note(
                 Action.RELEASE,
                 request.pool,
-                f"{instance.id} is nobody's: the rest of what {request.owner} asked for never came",
+                f"{instance.id} is nobody's: the rest of what {request.owner} asked for never started",
                 instance=instance.id,
                 tags={TAG_TAKEN: SHARED},
                 untag=(TAG_OWNER, TAG_KEEP_UNTIL, TAG_KEEP_REASON),
@@ -687,7 +687,7 @@ def _what_came(request: Request, kept: Sequence[str]) -> str:
     if not request.instances:
         return ""
     whose = "yours: gpu-fleet give-back returns it" if kept else "nobody's, since the rest is missing"
-    return f" ({len(request.instances)} of {request.count} came, {', '.join(request.instances)}, {whose})"
+    return f" ({len(request.instances)} of {request.count} started, {', '.join(request.instances)}, {whose})"
 
 
 def _billed(hours: float | None) -> Decimal:

@@ -43,7 +43,7 @@ class Keys(pulumi.ComponentResource):
         key = alicloud.kms.Key(
             f"{name}-key",
             description=f"gpu-fleet stack {stack.name}: disks, buckets, file systems, logs",
-            # Outside of an instance a key turns yearly, whatever one asks for (API UpdateRotationPolicy).
+            # Outside of an instance a key rotates yearly, whatever one asks for (API UpdateRotationPolicy).
             dkms_instance_id=stack.storage.kms_instance_id,
             key_spec="Aliyun_AES_256",
             key_usage="ENCRYPT/DECRYPT",

@@ -1,4 +1,4 @@
-"""Whatever keeps data keeps it under the stack's own key, which turns, and gives it over TLS only."""
+"""Whatever keeps data keeps it under the stack's own key, which rotates, and gives it over TLS only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -135,19 +135,19 @@ def belonging(resources: Sequence[Resource], bucket: Resource, kind: str) -> lis
 
 
 def rotation(resource: Resource) -> Iterator[Finding]:
-    """Keys turn, every quarter at the latest."""
+    """Keys rotate, every quarter at the latest."""
     inputs = resource.inputs
     if resource.type == "aws:kms/key:Key":
         days = inputs.get("rotationPeriodInDays") or 365
         if not is_on(inputs.get("enableKeyRotation")):
-            yield "never turns (enableKeyRotation)"
+            yield "never rotates (enableKeyRotation)"
         elif int(days) > LONGEST_ROTATION_DAYS:
-            yield f"turns every {int(days)} days"
+            yield f"rotates every {int(days)} days"
     if resource.type == "alicloud:kms/key:Key":
         if inputs.get("automaticRotation") != "Enabled":
-            yield "never turns (automaticRotation)"
+            yield "never rotates (automaticRotation)"
         elif _days(str(inputs.get("rotationInterval") or "365d")) > LONGEST_ROTATION_DAYS:
-            yield f"turns every {inputs.get('rotationInterval')}"
+            yield f"rotates every {inputs.get('rotationInterval')}"
 
 
 def _days(interval: str) -> float:
@@ -213,7 +213,7 @@ RULES = (
     PolicyRule(
         "key-rotation",
         "a key that leaked unnoticed is worth a quarter of data at most",
-        f"let it turn at least every {LONGEST_ROTATION_DAYS} days: storage.key_rotation_days",
+        f"let it rotate at least every {LONGEST_ROTATION_DAYS} days: storage.key_rotation_days",
         Severity.MEDIUM,
         each=rotation,
     ),

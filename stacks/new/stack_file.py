@@ -33,7 +33,7 @@ class NewStack:
     Attributes:
         monthly: the budget, in the cloud's currency.
         image: id of an image; empty for AWS's own deep-learning image.
-        kms_instance_id: on Alibaba Cloud, whose keys outside of an instance turn yearly; else empty.
+        kms_instance_id: on Alibaba Cloud, whose keys outside of an instance rotate yearly; else empty.
     """
 
     name: str

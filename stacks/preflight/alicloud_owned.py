@@ -68,7 +68,7 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
 
 
 def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
-    """Outside of an instance that is connected no key turns every quarter."""
+    """Outside of an instance that is connected no key rotates every quarter."""
     identifier = str(stack.storage.kms_instance_id)
     status = cloud.ask("kms", "GetKmsInstance", KmsInstanceId=identifier)["KmsInstance"]["Status"]
     if status == "Connected":

@@ -79,7 +79,7 @@ def _emulator(stack: Stack) -> Iterator[Problem]:
 
 
 def _kms_instance(stack: Stack) -> Iterator[Problem]:
-    """A key outside of a KMS instance turns every 365 days and no sooner.
+    """A key outside of a KMS instance rotates every 365 days and no sooner.
 
     https://help.aliyun.com/zh/kms/key-management-service/developer-reference/api-kms-2016-01-20-updaterotationpolicy
     """
@@ -87,7 +87,7 @@ def _kms_instance(stack: Stack) -> Iterator[Problem]:
         return
     instance_id = stack.storage.kms_instance_id
     if instance_id is None:
-        allowed = "required on alicloud: only a key in a KMS instance turns sooner than yearly"
+        allowed = "required on alicloud: only a key in a KMS instance rotates sooner than yearly"
         yield Problem("storage.kms_instance_id", None, allowed)
     elif not instance_id.startswith(KMS_INSTANCE):
         allowed = f"the id of a KMS instance begins with {KMS_INSTANCE}"

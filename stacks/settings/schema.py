@@ -389,9 +389,9 @@ class StorageSettings:
     """Buckets, homes and scratch.
 
     Attributes:
-        key_rotation_days: how often the stack's key turns; exactly 90 on AWS, 7 to 90 on Alibaba Cloud.
+        key_rotation_days: how often the stack's key rotates; exactly 90 on AWS, 7 to 90 on Alibaba Cloud.
         kms_instance_id: the KMS instance that holds the stack's key (Alibaba Cloud, where a key outside of
-            one turns yearly at the soonest).
+            one rotates yearly at the soonest).
         home: a shared, encrypted NFS home for every pool.
         home_gib: its size on Alibaba Cloud; on AWS it grows by itself.
         scratch_gib: size of a shared Lustre (AWS) or CPFS (Alibaba Cloud) file system; 0 for none.

@@ -144,7 +144,7 @@ def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster
 
     (came,) = cloud.instances.values()
     assert fate(cloud, asked) is Fate.FAILED
-    assert f"1 of 2 came, {came.id}, {whose}" in reason(cloud, asked)
+    assert f"1 of 2 started, {came.id}, {whose}" in reason(cloud, asked)
     assert cloud.owned("ada") == ([] if together else [came.id])
     assert (TAG_KEEP_UNTIL in came.tags) is not together
     assert sum(cloud.desired.values()) == 1

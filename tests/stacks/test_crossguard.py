@@ -427,7 +427,7 @@ def test_the_pack_reports_a_resource_and_a_stack_to_the_engine(crossguard, monke
     offered["key-rotation"].validate(key, lambda *words: said.append(words))
     offered["allowed-regions"].validate(SimpleNamespace(resources=[bare]), lambda *words: said.append(words))
 
-    assert said[0][0].startswith("never turns (enableKeyRotation); let it turn at least every 90 days")
+    assert said[0][0].startswith("never rotates (enableKeyRotation); let it rotate at least every 90 days")
     assert said[1] == (f"names no region; {offered['allowed-regions'].remediation_steps}", "urn:provider")
 
 

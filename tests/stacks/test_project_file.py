@@ -1,6 +1,6 @@
 """Pulumi.yaml's schema and the settings name the same keys."""
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
 SCHEMA = PROJECT["config"]
 # the name is Pulumi's own
 SETTINGS = {field.name: field for field in fields(Stack) if field.name != "name"}
+SECTIONS = {name: field.type for name, field in SETTINGS.items() if is_dataclass(field.type)}
 
 
 def test_the_schema_and_the_settings_name_the_same_keys():
@@ -23,6 +24,13 @@ def test_the_schema_and_the_settings_name_the_same_keys():
 def test_every_key_has_a_type_and_a_description(key):
     assert SCHEMA[key]["type"] in {"string", "boolean", "object", "array"}
     assert len(SCHEMA[key]["description"]) > 20
+
+
+@pytest.mark.parametrize("key", sorted(key for key in SECTIONS if SCHEMA[key]["type"] == "object"))
+def test_a_description_names_every_key_of_its_section(key):
+    missing = [field.name for field in fields(SECTIONS[key]) if field.name not in SCHEMA[key]["description"]]
+
+    assert missing == []
 
 
 @pytest.mark.parametrize("stack", stack_files.names())

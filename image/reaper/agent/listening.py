@@ -311,7 +311,7 @@ class NoticeListener:
                 return None
             case Act.REFUSE:
                 why = view.seen.why if view.seen else ""
-                self._refuse(view.talk.refusing or why or "nobody came to terminate it")
+                self._refuse(view.talk.refusing or why or "no sweep terminated it")
             case Act.OPEN:
                 self._open()
             case Act.LOWER:
