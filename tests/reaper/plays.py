@@ -727,6 +727,30 @@ def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]
 
 
 @play
+def an_agent_restarts_after_it_refused(stage: Stage) -> list[str]:
+    """Its mark is still due and its end still decided: what was refused shuts no door again."""
+    stage.world.group("pool", min_size=0)
+    instance = asked(stage, "pool")
+
+    def begin() -> None:
+        instance.begin_behind_the_door()
+        stage.world.pass_seconds(5)
+
+    stage.world.on_call("DetachInstances", begin, number=1)
+    stage.sweep()
+    refused = bool(stage.reasons("refused")) and not instance.door.is_shut
+    instance.leave()
+    stage.world.restart_agent(instance)
+    doors = []
+    for _ in range(60):
+        stage.world.pass_seconds(1)
+        doors.append(instance.door.is_shut)
+    return expect(refused, "it refused nothing: the play is over before it begins") + expect(
+        not any(doors), "its door is shut again, though no sweep ends it"
+    )
+
+
+@play
 def a_job_begins_behind_the_door_while_another_cannot_be_ended(stage: Stage) -> list[str]:
     """One that will not go has its batch tried again in halves; what was said before is too old for them."""
     stage.terms(require_acknowledgement=True)

@@ -96,6 +96,11 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "the_agent_dies_behind_the_shut_door",
         BOTH,
     ),
+    "refusal of the agent before": (
+        lambda: swaps("NoticeListener._ask", "self._exchange().is_refused()", "False"),
+        "an_agent_restarts_after_it_refused",
+        BOTH,
+    ),
     "mark from before a boot": (
         lambda: swaps("NoticeListener.look", "mark > self._booted_at()", "True"),
         "its_user_starts_it_while_the_mark_that_led_to_its_stop_stands",
