@@ -162,15 +162,17 @@ def test_a_denied_read_names_the_object_and_the_permission(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("service", "method", "permission"),
+    ("service", "endpoint", "method", "permission"),
     [
-        ("autoscaling", "update_auto_scaling_group", "autoscaling:UpdateAutoScalingGroup"),
-        ("cloudwatch", "get_metric_data", "cloudwatch:GetMetricData"),
-        ("s3", "list_objects_v2", "s3:ListBucket"),
+        ("autoscaling", None, "update_auto_scaling_group", "autoscaling:UpdateAutoScalingGroup"),
+        ("cloudwatch", None, "get_metric_data", "cloudwatch:GetMetricData"),
+        ("s3", None, "list_objects_v2", "s3:ListBucket"),
+        ("s3", "https://oss-cn-shenzhen.aliyuncs.com", "get_object", "oss:GetObject"),
     ],
 )
-def test_a_permission_is_named_as_policies_spell_it(service, method, permission):
-    client = boto3.client(service, region_name=REGION, aws_access_key_id="x", aws_secret_access_key="x")
+def test_a_permission_is_named_as_policies_spell_it(service, endpoint, method, permission):
+    keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    client = boto3.client(service, region_name=REGION, endpoint_url=endpoint, **keys)
 
     assert permission_of(getattr(client, method)) == permission
 

@@ -163,6 +163,11 @@ def kernel_id(command: Sequence[str]) -> str | None:
     return next((match["id"] for word in files if (match := CONNECTION_FILE.fullmatch(word))), None)
 
 
+def _kernels(table: Mapping[int, Process]) -> list[Process]:
+    """The processes of notebooks' kernels."""
+    return [process for process in table.values() if kernel_id(process.command)]
+
+
 @dataclass(frozen=True)
 class _Used:
     """What a process had used at a moment: CPU time, and bytes through system calls."""
@@ -220,12 +225,10 @@ class ProcessTable:
             SensorError: the table cannot be read.
         """
         table, began_s = self._table(), self._real_s()
-        kernels = [process for process in table.values() if kernel_id(process.command)]
-        notebooks, unknown = self._notebooks.get(partial(self._kernels, kernels, table))
+        notebooks, unknown = self._notebooks.get(partial(self._kernels, _kernels(table), table))
         if self._real_s() - began_s > NEW_TABLE_AFTER_S:
             table = self._table()
-            kernels = [process for process in table.values() if kernel_id(process.command)]
-        uses = self._uses(table.values(), kernels, keep=keep)
+        uses = self._uses(table.values(), _kernels(table), keep=keep)
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
         of_users = self._of_users(table)
         started, older = self._started(table, of_users), _older(table, of_users)
