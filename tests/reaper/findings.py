@@ -150,6 +150,21 @@ FINDINGS = (
     ),
     Finding(
         3,
+        "a word that the network held up for a minute is as fresh as its arrival",
+        (
+            lambda: swaps("aws:AgentCloud.__init__", "_ONCE", "None"),
+            lambda: swaps("alicloud:AgentCloud.store", "True", "False"),
+        ),
+        "test_session: test_a_reply_that_the_network_holds_up_is_given_up_within_seconds",
+    ),
+    Finding(
+        3,
+        "the answer of the last list was half a minute on its way, and the end is called",
+        (lambda: swaps("_Batch._in_use_again", "took <= LAST_LOOK_TAKES", "True"),),
+        "test_handshake: test_a_last_look_whose_answer_was_long_on_its_way_ends_nothing",
+    ),
+    Finding(
+        3,
         "keep says that the instance is kept, and it is terminated",
         (
             lambda: becomes(

@@ -783,6 +783,57 @@ def a_job_begins_behind_the_door_after_the_last_word(stage: Stage) -> list[str]:
 
 
 @play
+def a_word_is_lost_and_a_job_begins_behind_the_door(stage: Stage) -> list[str]:
+    """What is sent anew arrives now, and is about a moment that is long over."""
+    instance = asked(stage)
+    stage.world.shown_after = timedelta(minutes=2)  # no heartbeat tells of the job in time
+    stage.world.pass_minutes(2)
+    lost, arrived = [], []
+
+    def way(key: str) -> timedelta | None:
+        if key.endswith("closed.json"):
+            (arrived if lost else lost).append(stage.world.now)
+            return timedelta(0) if arrived else None
+        return timedelta(0)
+
+    def wait() -> None:
+        for _ in range(1000):
+            if arrived:
+                return
+            stage.world.pass_seconds(0.1)
+            if lost and stage.world.now >= lost[0] + timedelta(seconds=2):
+                instance.begin_behind_the_door()
+
+    stage.world.way = way
+    stage.world.on_call("ListObjectsV2", wait, number=3)  # the first that asks whether its door is shut
+    stage.sweep()
+    return expect(bool(lost), "its word was not lost: the play is over before it begins")
+
+
+@play
+def the_answer_of_the_last_list_is_long_on_its_way(stage: Stage) -> list[str]:
+    """On Alibaba Cloud nothing else holds the call back that follows it."""
+    stage.world.group("pool", min_size=0)
+    instance = asked(stage, "pool")
+    late = []
+
+    def way_back() -> timedelta:
+        if stage.world.calls[-1] != "ListObjectsV2" or late:
+            return timedelta(0)
+        late.append(stage.world.now)
+        stage.world.pass_seconds(2)
+        instance.begin_behind_the_door()
+        return timedelta(seconds=20)
+
+    stage.world.on_call("DetachInstances", lambda: setattr(stage.world, "way_back", way_back), number=1)
+    stage.sweep()
+    return [
+        *expect(bool(late), "no answer was late: the play is over before it begins"),
+        *expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more"),
+    ]
+
+
+@play
 def a_closed_instance_is_not_ended_and_its_agent_dies(stage: Stage) -> list[str]:
     """What it said minutes ago is no answer."""
     instance = asked(stage)

@@ -25,7 +25,7 @@ from tests.reaper.alicloud_world import Actions, Bucket, RecordedNotifier
 from tests.reaper.moto_fleet import policy_json, pool_policy
 from tests.reaper.oracle import Rules
 from tests.reaper.world import World
-from tests.reaper.world_agents import Agent
+from tests.reaper.world_agents import Agent, patience
 from tests.reaper.world_clients import clients
 
 ENVIRON = {
@@ -118,6 +118,7 @@ def sweep_world(
     if any(pool.require_acknowledgement for pool in checked.pools.values()):
         bucket = Bucket(world) if checked.cloud == "alicloud" else clients(world).s3
         world.answering = lambda instance: Agent(world, instance, bucket, checked.cloud)
+        world.patience = cache(lambda: patience(checked.cloud))
     world.rules = {name: promised(pool, unseen) for name, pool in checked.pools.items()}
     cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
     made = SweepOptions(

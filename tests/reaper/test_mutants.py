@@ -87,6 +87,22 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_closed_instance_is_not_ended_and_its_agent_dies",
         BOTH,
     ),
+    "word that is sent once on AWS": (
+        lambda: swaps("aws:AgentCloud.__init__", "_ONCE", "None"),
+        "a_word_is_lost_and_a_job_begins_behind_the_door",
+        ("aws",),
+    ),
+    "word that is sent once on Alibaba Cloud": (
+        lambda: swaps("alicloud:AgentCloud.store", "True", "False"),
+        "a_word_is_lost_and_a_job_begins_behind_the_door",
+        ("alicloud",),
+    ),
+    # on AWS the fence holds here, too
+    "last look that takes long": (
+        lambda: swaps("_Batch._in_use_again", "took <= LAST_LOOK_TAKES", "True"),
+        "the_answer_of_the_last_list_is_long_on_its_way",
+        ("alicloud",),
+    ),
     "half a minute": (
         lambda: swaps(
             "Said.reply",

@@ -8,13 +8,14 @@ import bisect
 import email.utils
 import itertools
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
 
 from image.reaper.aws.instances import TAG_GROUP
 from image.reaper.metrics import CODE_HUNG
@@ -42,6 +43,10 @@ BEFORE_THE_LAST_LOOK = frozenset(
 )
 # What was given back has no grace; its next mark takes a sweep, and a heartbeat of after that.
 SOONEST_MARK = timedelta(seconds=30)
+LONGEST_ANSWER = timedelta(seconds=30)
+LATE_ANSWER = timedelta(seconds=10)  # what begins in the last ten seconds Alibaba Cloud's window may cost
+LOST = 0.5  # of what is held up
+AT_WORK = frozenset({"alive", "blind", "deluded"})  # agents that answer
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
@@ -246,6 +251,91 @@ class Faults:
     back_to_work: float = 0.0
     unmarked: float = 0.0  # an administrator removes an instance's mark while a sweep is at work
     seconds_per_call: float = 0.05
+    words_held_up: float = 0.0  # of what agents write: lost, or on its way for up to the client's limit
+    lists_held_up: float = 0.0  # of the sweep's lists: their answers take up to half a minute
+    jobs_meanwhile: float = 0.0  # of those: in a terminal that was open before a job begins at its instance
+
+
+class AgentDiedError(BaseException):
+    """Its process is gone: nothing of it runs any more."""
+
+
+class HeldUpLook:
+    """One look of an agent, in a thread of its own: while a word is held up it waits, and the world goes on.
+
+    One of both runs at a time, so that a run is the same each time.
+
+    Args:
+        look: everything that the agent does at it.
+
+    Attributes:
+        until: when it goes on.
+        is_over: whether everything is done.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self.until, self.is_over, self._is_given_up = NEVER, False, False
+        self._error: BaseException | None = None
+        self._look, self._turn, self._back = look, threading.Semaphore(0), threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+
+    def go_on(self) -> None:
+        """Go on until it is held up again, or over."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.look = self  # type: ignore[attr-defined] # for ``wait``
+            self._thread.start()
+        else:
+            self._turn.release()
+        self._back.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def give_up(self) -> None:
+        """Its agent died."""
+        self._is_given_up = True
+        if self._thread is not None and not self.is_over:
+            self.go_on()
+
+    @staticmethod
+    def is_held_up() -> bool:
+        """Whether this is a look whose words are held up."""
+        return hasattr(threading.current_thread(), "look")
+
+    @staticmethod
+    def wait(until: datetime) -> None:
+        """Let the world go on, in such a thread."""
+        self = threading.current_thread().look  # type: ignore[attr-defined] # as ``go_on`` made it
+        self.until = until
+        self._back.release()
+        self._turn.acquire()
+        if self._is_given_up:
+            raise AgentDiedError
+
+    def _run(self) -> None:
+        try:
+            self._look()
+        except AgentDiedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised where the look goes on
+            self._error = error
+        self.is_over = True
+        self._back.release()
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client tries to write one object.
+
+    Attributes:
+        attempts: how often.
+        given_up_after: a connection without an answer.
+        at_most: an attempt takes, with the time until it is connected.
+    """
+
+    attempts: int = 1
+    given_up_after: timedelta = timedelta(seconds=5)
+    at_most: timedelta = timedelta(seconds=10)
 
 
 class World:
@@ -268,6 +358,9 @@ class World:
         answering: makes the agent of an instance, where its policy asks for answers.
         agents: id of an instance that was asked -> its agent.
         unfit_at_start: whether what is started from now on fails its boot check.
+        patience: of the agents' clients.
+        way: of one attempt of theirs, by its key: how long it is on its way; None where it is lost.
+        way_back: how long the answer of one of the sweep's lists is on its way.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -296,6 +389,10 @@ class World:
         self.calls: list[str] = []
         self._surprises: dict[str, tuple[int, Callable[[], object]]] = {}
         self._agents_act = False
+        self._held_up: dict[str, HeldUpLook] = {}
+        self.patience: Callable[[], Patience] = Patience
+        self.way: Callable[[str], timedelta | None] | None = None
+        self.way_back: Callable[[], timedelta] | None = None
         self._random = random.Random(seed)
         self._numbers = itertools.count(1)
 
@@ -365,7 +462,10 @@ class World:
             minute = self.now.replace(second=0, microsecond=0) + MINUTE
             asked = self._asked()
             look = self._next_look(asked)
-            self.now = min(minute, end, look)
+            self.now = min(minute, end, look, *(held_up.until for held_up in self._held_up.values()))
+            for key, held_up in list(self._held_up.items()):
+                if held_up.until <= self.now:
+                    self._go_on(self.instances[key], held_up)
             for instance in asked if self.now == look else ():
                 self._answer(instance)
             for instance in self.instances.values() if self.now == minute else ():
@@ -383,7 +483,7 @@ class World:
         ]
         known = [self.instances[key] for key in self.agents]
         asked = {instance.id: instance for instance in (*due, *known) if instance.state == "running"}
-        return [call for call in asked.values() if call.agent in {"alive", "blind", "deluded"}]
+        return [call for call in asked.values() if call.agent in AT_WORK and call.id not in self._held_up]
 
     def _is_due(self, instance: SimulatedInstance) -> bool:
         mark = instance.tags.get(TAG_REAP_AFTER)
@@ -401,11 +501,36 @@ class World:
         assert self.answering is not None
         agent = self.agents.get(instance.id) or self.answering(instance)
         self.agents[instance.id] = agent
+        words_held_up = self.faults.words_held_up
+        if self.way is not None or (words_held_up and self.chance(words_held_up)):
+            self._go_on(instance, HeldUpLook(agent.act))
+            return
         self._agents_act = True
         try:
             agent.act()
         finally:
             self._agents_act = False
+        self._forget_idle(instance)
+
+    def _go_on(self, instance: SimulatedInstance, look: "HeldUpLook") -> None:
+        """One look of an agent, until a word of it is held up; with its agent what is on its way is lost."""
+        self._held_up.pop(instance.id, None)
+        if instance.agent not in AT_WORK or instance.state != "running":
+            look.give_up()
+            return
+        self._agents_act = True
+        try:
+            look.go_on()
+        finally:
+            self._agents_act = False
+        if look.is_over:
+            self._forget_idle(instance)
+        else:
+            self._held_up[instance.id] = look
+
+    def _forget_idle(self, instance: SimulatedInstance) -> None:
+        """Forget an agent that nobody asks."""
+        agent = self.agents[instance.id]
         tagged = instance.tags.keys() & {TAG_REAP_AFTER, TAG_WITHDRAWN}
         if not tagged and agent.notice_listener.talk.mark is None and not instance.door.is_shut:
             del self.agents[instance.id]
@@ -432,14 +557,49 @@ class World:
 
     def restart_agent(self, instance: SimulatedInstance) -> None:
         """A fresh agent knows of nothing before its start."""
-        self.agents.pop(instance.id, None)
+        self._stop_agent(instance)
         instance.senses = None
         if instance.door.is_shut and self.answering is not None:
             self.agents[instance.id] = self.answering(instance)
         instance.agent = "alive"
         instance.seen_active_at = self.now
 
+    def _stop_agent(self, instance: SimulatedInstance) -> None:
+        self.agents.pop(instance.id, None)
+        if look := self._held_up.pop(instance.id, None):
+            look.give_up()
+
     # what every call goes through
+
+    def send(self, instance: SimulatedInstance, key: str) -> None:
+        """A write of an agent until it arrives. Raises what boto3 does where none of its attempts did."""
+        if not HeldUpLook.is_held_up():
+            return
+        patience = self.patience()
+        for _ in range(patience.attempts):
+            took = self.way(key) if self.way else self._way(patience.at_most)
+            if self.way is None and self.chance(self.faults.jobs_meanwhile):
+                instance.begin_behind_the_door()
+            HeldUpLook.wait(self.now + (patience.given_up_after if took is None else took))
+            if took is not None:
+                return
+        raise ReadTimeoutError(endpoint_url=key)
+
+    def _way(self, at_most: timedelta) -> timedelta | None:
+        return None if self.chance(LOST) else at_most * self._random.random()
+
+    def arrive(self) -> None:
+        """The answer of one of the sweep's lists, once it is read, on its way back."""
+        if self.way_back is not None:
+            self._pass(self.way_back())
+        elif self.faults.lists_held_up and self.chance(self.faults.lists_held_up):
+            takes, begins = LONGEST_ANSWER * self._random.random(), self._random.random()
+            self._pass(takes * begins)
+            for instance in self.instances.values():
+                late = takes * (1 - begins) > LATE_ANSWER
+                if late and instance.state == "running" and self.chance(self.faults.jobs_meanwhile):
+                    instance.begin_behind_the_door()
+            self._pass(takes * (1 - begins))
 
     def answer(self, operation: str, content: dict[str, Any]) -> dict[str, Any]:
         """Wrap an answer as boto3 does."""
@@ -515,7 +675,7 @@ class World:
             self.wrongs += [f"{instance.id} was {how} at {self.now}: {wrong}" for wrong in wrongs]
         instance.leave()
         instance.line.given_back.close(self.now)
-        self.agents.pop(instance.id, None)
+        self._stop_agent(instance)
         instance.state = how
         instance.stopped_at = self.now
         (instance.line.stopped.open if how == "stopped" else instance.line.stopped.close)(self.now)

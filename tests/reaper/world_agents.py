@@ -5,11 +5,17 @@ it: the sensors' reading, which shows what the timeline says of this moment; the
 """
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from image.instance import instance_file
 from image.instance.errors import CloudError
+from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.answers import Seen, seen
 from image.reaper.agent.habits import Accustomed
 from image.reaper.agent.judge import Limits
@@ -23,10 +29,41 @@ from image.reaper.handshake import Exchange
 from image.reaper.model import TAG_WITHDRAWN
 from image.reaper.store import Store
 from image.reaper.times import format_time
+from tests.reaper.alicloud_server import ENVIRON
+from tests.reaper.instance_toml import INSTANCE_TOML
+from tests.reaper.world import Patience
 
 LEDGER = "s3://records/reaper"
 # An agent on Alibaba Cloud asks for its tags so often; on AWS the metadata service has them at once.
 TAGS_EVERY = timedelta(minutes=2)
+BOTO3S_OWN_ATTEMPTS = 5  # of its retry mode "legacy"
+
+
+def patience(cloud: str) -> Patience:
+    """Of the client by which the agents of a cloud write their words."""
+    made = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    content = INSTANCE_TOML.replace('cloud = "aws"', f'cloud = "{cloud}"')
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file, patch.dict(os.environ, ENVIRON | made):
+        file.write(content)
+        file.flush()
+        config = agent_cloud.connect(instance_file.load(Path(file.name)), None).store()._s3.meta.config
+    attempts = (config.retries or {}).get("total_max_attempts", BOTO3S_OWN_ATTEMPTS)
+    connected, answered = timedelta(seconds=config.connect_timeout), timedelta(seconds=config.read_timeout)
+    return Patience(attempts, answered, connected + answered)
+
+
+class _Sending:
+    """A bucket that an agent reaches over a network which holds up what it writes."""
+
+    def __init__(self, world: Any, instance: Any, bucket: Any) -> None:
+        self._world, self._instance, self._bucket = world, instance, bucket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    def put_object(self, **arguments: Any) -> Any:
+        self._world.send(self._instance, arguments["Key"])
+        return self._bucket.put_object(**arguments)
 
 
 class Agent:
@@ -44,7 +81,8 @@ class Agent:
         self._tags: dict[str, str] = dict(instance.tags)
         self._tags_at = world.now
         calls = Calls(lambda: world.now)
-        self._store = (OssStore if cloud == "alicloud" else Store)(bucket, calls, LEDGER)
+        sending = _Sending(world, instance, bucket)
+        self._store = (OssStore if cloud == "alicloud" else Store)(sending, calls, LEDGER)
         self._who = f"dev.{instance.id}" if cloud == "alicloud" else f"AROAMADEUP:{instance.id}"
         answers = Answers(
             drain=_never,

@@ -283,9 +283,11 @@ class _S3(_Client):
         ]
         cut = start + size < len(keys)
         more = {"NextContinuationToken": str(start + size)} if cut else {}
-        return world.answer(
+        answer = world.answer(
             "ListObjectsV2", {"Contents": found, "KeyCount": len(found), "IsTruncated": cut} | more
         )
+        world.arrive()
+        return answer
 
 
 def _matches(instance: SimulatedInstance, part: dict[str, Any]) -> bool:
