@@ -49,8 +49,8 @@ def bucket_client(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             retries={"mode": "standard", "total_max_attempts": 1 if once else 8},
-            connect_timeout=5,
-            read_timeout=5 if once else 30,
+            connect_timeout=1 if once else 5,
+            read_timeout=3 if once else 30,
             s3={"addressing_style": "virtual" if ours else "path"},
         ),
     )

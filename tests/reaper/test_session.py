@@ -87,4 +87,4 @@ def test_a_reply_that_the_network_holds_up_is_given_up_within_seconds(cloud, mon
     with pytest.raises(CloudError, match="Read timeout"):
         Exchange(store, "caller:i-1", NOON).say(Reply.CLOSED)
 
-    assert [seconds <= 10 for seconds in sent] == [True]
+    assert [seconds <= 4 for seconds in sent] == [True]

@@ -62,7 +62,7 @@ class Hook:
 # It gives up before the agent misses many looks.
 _LIMITS = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2})
 # A reply is as fresh as the look before it: one that is held up is given up, and the next look says it anew.
-_ONCE = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 1})
+_ONCE = Config(connect_timeout=1, read_timeout=3, retries={"mode": "standard", "total_max_attempts": 1})
 
 
 class AgentCloud:
