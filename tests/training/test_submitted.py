@@ -3,7 +3,9 @@
 import hashlib
 import io
 import json
+import os
 import signal
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -224,7 +226,56 @@ def test_a_command_takes_the_files_it_names_and_says_how_it_is_run(here):
     }
 
 
+def test_a_program_that_could_be_started_here_can_be_started_there(here, tmp_path):
+    (here / "train.sh").write_text("#!/bin/sh\nexit 7\n")
+    (here / "train.sh").chmod(0o700)
+    assert packed(here, "--", "./train.sh", "train.py").exit_code == 0
+    content = (tmp_path / "out.zip").read_bytes()
+
+    unpack(Bucket(files__zip=content), job_with(content), tmp_path / "run")
+
+    assert subprocess.run(["./train.sh"], cwd=tmp_path / "run", check=False).returncode == 7
+    assert not os.access(tmp_path / "run/train.py", os.X_OK)
+
+
+def files_of(said):
+    assert said.exit_code == 0, said.output
+    return json.loads(said.output)["files"]
+
+
+def test_links_of_an_included_folder_travel_as_what_they_lead_to(here):
+    (here / "data/linked").symlink_to(here / "other")
+    (here / "other").mkdir()
+    (here / "other/b").write_text("c")
+    (here / "other/itself").symlink_to(here / "other")
+
+    assert files_of(packed(here, "--include", "data", "--", "ls")) == ["data/a", "data/linked/b"]
+
+
+def test_a_file_that_a_command_names_by_a_link_travels_under_that_name(here):
+    (here / "newest.py").symlink_to("train.py")
+
+    assert files_of(packed(here, "--", "python", "./newest.py")) == ["newest.py"]
+
+
+@pytest.mark.parametrize("written", ["../mine/data", "data/../data", "../link/data", "{here}/data"])
+def test_what_is_included_has_its_place_below_here_however_it_is_written(here, written):
+    (here.parent / "link").symlink_to(here)
+
+    assert files_of(packed(here, "--include", written.format(here=here), "--", "ls")) == ["data/a"]
+
+
+def test_a_name_that_no_archive_can_hold_is_named(here):
+    (here / "data" / os.fsdecode(b"\xff")).write_text("c")
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert said.exit_code == 65
+    assert "'data/\\udcff': its name is not UTF-8" in said.output
+
+
 REFUSED = {
+    "a file by a way around": (("--", "cat", "../mine/train.py"), "must be below"),
     "a folder that stays here": (("--", "python", "train.py", "data"), "'data' of COMMAND: instances do not"),
     "a file above": (("--", "cat", "../secret.txt"), "'../secret.txt' of COMMAND: must be below"),
     "checkpoints above": (("--checkpoints", "../x", "--", "ls"), "--checkpoints = '../x': must be below"),

@@ -2,8 +2,9 @@
 
 import io
 import json
+import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +19,7 @@ LIMIT_BYTES = 256 << 20
 BUCKETS = ("s3://", "oss://")
 CONFIG, SCRIPTS = ".toml", (".py", ".sh")
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
-READABLE = 0o644 << 16
+READABLE, STARTABLE = 0o644 << 16, 0o755 << 16  # as ZipInfo.external_attr has modes
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ def pack(
 ) -> None:
     """Write what a run reads of this computer into an archive; print what it is.
 
-    Of CONFIG, a .toml: itself, your own code that it imports, and what is included. Of COMMAND: files that it
-    names, and what is included. Refuses what an instance could not read.
+    Of CONFIG, a .toml: itself, your own code that it imports, and what is included, such as files that your
+    code reads and modules that it imports inside a function. Of COMMAND: files that it names, and what is
+    included. Refuses what an instance could not read.
     """
     included = dict(_included(include))
     if PurePosixPath(words[0]).suffix == CONFIG:
@@ -77,7 +79,7 @@ def pack(
         parcel = of_command(words, checkpoints, included)
     _check_size(parcel.contents)
     try:
-        out.write_bytes(archive(parcel.contents))
+        out.write_bytes(archive(parcel.contents, _startable(parcel.contents)))
     except OSError as error:
         raise ConfigError(f"--out = {str(out)!r}: cannot be written: {error.strerror}") from error
     said = {"arguments": parcel.arguments, "directory": parcel.directory, "title": parcel.title}
@@ -113,10 +115,10 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
         path = here / word
         if not word or PurePosixPath(word).is_absolute() or not path.exists():
             continue
-        if not path.resolve().is_relative_to(here):
-            problems.append(f"{word!r} of COMMAND: must be below {here}")
+        if ".." in path.parts or not path.resolve().is_relative_to(here):
+            problems.append(f"{word!r} of COMMAND: must be below {here}, and written without ..")
         elif path.is_file():
-            contents[path.resolve().relative_to(here).as_posix()] = path.read_bytes()
+            contents[PurePosixPath(word).as_posix()] = _content(path)
         elif not _travels(word, included):
             problems.append(_not_there(f"{word!r} of COMMAND", word))
     _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
@@ -126,16 +128,21 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
     return Parcel(("run", *kept, "--", *words), checkpoints, checkpoints or title, contents)
 
 
-def archive(contents: dict[str, bytes]) -> bytes:
-    """A zip of these files; equal files give equal bytes."""
+def archive(contents: dict[str, bytes], startable: Collection[str] = ()) -> bytes:
+    """A zip of these files, `startable` ones with leave to execute them; equal files give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, ZIP_EPOCH)
-            entry.external_attr = READABLE
+            entry.external_attr = STARTABLE if name in startable else READABLE
             entry.compress_type = zipfile.ZIP_DEFLATED
             file.writestr(entry, contents[name])
     return packed.getvalue()
+
+
+def _startable(names: Collection[str]) -> set[str]:
+    """Those that have leave to be executed here, and so on the instance."""
+    return {name for name in names if os.access(name, os.X_OK)}
 
 
 def _included(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -145,10 +152,39 @@ def _included(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         path = here / text
         if not path.exists() or not path.resolve().is_relative_to(here):
             raise ConfigError(f"--include = {text!r}: must be a file or folder below {here}")
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        if ".." in path.parts or not path.is_relative_to(here):
+            path = path.resolve()
+        files = list(_files(path))
         if sum(file.stat().st_size for file in files) > LIMIT_BYTES:
             raise ConfigError(f"--include = {text!r}: {_too_large()}")
-        yield from ((file.relative_to(here).as_posix(), file.read_bytes()) for file in files)
+        yield from ((_name(file.relative_to(here)), _content(file)) for file in files)
+
+
+def _files(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """All files of a folder, those that links lead to too, but of no folder within itself."""
+    real = path.resolve()
+    if path.is_file():
+        yield path
+    elif path.is_dir() and real not in above:
+        for entry in sorted(path.iterdir()):
+            yield from _files(entry, above | {real})
+
+
+def _name(file: Path) -> str:
+    """As an archive has it, in which names are UTF-8; raises ConfigError."""
+    name = file.as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name!r}: its name is not UTF-8, as an archive needs it") from error
+    return name
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r}: cannot be read: {error.strerror}") from error
 
 
 def _unreadable(settings: config.Config, included: dict[str, bytes]) -> Iterator[str]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -127,10 +127,19 @@ def unpack(jobs: ObjectStore, job: Job, folder: Path) -> None:
             if sum(entry.file_size for entry in packed.infolist()) > LARGEST_BYTES:
                 raise CommandError(f"{jobs.uri}/files.zip: more than {LARGEST_BYTES:,} bytes unpacked")
             packed.extractall(folder)
+            _let_start(folder, packed.infolist())
     except (zipfile.BadZipFile, OSError) as error:
         raise CommandError(f"{jobs.uri}/files.zip: cannot be unpacked: {error}") from error
     finally:
         file.unlink(missing_ok=True)
+
+
+def _let_start(folder: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
+    """Gives files the leave to be executed that they had; zipfile itself does not."""
+    for entry in entries:
+        if entry.external_attr >> 16 & 0o100:
+            file = folder / entry.filename
+            file.chmod(file.stat().st_mode | 0o111)
 
 
 def _sha256(file: Path) -> str:
