@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from gpu_fleet import Run, library, outcome
+from gpu_fleet import Run, library, outcome, run_identity
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
@@ -124,6 +125,37 @@ def test_a_key_that_is_new_or_gone_is_another_configuration(
     small(tmp_path, 2, config=now, allow=[row.split(maxsplit=1)[0]])
 
     assert (end.value.code, row in capsys.readouterr().err) == (65, True)
+
+
+def rank_with_its_number_in_config(directory: str, steps: int) -> int:
+    """A run on this rank, such as of `config=vars(arguments)`; its exit status."""
+    dist.init_process_group("gloo")
+    try:
+        small(Path(directory), steps, config={"rank": dist.get_rank()})
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_configuration_that_names_its_rank_goes_on_on_all_ranks(tmp_path: Path) -> None:
+    assert run_ranks(rank_with_its_number_in_config, 2, str(tmp_path), 2) == [0, 0]
+
+    assert run_ranks(rank_with_its_number_in_config, 2, str(tmp_path), 4) == [0, 0]
+
+    assert (result(tmp_path)["resumed_from_step"], result(tmp_path)["step"]) == (2, 4)
+
+
+def test_a_value_of_a_configuration_is_written_the_same_in_every_process() -> None:
+    """A set has another order in each, and a function or an object another address."""
+    values = {"set": {"b", "c", "a"}, "function": points, "objects": [object()]}
+
+    written = dict(run_identity.flattened({"run": values}))
+
+    assert written == {
+        "run.set": '["a", "b", "c"]',
+        "run.function": '"<function points>"',
+        "run.objects": '["<object object>"]',
+    }
 
 
 @pytest.mark.parametrize(

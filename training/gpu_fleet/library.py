@@ -80,6 +80,7 @@ class Run:
         Args:
             directory: where the run has its files; another run needs another one.
             config: what decides the result, such as the learning rate; a run with another is not resumed.
+                That of rank 0 counts.
             uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, and none elsewhere.
             every_steps: steps between two checkpoints; 0: by time alone.
             every_s: seconds between two checkpoints; 0: none by time.
@@ -116,7 +117,8 @@ class Run:
         return self
 
     def _open(self) -> None:
-        self._identity = self._identity_now()
+        # rank 0's counts: what the checkpoints carry; that of others may name their rank or device
+        self._identity = self._where.on_first(self._identity_now)
         self._root = self.directory / FOLDER
         uri = place_of_checkpoints(self._uri, "", self.directory)
         self._store = self._where.together(lambda: CheckpointStore(uri)) if uri else None

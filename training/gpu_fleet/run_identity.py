@@ -6,6 +6,7 @@ data differ from it.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -50,6 +51,7 @@ LENGTH = ("run.epochs", "run.steps")
 # What a trainer did that saved no such key, with an own loss: each micro-batch weighed by its samples.
 EMPTY = json.dumps("")
 BEFORE_MEAN_OVER = {"loss.mean_over": json.dumps("samples")}
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function or an object, as Python shows it
 LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second on a slow file system
 
 
@@ -80,7 +82,14 @@ def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(`section.key`, value as JSON) of a nested table."""
     for section, keys in table.items():
         for key, value in keys.items():
-            yield f"{section}.{key}", json.dumps(value, sort_keys=True, default=str)
+            yield f"{section}.{key}", json.dumps(value, sort_keys=True, default=_text)
+
+
+def _text(value: Any) -> Any:
+    """What is the same in every process of a value that JSON does not know."""
+    if isinstance(value, set | frozenset):
+        return sorted(str(_text(item)) for item in value)
+    return ADDRESS.sub("", str(value))
 
 
 def fingerprint(dataset: Dataset | OwnData, looked_at: int = LOOKED_AT) -> str:
