@@ -137,7 +137,7 @@ def rank_with_its_number_in_config(directory: str, steps: int) -> int:
     return 0
 
 
-def test_a_configuration_that_names_its_rank_goes_on_on_all_ranks(tmp_path: Path) -> None:
+def test_a_configuration_that_names_its_rank_resumes_on_all_ranks(tmp_path: Path) -> None:
     assert run_ranks(rank_with_its_number_in_config, 2, str(tmp_path), 2) == [0, 0]
 
     assert run_ranks(rank_with_its_number_in_config, 2, str(tmp_path), 4) == [0, 0]
