@@ -708,8 +708,8 @@ def a_job_comes_as_the_end_is_called(stage: Stage) -> list[str]:
     return expect(instance.state == "terminated", "it was not terminated")
 
 
-@play
-def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]:
+def begun_before_the_last_word(stage: Stage) -> SimulatedInstance:
+    """A member of a group whose job begins behind its shut door as the sweep detaches it."""
     stage.world.group("pool", min_size=0)
     instance = asked(stage, "pool")
 
@@ -719,6 +719,12 @@ def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]
 
     stage.world.on_call("DetachInstances", begin, number=1)
     stage.sweep()
+    return instance
+
+
+@play
+def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]:
+    instance = begun_before_the_last_word(stage)
     return [
         *expect(instance.id in stage.world.groups["pool"]["members"], "it is not in its group any more"),
         *expect(not instance.door.is_shut, "its door stays shut, though nobody ends it"),
@@ -729,15 +735,7 @@ def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]
 @play
 def an_agent_restarts_after_it_refused(stage: Stage) -> list[str]:
     """Its mark is still due and its end still decided: what was refused shuts no door again."""
-    stage.world.group("pool", min_size=0)
-    instance = asked(stage, "pool")
-
-    def begin() -> None:
-        instance.begin_behind_the_door()
-        stage.world.pass_seconds(5)
-
-    stage.world.on_call("DetachInstances", begin, number=1)
-    stage.sweep()
+    instance = begun_before_the_last_word(stage)
     refused = bool(stage.reasons("refused")) and not instance.door.is_shut
     instance.leave()
     stage.world.restart_agent(instance)
