@@ -115,10 +115,7 @@ class AgentCloud:
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
         """Tag this instance with their names, which the sweep reads as it lists the fleet."""
-        limits = Config(
-            connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
-        )
-        ec2 = boto3.client("ec2", region_name=self._instance.region, config=limits)
+        ec2 = boto3.client("ec2", region_name=self._instance.region, config=_LIMITS)
         tag = {"Key": TAG_USERS, "Value": " ".join(str(user) for user in users)}
         Calls(lambda: datetime.now(UTC)).change(ec2.create_tags, Resources=[instance_id], Tags=[tag])
 
