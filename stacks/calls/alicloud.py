@@ -3,7 +3,8 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 # the SDK does not say its types
@@ -100,6 +101,26 @@ class Alicloud:
             # not its own words: they hold the key's id and the signature
             raise CannotCheckError(f"{action}: {host} gave no answer") from error
         return answer
+
+    def numbered(
+        self, product: str, action: str, *keys: str, size: int, **parameters: str
+    ) -> Iterator[dict[str, Any]]:
+        """The entries of a list that goes by numbers of pages, all of them, as ``listed`` gives them.
+
+        Args:
+            size: entries of a page; each list has a largest one.
+
+        Raises:
+            CannotCheckError: as of ``ask``.
+        """
+        seen = 0
+        for number in count(1):
+            page = self.ask(product, action, **parameters, PageNumber=str(number), PageSize=str(size))
+            entries = listed(page, *keys)
+            yield from entries
+            seen += len(entries)
+            if not entries or seen >= int(page["TotalCount"]):
+                return
 
     def _client(self) -> Any:
         """The client of the present credentials, kept: to make one takes the SDK more than a call."""

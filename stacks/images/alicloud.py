@@ -44,16 +44,17 @@ class AlicloudBuilds:
 
     def made(self) -> list[Build]:
         """Images by their names, since a pipeline goes with its payload and takes its builds along."""
-        prefix, images, page = image_files.built_name(self._stack), [], 1
-        while True:
-            answer = self._ask(
-                "DescribeImages", ImageOwnerAlias="self", PageSize=str(PAGE_SIZE), PageNumber=str(page)
-            )
-            entries = listed(answer, "Images", "Image")
-            images += [image for image in entries if image["ImageName"].startswith(prefix)]
-            if len(entries) < PAGE_SIZE:
-                break
-            page += 1
+        prefix = image_files.built_name(self._stack)
+        own = self._alicloud.numbered(
+            "ecs",
+            "DescribeImages",
+            "Images",
+            "Image",
+            size=PAGE_SIZE,
+            RegionId=self._stack.region,
+            ImageOwnerAlias="self",
+        )
+        images = [image for image in own if image["ImageName"].startswith(prefix)]
         done = [
             Build(image["ImageId"], BuildState.DONE, "", image["ImageId"], image["CreationTime"])
             for image in images

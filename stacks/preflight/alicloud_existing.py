@@ -95,20 +95,15 @@ def _translates(stack: Stack, cloud: Alicloud, gateway_id: str, vswitch: dict[st
 
 
 def _snat_entries(stack: Stack, cloud: Alicloud, gateway_id: str) -> Iterator[dict[str, Any]]:
-    number = 0
-    while True:
-        number += 1
-        answer = cloud.ask(
-            "vpc",
-            "DescribeSnatTableEntries",
-            RegionId=stack.region,
-            NatGatewayId=gateway_id,
-            PageSize=str(PAGE),
-            PageNumber=str(number),
-        )
-        yield from listed(answer, "SnatTableEntries", "SnatTableEntry")
-        if number * PAGE >= int(answer["TotalCount"]):
-            return
+    return cloud.numbered(
+        "vpc",
+        "DescribeSnatTableEntries",
+        "SnatTableEntries",
+        "SnatTableEntry",
+        size=PAGE,
+        RegionId=stack.region,
+        NatGatewayId=gateway_id,
+    )
 
 
 def _remedy(zone: str) -> str:

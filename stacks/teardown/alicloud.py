@@ -97,21 +97,14 @@ class AlicloudStack:
 
     def _members(self, group: str) -> Iterator[dict[str, Any]]:
         """The instances of a group, protected or not."""
-        seen, number = 0, 1
-        while True:
-            page = self._cloud.ask(
-                "ess",
-                "DescribeScalingInstances",
-                RegionId=self._stack.region,
-                ScalingGroupId=group,
-                PageNumber=str(number),
-                PageSize=str(MEMBERS_PAGE),
-            )
-            rows = page["ScalingInstances"]
-            yield from rows
-            seen, number = seen + len(rows), number + 1
-            if not rows or seen >= int(page["TotalCount"]):
-                return
+        return self._cloud.numbered(
+            "ess",
+            "DescribeScalingInstances",
+            "ScalingInstances",
+            size=MEMBERS_PAGE,
+            RegionId=self._stack.region,
+            ScalingGroupId=group,
+        )
 
     def _tokens(self, action: str, *keys: str, **chosen: str) -> Iterator[dict[str, Any]]:
         """Every page of a list of ECS."""
@@ -147,21 +140,15 @@ class AlicloudStack:
 
     def _images(self) -> Iterator[dict[str, Any]]:
         """The account's own images; this list goes by numbers."""
-        seen, number = 0, 1
-        while True:
-            page = self._cloud.ask(
-                "ecs",
-                "DescribeImages",
-                RegionId=self._stack.region,
-                ImageOwnerAlias="self",
-                PageNumber=str(number),
-                PageSize=str(PAGE),
-            )
-            rows = listed(page, "Images", "Image")
-            yield from rows
-            seen, number = seen + len(rows), number + 1
-            if not rows or seen >= int(page["TotalCount"]):
-                return
+        return self._cloud.numbered(
+            "ecs",
+            "DescribeImages",
+            "Images",
+            "Image",
+            size=PAGE,
+            RegionId=self._stack.region,
+            ImageOwnerAlias="self",
+        )
 
     def drain(self, group: StateResource) -> None:
         """Size zero, and no instance protected any more: the group then ends each of them by its hook.

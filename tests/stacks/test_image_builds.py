@@ -436,7 +436,8 @@ def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
         for number, (image_id, name) in enumerate(names.items())
     ]
     account.answers["DescribeImages"] = lambda parameters: {
-        "Images": {"Image": images if parameters["PageNumber"] == "1" else []}
+        "Images": {"Image": images if parameters["PageNumber"] == "1" else []},
+        "TotalCount": len(images),
     }
 
     said, _ = run(command.rollback, builds, ALICLOUD)
@@ -460,7 +461,8 @@ def test_on_alibaba_cloud_images_of_every_page_are_known(ecs):
         for page in (1, 2)
     }
     account.answers["DescribeImages"] = lambda parameters: {
-        "Images": {"Image": pages[parameters["PageNumber"]]}
+        "Images": {"Image": pages[parameters["PageNumber"]]},
+        "TotalCount": 102,
     }
 
     assert len(builds.made()) == 102
