@@ -31,7 +31,7 @@ from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.model import Inventory
 from image.reaper.money.budget_check import look
 from image.reaper.money.freeze_rules import FreezeStage
-from image.reaper.policy import Policy
+from image.reaper.policy import Policy, PoolPolicy
 from image.reaper.store import Store
 from image.reaper.times import format_time
 
@@ -248,15 +248,20 @@ def prices(policy: Policy) -> dict[str, Decimal | None]:
     """Pool -> what an hour of an instance with its disks costs at most; None where nobody knows. Pure."""
     if policy.budget is None:
         return {}
-    spot_prices: dict[str, Decimal | None] = {}
+    highest: dict[str, Decimal | None] = {}
     for name, pool in policy.budget.pools.items():
-        settings = policy.pools.get(name)
-        spot = settings is not None and settings.market == "spot"
+        spot = _buys_spot_alone(policy.pools.get(name))
         types = pool.spot if spot else pool.on_demand
         known = [policy.budget.price_of(name, kind, spot=spot) for kind in types]
         hours = [price for price in known if price is not None]
-        spot_prices[name] = max(hours) + pool.disk_per_hour if hours and len(hours) == len(known) else None
-    return spot_prices
+        highest[name] = max(hours) + pool.disk_per_hour if hours and len(hours) == len(known) else None
+    return highest
+
+
+def _buys_spot_alone(pool: PoolPolicy | None) -> bool:
+    if pool is None or pool.market != "spot":
+        return False
+    return pool.capacity is None or not pool.capacity.on_demand_fallback
 
 
 def record_of(decision: PlacementDecision, policy: Policy, now: datetime) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class CapacityPolicy:
         spare: instances that are kept for whoever takes one next.
         together: the instances of one request start in the same group: they stand close together.
         scale_out_alarms: alarms whose ALARM state asks for an instance more.
+        on_demand_fallback: of a spot pool: where no spot instance is to be had, it buys on demand.
     """
 
     groups: tuple[str, ...]
@@ -61,6 +62,7 @@ class CapacityPolicy:
     spare: int = 0
     together: bool = False
     scale_out_alarms: tuple[str, ...] = ()
+    on_demand_fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,7 @@ def _capacity(fields: Fields) -> CapacityPolicy:
         spare=fields.integer("spare", 0, 100_000),
         together=fields.flag("together", default=False),
         scale_out_alarms=fields.words("scale_out_alarms"),
+        on_demand_fallback=fields.flag("on_demand_fallback", default=False),
     )
     fields.refuse_unknown()
     return capacity

@@ -197,8 +197,8 @@ def capacity(pool: Pool) -> dict[str, Any]:
 
     On demand takes zones and types by an order that the provider makes up: it hands both on as sets. A zone
     to come first has a group of its own, such a type a pool. Spot takes the cheapest of several pools,
-    replaces an instance that is called back, and buys on demand where no spot is to be had; its options hold
-    for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
+    replaces an instance that is called back, and where the pool says so buys on demand when no spot is to be
+    had; its options hold for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
     """
     if pool.market is not Market.SPOT:
         return {"multi_az_policy": "PRIORITY"}
@@ -208,7 +208,7 @@ def capacity(pool: Pool) -> dict[str, Any]:
         "on_demand_percentage_above_base_capacity": 0,
         "spot_instance_pools": min(len(pool.types), MOST_SPOT_POOLS),
         "spot_instance_remedy": True,
-        "compensate_with_on_demand": True,
+        "compensate_with_on_demand": pool.on_demand_fallback,
         # it would terminate healthy on-demand instances for cheaper ones
         "capacity_options_spot_auto_replace_on_demand": False,
     }

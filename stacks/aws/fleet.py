@@ -125,7 +125,7 @@ class Fleet(pulumi.ComponentResource):
                 ignore_changes=["desired_capacity", "suspended_processes"],
                 custom_timeouts=pulumi.CustomTimeouts(delete=f"{EMPTYING_S}s"),
             ),
-            **capacity(args.pool, template),
+            **capacity(args.pool, template, plan.market),
         )
         if args.stack.image.managed:  # without an agent nobody would answer, and each end would wait
             aws.autoscaling.LifecycleHook(
@@ -161,17 +161,20 @@ class Fleet(pulumi.ComponentResource):
         ]
 
 
-def capacity(pool: Pool, template: aws.ec2.LaunchTemplate) -> dict[str, Any]:
+def capacity(pool: Pool, template: aws.ec2.LaunchTemplate, market: Market) -> dict[str, Any]:
     """The launch arguments of a group: from a reservation as the template says, else a mix of types.
 
     Spot takes the pools with most room among the cheap (``price-capacity-optimized``,
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html); on demand takes the
     types in the order the settings name them.
+
+    Args:
+        market: the group's own; a spot pool has groups that buy on demand, where it may fall back on them.
     """
     latest = template.latest_version.apply(str)
     if pool.reservation_id is not None:
         return {"launch_template": {"id": template.id, "version": latest}}
-    on_demand = pool.market is Market.ON_DEMAND
+    on_demand = market is Market.ON_DEMAND
     return {
         "mixed_instances_policy": {
             "launch_template": {
@@ -180,7 +183,7 @@ def capacity(pool: Pool, template: aws.ec2.LaunchTemplate) -> dict[str, Any]:
             },
             "instances_distribution": {
                 "on_demand_allocation_strategy": "prioritized",
-                "on_demand_base_capacity": pool.on_demand_base,
+                "on_demand_base_capacity": 0 if on_demand else pool.on_demand_base,
                 "on_demand_percentage_above_base_capacity": 100 if on_demand else 0,
                 "spot_allocation_strategy": "price-capacity-optimized",
             },

@@ -85,21 +85,23 @@ class _Parts:
         months = None
         if each is not None:
             months = {level: each * (many * HOURS_PER_MONTH) for level, many in count.items()}
-        return CostLine(pool.name, CostKind.COMPUTE, f"{market} {', '.join(pool.types)}", months, quotes)
+        bought = f"{market} or on-demand" if falls_back(pool, market) else market
+        return CostLine(pool.name, CostKind.COMPUTE, f"{bought} {', '.join(pool.types)}", months, quotes)
 
     def _instance_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> CostRange | None:
         listed = [quote for quote in quotes if quote.amount is not None]
         if not listed:
             return None
         known = [self._own_currency(quote, quote.amount) for quote in listed if quote.amount is not None]
-        low, high = min(known), max(known)
+        low, dearest = min(known), max(known)
         if market is not Market.SPOT:
-            return CostRange(low, high)
+            return CostRange(low, dearest)
         discount = self.prices.spot_discount
-        high *= ONE - discount.least
+        high = dearest * (ONE - discount.least)
         if pool.spot_price_limit is not None:
             high = min(high, self._own_currency(listed[0], pool.spot_price_limit))
-        return CostRange(min(low * (ONE - discount.most), high), high)
+        least = min(low * (ONE - discount.most), high)
+        return CostRange(least, dearest if falls_back(pool, market) else high)
 
     def _own_currency(self, quote: Quote, amount: Decimal) -> Money:
         """A price in the stack's currency.
@@ -119,6 +121,11 @@ class _Parts:
             f"stack {self.stack.name!r}: budget.currency = {budget.currency!r}: the price of {quote.what} is "
             f"in {quote.currency}; needs budget.cny_per_usd, which relates CNY and USD only"
         )
+
+
+def falls_back(pool: Pool, market: Market) -> bool:
+    """Whether on-demand instances are bought where this market has none."""
+    return pool.on_demand_fallback and market is Market.SPOT
 
 
 def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:

@@ -72,7 +72,9 @@ def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str
 
 
 def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
-    single = replace(pool, types=(name,), market=market, size=ONE_INSTANCE, on_demand_base=0)
+    single = replace(
+        pool, types=(name,), market=market, size=ONE_INSTANCE, on_demand_base=0, on_demand_fallback=False
+    )
     return estimate(replace(stack, pools=(single,)))
 
 

@@ -174,6 +174,7 @@ def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
     """How the mover grows a pool. Without an agent nobody would see whether an instance came up."""
     return {
         "groups": [plan.label for plan in group_plans(stack, pool)],
+        **({"on_demand_fallback": True} if pool.on_demand_fallback else {}),
         "max_size": pool.size.max,
         "spare": pool.spare,
         "together": pool.efa or pool.erdma,

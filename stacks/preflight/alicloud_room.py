@@ -89,7 +89,7 @@ def _spot(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
     calm = any(rate != OFTEN_INTERRUPTED for rate in rates.values())
     if calm:
         return Finding(subject, Rating.FINE, says)
-    return Finding(subject, Rating.NOTE, says, "name more pools.types, or an on_demand_base")
+    return Finding(subject, Rating.NOTE, says, "name more pools.types, or on_demand_fallback: true")
 
 
 def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:

@@ -90,7 +90,7 @@ def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
     says = f"{many} instances at once: placement score {best} of 10"
     if best > SCARCE_SPOT_SCORE:
         return Finding(subject, Rating.FINE, says)
-    return Finding(subject, Rating.NOTE, says, "name more pools.types or zones, or an on_demand_base")
+    return Finding(subject, Rating.NOTE, says, "name more pools.types or zones, or on_demand_fallback: true")
 
 
 def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:

@@ -53,6 +53,8 @@ def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:
         certain = on_demand_instances(stack, pool)[Level.MAX]
         yield Market.ON_DEMAND, certain
         yield Market.SPOT, most - certain
+        if pool.on_demand_fallback:
+            yield Market.ON_DEMAND, most - certain
     else:
         yield pool.market, most
 

@@ -76,6 +76,11 @@ def _base_of_spot(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.on_demand_base", pool.on_demand_base, "only for market spot")
 
 
+def _fallback_of_spot(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.on_demand_fallback and pool.market is not Market.SPOT:
+        yield Problem(f"{key}.on_demand_fallback", True, "only for market spot")
+
+
 def _base_within_size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     if pool.on_demand_base > pool.size.max:
         yield Problem(f"{key}.on_demand_base", pool.on_demand_base, f"must not pass size.max {pool.size.max}")
@@ -182,6 +187,15 @@ def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
     *(_each_type_once, _known, _of_cloud, _size, _spare, _reservation, _reserved_type),
-    *(_base_of_spot, _base_within_size, _adapters_of_cloud, _efa, _erdma, _type_of_efa, _zone_of_efa),
+    *(
+        _base_of_spot,
+        _fallback_of_spot,
+        _base_within_size,
+        _adapters_of_cloud,
+        _efa,
+        _erdma,
+        _type_of_efa,
+        _zone_of_efa,
+    ),
     *(_mig, _zones, _zone_of_block, _volume, _too_old, _stop_of_market, _stop_with_disks, _command),
 )

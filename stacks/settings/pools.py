@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from stacks import naming
-from stacks.settings.schema import Grouping, Pool, Size, Stack
+from stacks.catalog import Cloud
+from stacks.settings.schema import Grouping, Market, Pool, Size, Stack
 
 CPU_OUT_PERCENT = 80
 CPU_IN_PERCENT = 30
@@ -24,24 +25,42 @@ class GroupPlan:
         size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
             desired size; the others start empty and are where the pool goes when the first zone has no room.
         first: whether it is the pool's first.
+        market: how it buys.
     """
 
     label: str
     zones: tuple[str, ...]
     size: Size
     first: bool = True
+    market: Market = Market.ON_DEMAND
 
 
 def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
-    """The scaling groups of a pool."""
+    """The scaling groups of a pool, in the order in which instances are tried to be started in them."""
+    usual = _usual_plans(stack, pool)
+    if not (pool.on_demand_fallback and stack.cloud is Cloud.AWS):
+        return usual  # a group of Alibaba Cloud buys on demand by itself where it finds no spot instance
+    return usual + tuple(
+        GroupPlan(f"{plan.label}-{Market.ON_DEMAND}", plan.zones, _empty(pool), False, Market.ON_DEMAND)
+        for plan in usual
+    )
+
+
+def _usual_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
+    """One for all zones, or one for each; all of the pool's own market."""
     zones = stack.zones_of(pool)
     if pool.grouping is Grouping.SINGLE:
-        return (GroupPlan(pool.name, zones, pool.size),)
-    spare = Size(min=0, desired=0, max=pool.size.max)
+        return (GroupPlan(pool.name, zones, pool.size, market=pool.market),)
     return tuple(
-        GroupPlan(f"{pool.name}-{zone}", (zone,), spare if index else pool.size, first=index == 0)
+        GroupPlan(
+            f"{pool.name}-{zone}", (zone,), _empty(pool) if index else pool.size, index == 0, pool.market
+        )
         for index, zone in enumerate(zones)
     )
+
+
+def _empty(pool: Pool) -> Size:
+    return Size(min=0, desired=0, max=pool.size.max)
 
 
 @dataclass(frozen=True)

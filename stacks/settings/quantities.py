@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from stacks.catalog import Cloud
 from stacks.catalog.money import HOURS_PER_MONTH
-from stacks.settings.pools import group_plans
+from stacks.settings.pools import GroupPlan, group_plans
 from stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
 # Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test holds them together.
@@ -56,16 +56,20 @@ def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     """How many instances a pool has at each level.
 
     A pool with a group for each zone starts in the first and may move to any other, so at its worst every
-    group is full.
+    group is full. What a spot pool buys on demand instead is bought in the place of spot instances.
     """
-    most = sum(plan.size.max for plan in group_plans(stack, pool))
+    most = sum(plan.size.max for plan in _of_own_market(stack, pool))
     return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
 
 
 def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     """How many instances of a spot pool are bought on demand: each of its groups buys its own base first."""
-    base, groups = pool.on_demand_base, {Level.MAX: len(group_plans(stack, pool))}
+    base, groups = pool.on_demand_base, {Level.MAX: len(_of_own_market(stack, pool))}
     return {level: min(base * groups.get(level, 1), many) for level, many in instances(stack, pool).items()}
+
+
+def _of_own_market(stack: Stack, pool: Pool) -> list[GroupPlan]:
+    return [plan for plan in group_plans(stack, pool) if plan.market is pool.market]
 
 
 def gateways(network: NetworkSettings) -> int:

@@ -32,6 +32,7 @@ from stacks.settings import (
     price_rules,
 )
 from stacks.settings.draft import NotParsedError, problems_of
+from stacks.settings.pools import group_plans
 
 PRIVATE_RANGES = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 WIDEST_PUBLIC_PREFIX = 20
@@ -300,6 +301,17 @@ def _names_of_pools(stack: Stack) -> Iterator[str]:
             yield pool.name
 
 
+def _each_group_once(stack: Stack) -> Iterator[Problem]:
+    """A pool's groups have its name and more, which may be the name of another pool."""
+    owners: dict[str, str] = {}
+    for pool in stack.pools:
+        with suppress(NotParsedError):
+            for label in [plan.label for plan in group_plans(stack, pool)]:
+                other = owners.setdefault(label, pool.name)
+                if other != pool.name:
+                    yield Problem("pools", pool.name, f"pool {other} has a group of the name {label}, too")
+
+
 def _own_group(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     if pool.name in OWN_GROUPS:
         allowed = f"names a security group of the stack itself; any name but {', '.join(OWN_GROUPS)}"
@@ -320,7 +332,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_access, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_notify, _each_webhook_once),
-    *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once),
+    *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once, _each_group_once),
     neighbours.one_group_each,
 )
 POOL_RULES = (_own_group, _length_of_role)

@@ -511,6 +511,7 @@ class Pool:
         gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
         mig_profile: cut each GPU into instances of this profile at boot, say ``1g.10gb``; null: whole ones.
         on_demand_base: instances of a spot pool that are bought on demand first.
+        on_demand_fallback: where no spot instance is to be had, a spot pool buys on demand, at that price.
         spot_price_limit: most to pay for a spot instance and hour, in the currency of the account (Alibaba
             Cloud); null for whatever the market asks, which never passes the on-demand price.
         volume_gib: size of the encrypted root volume.
@@ -537,6 +538,7 @@ class Pool:
     gpu_memory_gib: Positive | None = None
     mig_profile: str | None = None
     on_demand_base: Count = 0
+    on_demand_fallback: Switch = False
     spot_price_limit: PositiveDecimal | None = None
     volume_gib: Positive = 200
     scratch_gib: Count = 0

@@ -44,22 +44,29 @@ NO_ROOM = "InsufficientInstanceCapacity: we currently do not have sufficient g5.
 BUCKET = "gpu-fleet-test-records-123456789012"
 WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", "123456789012")
 FULL_ZONES: set[str] = set()
+FULL_MARKETS: set[str] = set()
 FAILED_AT: dict[str, datetime] = {}
 
 
-def _in_a_full_zone(group: FakeAutoScalingGroup) -> bool:
-    return bool(FULL_ZONES & set(group.availability_zones))
+def _is_full(group: FakeAutoScalingGroup) -> bool:
+    return _market(group) in FULL_MARKETS or bool(FULL_ZONES & set(group.availability_zones))
+
+
+def _market(group: FakeAutoScalingGroup) -> str:
+    shares = group.mixed_instances_policy["InstancesDistribution"]
+    return "on-demand" if int(shares["OnDemandPercentageAboveBaseCapacity"]) else "spot"
 
 
 @pytest.fixture(autouse=True)
 def zones(monkeypatch):
     """moto always has room: a group in a full zone wants instances, and its launches fail."""
     FULL_ZONES.clear()
+    FULL_MARKETS.clear()
     FAILED_AT.clear()
     launch = FakeAutoScalingGroup.set_desired_capacity
 
     def set_desired(group: FakeAutoScalingGroup, wanted: int | None) -> None:
-        if not _in_a_full_zone(group) or (wanted or 0) <= len(group.active_instances()):
+        if not _is_full(group) or (wanted or 0) <= len(group.active_instances()):
             return launch(group, wanted)
         group.desired_capacity = wanted
         FAILED_AT[group.name] = datetime.now(UTC)
@@ -172,14 +179,10 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path):
-    pool = examples.pool(
-        name="train",
-        types=["g5.xlarge"],
-        size={"min": 0, "desired": 0, "max": 2},
-        groups="per_zone",
-        purpose="training",
-    )
+def door(tmp_path, request):
+    own = {"groups": "per_zone"} | getattr(request, "param", {})
+    size = {"min": 0, "desired": 0, "max": 2}
+    pool = examples.pool(name="train", types=["g5.xlarge"], size=size, purpose="training", **own)
     settings = examples.stack(pools=[pool])
     with moto_server(REGION):
         rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
@@ -245,6 +248,26 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
         ("start", 0, 1),
         ("give", None, None),
     ]
+
+
+SPOT = {"groups": "single", "market": "spot", "on_demand_fallback": True}
+
+
+@pytest.mark.parametrize("door", [SPOT], indirect=True)
+def test_where_no_spot_instance_is_to_be_had_one_is_bought_on_demand_at_that_price(door, say):
+    FULL_MARKETS.add("spot")
+
+    said = say("take", "train", "--yes")
+
+    (tags,) = door.taken()
+    found = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()["AutoScalingGroups"]
+    wanted = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in found}
+    assert said.exit_code == 0, said.output
+    assert "at most 1.03 USD an hour" in said.output  # of g5.xlarge on demand, with its disk
+    assert f"no room in train: {NO_ROOM}" in said.output
+    assert sorted(wanted.values()) == [0, 1]
+    assert "-train-on-demand" in tags["aws:autoscaling:groupName"]
+    assert wanted[tags["aws:autoscaling:groupName"]] == 1
 
 
 def test_an_instance_that_is_given_back_loses_its_hold_and_asks_the_sweep(door, say):

@@ -88,6 +88,7 @@ _COMMON = (
     Edit("pools[].owner", "vision"),
     Edit("pools[].market", "spot"),
     Edit("pools[].market+on_demand_base", ("spot", 1)),
+    Edit("pools[].market+on_demand_fallback", ("spot", True)),
     Edit("pools[].gpu_memory_gib", 16),
     Edit("budget.monthly", 6000),
     Edit("budget.recipients", ["other@example.com"]),

@@ -38,14 +38,15 @@ def test_a_pool_on_demand_starts_what_it_prefers_where_it_prefers():
     assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["NoSpot"]
 
 
-def test_a_spot_pool_buys_the_cheapest_and_on_demand_where_there_is_none():
-    found = register(stack(pools=[pool(market="spot", on_demand_base=1)]))
+@pytest.mark.parametrize("falls_back", [False, True])
+def test_a_spot_pool_buys_the_cheapest_and_on_demand_only_where_the_stack_says_so(falls_back):
+    found = register(stack(pools=[pool(market="spot", on_demand_base=1, on_demand_fallback=falls_back)]))
 
     (group,) = inputs(found, GROUP)
     assert group["multiAzPolicy"] == "COST_OPTIMIZED"
     assert (group["onDemandBaseCapacity"], group["onDemandPercentageAboveBaseCapacity"]) == (1, 0)
     assert group["spotInstanceRemedy"] is True
-    assert group["compensateWithOnDemand"] is True
+    assert group["compensateWithOnDemand"] is falls_back
     assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["SpotAsPriceGo"]
 
 

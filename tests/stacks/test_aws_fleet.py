@@ -63,6 +63,36 @@ def test_a_spot_pool_buys_by_price_and_capacity(prod):
         assert distribution["onDemandPercentageAboveBaseCapacity"] == 0
 
 
+@pytest.mark.parametrize(
+    ("grouping", "spot", "on_demand"),
+    [
+        ("single", ["train"], ["train-on-demand"]),
+        (
+            "per_zone",
+            ["train-us-east-1a", "train-us-east-1b"],
+            ["train-us-east-1a-on-demand", "train-us-east-1b-on-demand"],
+        ),
+    ],
+)
+def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(
+    register, grouping, spot, on_demand
+):
+    pools = [pool(name="train", market="spot", groups=grouping, on_demand_base=1, on_demand_fallback=True)]
+
+    groups = register(stack(pools=pools)).of_type(GROUP)
+
+    bought = {
+        group.name.removeprefix("gpu-fleet-test-"): group.inputs["mixedInstancesPolicy"][
+            "instancesDistribution"
+        ]
+        for group in groups
+    }
+    assert list(bought) == [*spot, *on_demand]
+    assert [bought[label]["onDemandPercentageAboveBaseCapacity"] for label in spot] == [0] * len(spot)
+    assert [bought[label]["onDemandPercentageAboveBaseCapacity"] for label in on_demand] == [100] * len(spot)
+    assert {group.inputs["desiredCapacity"] for group in groups[len(spot) :]} == {0}
+
+
 def test_a_protected_stack_protects_what_holds_data(prod):
     stateful = {
         "aws:kms/key:Key",

@@ -267,6 +267,20 @@ def test_instances_bought_on_demand_within_a_spot_pool_get_no_discount():
     assert cents(revocable.months[Level.NOW].low) == "73.44"
 
 
+def test_a_spot_pool_that_may_fall_back_costs_at_worst_what_on_demand_costs():
+    size = {"desired": 2, "max": 4}
+
+    falls_back = estimate(stack(pools=[pool(market="spot", on_demand_fallback=True, size=size)]))
+    on_demand = estimate(stack(pools=[pool(size=size)]))
+    spot = estimate(stack(pools=[pool(market="spot", size=size)]))
+
+    (line,) = falls_back.of_kind(CostKind.COMPUTE)
+    (dearest,), (cheapest,) = (found.of_kind(CostKind.COMPUTE) for found in (on_demand, spot))
+    assert line.months[Level.MAX].high == dearest.months[Level.MAX].high
+    assert line.months[Level.MAX].low == cheapest.months[Level.MAX].low
+    assert line.what.startswith("spot or on-demand ")
+
+
 def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
     block = pool(
         market="capacity-block",

@@ -250,6 +250,14 @@ BAD_INPUTS = {
         {"pools": [pool(), pool()]},
         "pools = 'dev': 2 pools of this name; each name once",
     ),
+    "a pool that falls back from nothing": (
+        {"pools": [pool(on_demand_fallback=True)]},
+        "pools[0].on_demand_fallback = True: only for market spot",
+    ),
+    "a pool named as a group of another": (
+        {"pools": [pool(market="spot", on_demand_fallback=True), pool(name="dev-on-demand")]},
+        "pools = 'dev-on-demand': pool dev has a group of the name dev-on-demand, too",
+    ),
     "a pool name too long once prefixed": (
         {"pools": [pool(name="a" * 60)]},
         "too long once prefixed: role gpu-fleet-test-",
