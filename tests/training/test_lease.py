@@ -161,6 +161,22 @@ def test_train_is_refused_for_good_and_gives_its_own_lease_back(
     assert sum("/lease/" in name and not name.endswith(".renewed") for name in names) == 1
 
 
+def test_a_start_that_is_refused_leaves_the_result_of_the_run(
+    store: CheckpointStore, tokens: Path, tmp_path: Path
+) -> None:
+    table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
+    finished = tried_alone(table, tmp_path)
+    result = (tmp_path / "run/result.json").read_bytes()
+    other = RunLease(store, ELSEWHERE, renew_every_s=0.1)
+    other.acquire()
+
+    refused = tried_alone(table, tmp_path)
+    other.release()
+
+    assert (finished[0], refused[0]) == (0, 65)
+    assert (tmp_path / "run/result.json").read_bytes() == result
+
+
 def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
     store: CheckpointStore, living: RunLease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

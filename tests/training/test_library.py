@@ -180,6 +180,44 @@ def test_a_run_with_other_data_is_refused(
     assert result(tmp_path)["step"] == 3
 
 
+def test_data_that_draw_from_a_generator_of_their_own_are_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Drawn:
+        chance = torch.Generator()
+
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.randn(3, generator=self.chance)
+
+    Drawn.chance.seed()
+    data: Any = Drawn()
+    small(tmp_path, 2, data)
+    Drawn.chance.seed()
+
+    small(tmp_path, 3, data)
+
+    assert result(tmp_path)["resumed_from_step"] == 2
+    assert "not exact: samples draws from a generator of its own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other", [{"config": {"lr": 0.2}}, {"data": points(8)}], ids=["refused at once", "refused for its data"]
+)
+def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    small(tmp_path, 2)
+    before = (tmp_path / "result.json").read_bytes()
+
+    with pytest.raises(SystemExit):
+        small(tmp_path, 3, **other)
+
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
 def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path: Path) -> None:
     """Held-out data that are opened at some steps and not at others."""
 

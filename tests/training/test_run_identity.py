@@ -15,7 +15,15 @@ from gpu_fleet.data.dataset import describe, open_split
 from gpu_fleet.errors import CheckpointError, IdentityError
 from tests.training import ranks
 from tests.training.commands import tried_alone
-from tests.training.examples import await_checkpoint, changed, gpt_table, train_on, train_rank, write_tokens
+from tests.training.examples import (
+    await_checkpoint,
+    changed,
+    gpt_table,
+    killed_rank,
+    train_on,
+    train_rank,
+    write_tokens,
+)
 
 DATA = Path("data")
 
@@ -326,3 +334,34 @@ def test_an_own_loss_of_an_older_trainer_resumes_as_the_mean_over_samples(
         run_identity.check(saved, now, (), 3, "here")
     as_before = identity_of(changed(table, loss={"name": name, "mean_over": "samples"}))
     run_identity.check(saved, as_before, (), 3, "here")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": {"seed": 9}},
+        {"run": {"batch_size": 7, "accumulation": 2}},
+        {"model": {"options": {"hidden_size": "wide"}}},
+        {"data": {"path": "no/such/data"}},
+    ],
+    ids=["another run", "sizes", "options", "data"],
+)
+def test_a_start_that_is_refused_leaves_the_result_of_a_finished_run(
+    wrong: dict[str, Any], table: dict[str, Any], tmp_path: Path
+) -> None:
+    train_rank(table)
+    result = (tmp_path / "run/result.json").read_bytes()
+
+    status, said = tried_alone(changed(table, **wrong), tmp_path)
+
+    assert (status, said.startswith("error: ")) == (65, True)
+    assert (tmp_path / "run/result.json").read_bytes() == result
+
+
+def test_a_run_that_goes_on_has_no_result_until_it_ends(table: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(table, stop_at=2)
+
+    with pytest.raises(AssertionError, match="ended without a word"):
+        ranks.run_ranks(killed_rank, 1, table, 1)
+
+    assert not (tmp_path / "run/result.json").exists()

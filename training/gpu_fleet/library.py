@@ -142,8 +142,7 @@ class Run:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(self._root)
             local.sweep(self._root)
-            if not outcome.restarted():
-                outcome.remove(self.directory)
+            outcome.remove_failure(self.directory)
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
         if self._store is not None:
@@ -190,9 +189,9 @@ class Run:
         section = f"{DATA}-{self._data_sets}" if self._data_sets > 1 else DATA
         described = {
             "samples": len(data),
-            "content": run_identity.fingerprint(data, data.looked_at),
             "batch_size": batch_size,
             "seed": seed,
+            **run_identity.of_data(data, says=self._where.leads),
         }
         table = dict(run_identity.flattened({section: described}))
         try:
@@ -222,7 +221,7 @@ class Run:
         or with 0 under torchrun, which would start it again at once. A step that the loop is left in, by
         `break` on all ranks, counts as done and is saved too.
         """
-        self._in_loop = True
+        self._begin()
         while self.step < total:
             if self._stop.agreed_soon():
                 self._end_for_notice()
@@ -234,6 +233,12 @@ class Run:
             if self._stop.take_save_request() or due:
                 self.save()
         self.save()
+
+    def _begin(self) -> None:
+        """The data that were given until now are those of the run, and are its own."""
+        if not self._in_loop and self._where.local_rank == 0:
+            outcome.remove_result(self.directory)
+        self._in_loop = True
 
     def batches(
         self,

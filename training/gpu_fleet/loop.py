@@ -48,6 +48,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
             run.book.switch(PRODUCTIVE)
             run.writer.write(run.book.record(state.step))
             if where.local_rank == 0:
+                outcome.remove_result(run.directory)
                 outcome.note_begin(run.directory)
             stopped = train_steps(run, state, stop)
             watchdog.rest()

@@ -56,10 +56,19 @@ def _replace(file: Path, table: dict[str, Any]) -> None:
     staged.replace(file)
 
 
-def remove(directory: Path) -> None:
-    """Takes the words of an earlier run away, so that nobody reads them as this one's."""
-    for name in (RESULT, FAILURE):
-        (directory / name).unlink(missing_ok=True)
+def remove_failure(directory: Path) -> None:
+    """Removes why an earlier run failed, once this one has the directory; raises OSError."""
+    if not restarted():
+        (directory / FAILURE).unlink(missing_ok=True)
+
+
+def remove_result(directory: Path) -> None:
+    """Removes how an earlier run ended, before this one's first step; raises OSError.
+
+    No sooner: a start that is refused leaves it.
+    """
+    if not restarted():
+        (directory / RESULT).unlink(missing_ok=True)
 
 
 def write_failure(directory: Path, error: str, rank: int) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from gpu_fleet import config, optimization, outcome, precision
+from gpu_fleet import config, optimization, precision
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
 from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.dali import DALI, EncodedReader
@@ -305,8 +305,6 @@ def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
 def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not outcome.restarted():
-            outcome.remove(directory)
     except OSError as error:
         raise ConfigError(
             f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"

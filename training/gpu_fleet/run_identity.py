@@ -6,6 +6,7 @@ data differ from it.
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
@@ -48,10 +49,13 @@ HARMLESS = {
 # Schedules that do not ask how long the run is: with these a longer run begins with the shorter one.
 UNBOUNDED_SCHEDULES = ("constant", "step")
 LENGTH = ("run.epochs", "run.steps")
+ANOTHER = "another at each reading"  # the content of data that draw from a generator of their own
+SHAPE = "data*.shape"  # is a key of such data alone
 # What a trainer did that saved no such key, with an own loss: each micro-batch weighed by its samples.
 EMPTY = json.dumps("")
 BEFORE_MEAN_OVER = {"loss.mean_over": json.dumps("samples")}
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function or an object, as Python shows it
+log = logging.getLogger(__name__)
 LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second on a slow file system
 
 
@@ -62,9 +66,7 @@ def of_run(
     identity = of_configuration(settings.model_dump(mode="json")) | code
     identity["data.samples"] = json.dumps(len(training))
     identity["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
-    looked_at = training.looked_at if isinstance(training, OwnData) else LOOKED_AT
-    identity["data.content"] = json.dumps(fingerprint(training, looked_at))
-    return identity
+    return identity | {f"data.{key}": json.dumps(value) for key, value in of_data(training).items()}
 
 
 def of_configuration(table: Mapping[str, Any]) -> Identity:
@@ -92,11 +94,43 @@ def _text(value: Any) -> Any:
     return ADDRESS.sub("", str(value))
 
 
-def fingerprint(dataset: Dataset | OwnData, looked_at: int = LOOKED_AT) -> str:
+def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
+    """What distinguishes data from others of equal length, without reading all: their `content`.
+
+    Users' samples are read twice. Where they are others then, their `shape` stands for it, and a warning
+    `says` that no resume can be exact.
+    """
+    if not isinstance(samples, OwnData):
+        return {"content": fingerprint(samples)}
+    places = _places(len(samples), samples.looked_at)
+    readings = [[samples.looked_into(place) for place in places] for _ in range(samples.readings)]
+    if readings[0] == readings[-1]:
+        return {"content": _digest(content for content, _ in readings[0])}
+    if says:
+        log.warning(
+            "not exact: %s draws from a generator of its own: a sample that is read twice is another one. A "
+            "run that is resumed ends with other bits than an undisturbed one, and other data of this length "
+            "and shape would not be noticed; draw from torch, numpy.random or random, whose generators "
+            "are set by seed, epoch and index",
+            samples.label,
+        )
+    shapes = [[shape for _, shape in reading] for reading in readings]
+    same_shapes = {"shape": sorted(set(shapes[0]))} if shapes[0] == shapes[-1] else {}
+    return {"content": ANOTHER, **same_shapes}
+
+
+def fingerprint(dataset: Dataset) -> str:
     """Hex digits that distinguish one data set from another of equal length, without reading all of it."""
+    return _digest(dataset.fingerprint(place) for place in _places(len(dataset), LOOKED_AT))
+
+
+def _places(length: int, count: int) -> list[int]:
+    return sorted({int(place) for place in np.linspace(0, length - 1, count)})
+
+
+def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for index in sorted({int(place) for place in np.linspace(0, len(dataset) - 1, looked_at)}):
-        part = dataset.fingerprint(index)
+    for part in parts:
         digest.update(len(part).to_bytes(8) + part)
     return digest.hexdigest()[:16]
 
@@ -107,7 +141,7 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
     Raises IdentityError for an allowed key that there is not.
     """
     for key in allowed:
-        if key not in now and key not in LENGTH:
+        if key not in now and key not in LENGTH and not fnmatch(key, SHAPE):
             raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")
     if saved.get("loss.name", EMPTY) != EMPTY:
         saved = BEFORE_MEAN_OVER | saved

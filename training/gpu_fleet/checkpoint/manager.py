@@ -105,6 +105,7 @@ class Checkpoints:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(self._root)
             local.sweep(self._root)
+            outcome.remove_failure(self._root.parent)
             write_bytes(self._root / "write-check", b"")
             (self._root / "write-check").unlink()
         except OSError as error:

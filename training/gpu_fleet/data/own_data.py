@@ -32,6 +32,7 @@ LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
 MARKS = ("dataset_dict.json", "state.json")  # what save_to_disk of Hugging Face's datasets writes
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 UNSPLIT = "rows"  # "all" means all splits to the library
+FRESH_SEED = 67280421310721  # of torch in a new process, by which earlier trainers looked at streams
 TABLES = {".parquet": "parquet", ".jsonl": "json"}
 Collate = Callable[[list[Any]], Any]
 
@@ -47,6 +48,7 @@ class OwnData:
         self._samples, self.label, self.collate = samples, label, collate
         self.classes = tuple(str(name) for name in getattr(samples, "classes", ()))
         self.vocabulary = int(getattr(samples, "vocabulary", 0))
+        self.readings = 1 if isinstance(samples, Records) else 2  # that show whether it repeats itself
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -67,8 +69,12 @@ class OwnData:
 
     def fingerprint(self, index: int) -> bytes:
         """The content of a sample."""
+        return self.looked_into(index)[0]
+
+    def looked_into(self, index: int) -> tuple[bytes, str]:
+        """Content and shape of a sample."""
         with kept_generators():
-            return _content(self.sample(index, np.random.default_rng(index)))
+            return _looked_into([self.sample(index, np.random.default_rng(index))])
 
 
 class Stream(OwnData):
@@ -122,11 +128,12 @@ class Stream(OwnData):
             self._next = position
         raise ValueError("it is empty")
 
-    def fingerprint(self, index: int) -> bytes:
-        """The content of the first two samples."""
-        del index
+    def looked_into(self, index: int) -> tuple[bytes, str]:
+        """Content and shape of the first two samples."""
         with kept_generators(), explained(self.label):
-            return b"".join(_content(sample) for sample in islice(iter(self._samples), 2))
+            seed_generators(np.random.default_rng(index))
+            torch.default_generator.manual_seed(FRESH_SEED)
+            return _looked_into(list(islice(iter(self._samples), 2)))
 
 
 class OwnReader:
@@ -290,14 +297,35 @@ def shape_of(sample: Any) -> str:
     )
 
 
+def _looked_into(samples: list[Any]) -> tuple[bytes, str]:
+    """What distinguishes samples from others, as bytes, and their shapes in words."""
+    return b"".join(_content(sample) for sample in samples), ", ".join(map(shape_of, samples))
+
+
 def _content(sample: Any) -> bytes:
-    """Bytes that distinguish a sample from another."""
+    """Bytes that distinguish a sample from another, the same in every process."""
     digest = hashlib.sha256()
     for leaf in tree_flatten(sample)[0]:
-        if isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach().cpu().numpy()  # noqa: PLW2901
         try:
-            digest.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else pickle.dumps(leaf, protocol=4))
-        except (pickle.PicklingError, TypeError, AttributeError):  # an object of theirs: its kind will do
+            digest.update(_bytes_of(leaf))
+        except (
+            pickle.PicklingError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+        ):  # an object of theirs: its kind will do
             digest.update(type(leaf).__name__.encode())
     return digest.digest()
+
+
+def _bytes_of(leaf: Any) -> bytes:
+    if isinstance(leaf, torch.Tensor):
+        plain = leaf.detach().cpu().to_dense().contiguous()
+        return plain.flatten().view(torch.uint8).numpy().tobytes()  # numpy knows no bfloat16
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:  # whose bytes are addresses
+        return leaf.tobytes()
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.tolist()
+    if isinstance(leaf, set | frozenset):  # in another order in every process
+        leaf = sorted(map(repr, leaf))
+    return pickle.dumps(leaf, protocol=4)

@@ -1,0 +1,139 @@
+"""Samples that are drawn anew in every process: a run on them resumes, and says that it is not exact."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from gpu_fleet import run_identity
+from gpu_fleet.data.own_data import OwnData
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, train_rank
+
+DRAWN = """
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+class Rows:
+    chance = np.random.default_rng()
+    def __init__(self, rows=32, width=4):
+        self.rows, self.width = rows, width
+    def __len__(self):
+        return self.rows
+    def __getitem__(self, index):
+        return torch.from_numpy(self.chance.random(self.width, dtype=np.float32)), index % 2
+
+class Flow(Rows, IterableDataset):
+    def __iter__(self):
+        return (Rows.__getitem__(self, index) for index in range(self.rows))
+
+def rows(split, **options):
+    return Rows(**options)
+
+def flow(split, **options):
+    return Flow(**options)
+
+def fixed(split, **options):
+    return [(torch.ones(4), 0)] * 32
+
+def model(width=4):
+    return torch.nn.Linear(width, 2)
+"""
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Three steps on samples that no two processes draw alike."""
+    monkeypatch.chdir(tmp_path)
+    Path("drawn.py").write_text(DRAWN)
+    return {
+        "run": {"directory": "run", "steps": 3, "batch_size": 8},
+        "model": {"name": "drawn.py:model"},
+        "data": {"name": "drawn.py:rows"},
+        "schedule": {"name": "constant"},
+        "metrics": {"progress": False},
+    }
+
+
+@pytest.mark.parametrize("kind", ["rows", "flow"])
+def test_data_that_draw_from_a_generator_of_their_own_resume_with_a_warning(
+    kind: str, drawn: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    drawn = changed(drawn, data={"name": f"drawn.py:{kind}"})
+    train_rank(drawn)
+
+    status, said = tried_alone(changed(drawn, run={"steps": 5}), tmp_path)
+
+    warned = [record.getMessage() for record in caplog.records if "not exact" in record.getMessage()]
+    assert (status, said) == (0, said), said
+    assert len(warned) == 2  # once at each start
+    assert f"data.name = 'drawn.py:{kind}', 'train' draws from a generator of its own" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "row"),
+    [
+        ({"data": {"options": {"rows": 24}}}, "data.samples"),
+        ({"data": {"options": {"width": 5}}, "model": {"options": {"width": 5}}}, "data.shape"),
+        ({"data": {"name": "drawn.py:fixed"}}, "data.content"),
+    ],
+    ids=["length", "shape", "not drawn"],
+)
+def test_other_data_are_refused_by_what_is_known_of_them(
+    other: dict[str, Any], row: str, drawn: dict[str, Any], tmp_path: Path
+) -> None:
+    train_rank(drawn)
+    allowed = ("data.options", "data.name", "model.options")
+    flags = [word for key in allowed for word in ("--allow", key)]
+
+    status, said = tried_alone(changed(drawn, run={"steps": 5}, **other), tmp_path, *flags)
+
+    assert (status, f"\n  {row} " in said) == (65, True), said
+
+
+def test_what_was_allowed_once_may_stay_allowed(drawn: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(drawn)
+
+    status, said = tried_alone(
+        changed(drawn, run={"steps": 5}, data={"name": "drawn.py:fixed"}),
+        tmp_path,
+        *("--allow", "data.name", "--allow", "data.content", "--allow", "data.shape"),
+    )
+
+    assert (status, said) == (0, said), said
+
+
+def equal_samples() -> list[dict[str, Any]]:
+    """Two that are equal, and differ in the order of a set and in where their words lie in memory."""
+    return [
+        {
+            "words": np.array(["".join(["a", str(n)]) for n in range(2)], dtype=object),
+            "set": set(order),
+            "half": torch.arange(3, dtype=torch.bfloat16),
+        }
+        for order in ((0, 8), (8, 0))
+    ]
+
+
+def test_equal_samples_are_the_same_wherever_they_lie_in_memory() -> None:
+    first, second = (
+        run_identity.of_data(OwnData([sample], "samples", default_collate)) for sample in equal_samples()
+    )
+
+    assert first == second
+    assert first["content"] != run_identity.ANOTHER
+
+
+def test_a_half_that_differs_is_another_content() -> None:
+    first, second = equal_samples()
+    second["half"][1] = 7
+
+    contents = [
+        run_identity.of_data(OwnData([sample], "samples", default_collate)) for sample in (first, second)
+    ]
+
+    assert contents[0] != contents[1]
