@@ -268,6 +268,15 @@ FINDINGS = (
         "test_acting: test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns",
     ),
     Finding(
+        6,
+        "a stopped instance that its user started again counts as saved to the end of the month",
+        (
+            lambda: gives("_Sweep._note_starts", "None"),
+            lambda: swaps("_saving", "end.started_at is not None", "False"),
+        ),
+        "test_acting: test_a_stop_saves_until_its_user_starts_the_instance_again_whoever_ends_it_then",
+    ),
+    Finding(
         7,
         "an instance with termination protection is detached, refused and attached again and again",
         (lambda: swaps("_next_step", "case.instance.locked", "False"),),

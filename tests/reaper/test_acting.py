@@ -12,7 +12,7 @@ from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.notify.notifier import Notifier
 from image.reaper.people.ledger_reader import LedgerPlace, read_ends
-from image.reaper.people.monthly_savings import month_of
+from image.reaper.people.monthly_savings import month_of, summarise
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.tidy import LOOK_EVERY
@@ -128,15 +128,20 @@ def test_an_end_that_comes_about_in_a_later_sweep_is_noted_beside_its_failure():
     assert endings == [".ended.json", ".failed.json", ".json"]
 
 
-def saved(world):
-    """What ``gpu-fleet report`` says of the month, by the records that the sweep left in its bucket."""
+def ends_of(world):
+    """What ``gpu-fleet report`` counts, by the records that the sweep left in its bucket."""
     with fake_aws():
         s3 = boto3.client("s3", "us-east-1")
         s3.create_bucket(Bucket="records")
         for key, (body, _) in world.objects.items():
             s3.put_object(Bucket="records", Key=key, Body=body)
         place = LedgerPlace.of("s3://records/reaper", s3)
-        return [end.instance_id for end in read_ends(place, month_of(EPOCH))]
+        return list(read_ends(place, month_of(EPOCH)))
+
+
+def saved(world):
+    """Which instances saved something."""
+    return [end.instance_id for end in ends_of(world)]
 
 
 def test_an_end_saves_once_it_is_confirmed():
@@ -164,6 +169,57 @@ def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
     assert [key for key in world.objects if key.endswith("-terminate.json")], "the intent is on record"
     assert instance.state == "running"
     assert saved(world) == []
+
+
+@pytest.mark.parametrize("sweeps_on_time", [True, False])
+def test_a_stop_saves_until_its_user_starts_the_instance_again_whoever_ends_it_then(sweeps_on_time):
+    """No later record says so: it is at work until its user terminates it."""
+    stopping = policy(
+        idle_after_hours=1,
+        grace_minutes=20,
+        min_uptime_minutes=30,
+        action="stop",
+        instance_store_scratch=False,
+    )
+    world = marked(1, stopping)
+    (instance,) = world.instances.values()
+    sweep_world(world, stopping)
+    assert instance.state == "stopped"
+    world.pass_minutes(60)
+    if sweeps_on_time:
+        sweep_world(world, stopping)
+
+    world.boot(instance)
+    started_at = world.now
+    world.pass_minutes(30)
+    sweep_world(world, stopping)
+    world.pass_minutes(30)
+    sweep_world(world, stopping)
+
+    (end,) = ends_of(world)
+    month = month_of(EPOCH)
+    (saving,) = summarise([end], month, month.end).savings
+    assert saving.until == started_at.replace(microsecond=0)
+    assert saving.until - end.at == pytest.approx(timedelta(hours=1), abs=timedelta(minutes=1))
+
+
+def test_a_stop_that_failed_saves_nothing_until_a_start_either():
+    stopping = policy(
+        idle_after_hours=1,
+        grace_minutes=20,
+        min_uptime_minutes=30,
+        action="stop",
+        instance_store_scratch=False,
+    )
+    world = marked(1, stopping)
+    (instance,) = world.instances.values()
+    instance.stubborn = True
+    sweep_world(world, stopping)
+    world.boot(instance)
+    world.pass_minutes(10)
+    sweep_world(world, stopping)
+
+    assert ends_of(world) == []
 
 
 def test_an_instance_without_a_record_is_not_terminated():

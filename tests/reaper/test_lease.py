@@ -67,6 +67,8 @@ def test_before_the_first_sweep_nothing_is_remembered(store):
         {"leftovers_at": 7},
         {"replaced": ["i-1"], "ended": {"i-1": "dev", "i-2": ["dev", "never"], "i-3": ["dev"]}},
         {"confirmed_idle": [3]},
+        {"stopped": ["i-1"]},
+        {"stopped": {"i-1": "ledger/key", "i-2": ["ledger/key", "never"], "i-3": ["ledger/key"]}},
         {"confirmed_idle": {"dev": 3}},
     ],
 )

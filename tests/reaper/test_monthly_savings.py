@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from html.parser import HTMLParser
@@ -82,6 +83,18 @@ def test_a_stopped_instance_that_was_started_again_saved_until_then():
     again = end("2026-11-20T00:00:00+00:00", launched_at="2026-11-12T00:00:00+00:00")
 
     assert total(stopped, again) == Decimal("2.00") * 24 * (2 + 11)
+
+
+@pytest.mark.parametrize(
+    ("later", "hours"),
+    [([], 48), ([end("2026-11-20T00:00:00+00:00", launched_at="2026-11-12T00:00:00+00:00")], 48 + 24 * 11)],
+    ids=["it works to the end of the month", "it is terminated later"],
+)
+def test_a_stop_saves_until_the_start_that_a_sweep_saw(later, hours):
+    started_at = datetime(2026, 11, 12, tzinfo=UTC)
+    stopped = replace(end("2026-11-10T00:00:00+00:00", action="stop"), started_at=started_at)
+
+    assert total(stopped, *later) == Decimal("2.00") * hours
 
 
 def test_an_unknown_price_saves_nothing_and_is_reported():
@@ -305,6 +318,17 @@ def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report
     result, _ = report()
 
     assert "8.00 USD saved by 1 terminations" in result.output
+
+
+def test_a_stop_whose_instance_was_started_again_saves_until_then(s3, ledger, report, request):
+    ledger("2020/11/30/i-1-x-stop.json", old(30, 14, action="stop") | {"schema_version": 2})
+    ledger("2020/11/30/i-1-x-stop.ended.json", {"schema_version": 1, "at": "2020-11-30T14:00:00+00:00"})
+    key = f"{request.node.name}/started/2020/11/30/i-1-x-stop.json"
+    s3.put_object(Bucket="records", Key=key, Body=json.dumps({"at": "2020-11-30T15:30:00+00:00"}))
+
+    result, _ = report()
+
+    assert "3.00 USD saved by 1 terminations" in result.output
 
 
 def test_an_unconfirmed_intent_saves_nothing(ledger, report):

@@ -13,7 +13,7 @@ from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.money.freezer import RECORDS
 from image.reaper.people.ledger_records import End, FreezeChange, change_of, end_of
 from image.reaper.people.monthly_savings import Month
-from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, confirms
+from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, STARTED_PREFIX, confirms, started_key
 from image.reaper.times import parse_time
 
 JSON = ".json"
@@ -77,7 +77,8 @@ class LedgerPlace:
 def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
     """The ends recorded for a month and, since a key carries the mark's date, for the month before.
 
-    Only those that are confirmed, from then on; of records before schema version 2 those that did not fail.
+    Only those that are confirmed, from then on, and until their users started them again; of records before
+    schema version 2 those that did not fail.
 
     Raises:
         CloudError: the ledger cannot be read, or a record is damaged.
@@ -89,11 +90,18 @@ def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
         failed = {key.removesuffix(FAILED) for key in keys if key.endswith(FAILED)}
         ended = {key.removesuffix(ENDED) for key in keys if key.endswith(ENDED)}
         records = [key.removesuffix(JSON) for key in keys if not key.endswith((FAILED, ENDED))]
+        started = {
+            key.removesuffix(JSON)
+            for each in (month.before(), month)
+            for key in place.keys(f"{STARTED_PREFIX}/{each.start:%Y/%m/}")
+        }
         for stem in track(records, "reading the ledger", transient=True):
             record = place.read(stem + JSON)
             end = end_of(record, stem + JSON)
             if stem in ended:
-                yield replace(end, at=_time(place.read(stem + ENDED), stem))
+                again = place.prefix + started_key(stem.removeprefix(place.prefix))
+                started_at = _time(place.read(again + JSON), again + JSON) if again in started else None
+                yield replace(end, at=_time(place.read(stem + ENDED), stem + ENDED), started_at=started_at)
             elif confirms(record, failed=stem in failed):
                 yield end
     except (BotoCoreError, ClientError) as error:
@@ -109,8 +117,8 @@ def read_changes(place: LedgerPlace, month: Month) -> list[FreezeChange]:
         raise CloudError(f"ledger {place}: {error}") from error
 
 
-def _time(record: Mapping[str, Any], stem: str) -> Any:
+def _time(record: Mapping[str, Any], key: str) -> Any:
     try:
         return parse_time(record["at"])
     except (KeyError, ValueError, AttributeError) as error:
-        raise CloudError(f"ledger record {stem}{ENDED}: {error!r}") from error
+        raise CloudError(f"ledger record {key}: {error!r}") from error

@@ -19,6 +19,7 @@ class End:
         launched_at: its last start before that.
         idle_s: for how long nobody had used it; None where that is not recorded.
         price_per_hour: None where it was unknown.
+        started_at: when users started it again after a stop, as far as sweeps saw.
     """
 
     at: datetime
@@ -32,6 +33,7 @@ class End:
     price_per_hour: Decimal | None
     currency: str
     reason: str
+    started_at: datetime | None = None
 
 
 def end_of(record: Mapping[str, Any], key: str) -> End:

@@ -137,6 +137,8 @@ def _saving(end: End, following: Sequence[End], latest: datetime) -> Saving:
     if later:
         # It was started again, or (stopped first) terminated: either way the next record goes on from there.
         until = later[0].launched_at if later[0].launched_at > end.at else later[0].at
+    if end.started_at is not None:  # no record follows where its user ends it, or the month does
+        until = min(until, end.started_at)
     until = max(end.at, min(until, latest))
     if end.price_per_hour is None:
         return Saving(end, until, None)

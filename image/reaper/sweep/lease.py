@@ -10,8 +10,9 @@ from typing import Any
 
 from image.reaper.errors import LeaseError
 from image.reaper.marks import hold_of, is_given_back
-from image.reaper.model import TAG_KEEP_UNTIL, Decision, Instance
+from image.reaper.model import TAG_KEEP_UNTIL, Decision, Instance, Verdict
 from image.reaper.store import Store
+from image.reaper.sweep.ledger import key_of
 from image.reaper.sweep.verdict import Usual, Withdrawn
 from image.reaper.times import format_time, parse_time
 
@@ -32,6 +33,8 @@ class SweepMemory:
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.
+        stopped: instance that was to be stopped -> the ledger's key of that, and when; until it is gone, or
+            its start is on record.
         idle: pool -> day -> ids of the instances that were idle then, as they or an operator confirmed.
         withdrawn: instance -> its marks of one idle time that its agent withdrew.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
@@ -44,6 +47,7 @@ class SweepMemory:
     idle: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     withdrawn: dict[str, Withdrawn] = field(default_factory=dict)
     far_holds: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+    stopped: dict[str, tuple[str, datetime]] = field(default_factory=dict)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Instance that was to be replaced within the last day -> its pool."""
@@ -68,6 +72,21 @@ class SweepMemory:
         self.replaced = replaced | _lately(self.replaced, now)
         counted = {key: ending_at for key, ending_at in ending.items() if key not in given_back}
         self.ended = counted | _lately(self.ended, now)
+        stops = [decision for decision in decisions if decision.verdict is Verdict.STOP]
+        self.stopped |= {decision.instance.id: (key_of(decision), now) for decision in stops}
+
+    def started_again(self, instances: Iterable[Instance]) -> dict[str, tuple[str, datetime]]:
+        """Instance that users started after a sweep stopped it -> that stop's key, and when they did.
+
+        What is gone is forgotten.
+        """
+        there = {instance.id: instance for instance in instances}
+        self.stopped = {key: stop for key, stop in self.stopped.items() if key in there}
+        return {
+            key: (record, there[key].launched_at)
+            for key, (record, at) in self.stopped.items()
+            if there[key].launched_at > at
+        }
 
     def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
         """These of a pool were idle on a day, as was confirmed; however often, each counts once."""
@@ -120,6 +139,7 @@ class SweepMemory:
                 for key, withdrawn in sorted(self.withdrawn.items())
             },
             "far_holds": {key: [text, format_time(at)] for key, (text, at) in sorted(self.far_holds.items())},
+            "stopped": {key: [record, format_time(at)] for key, (record, at) in sorted(self.stopped.items())},
         }
 
 
@@ -218,6 +238,7 @@ def _memory(content: dict[str, Any]) -> SweepMemory:
         dict(_idle(raw.get("confirmed_idle"))),
         dict(_withdrawn(raw.get("withdrawn"))),
         dict(_noted(raw.get("far_holds"))),
+        dict(_noted(raw.get("stopped"))),
     )
 
 

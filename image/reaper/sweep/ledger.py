@@ -6,6 +6,9 @@ says what is meant. How it ended is said by a second object beside it: ``.ended.
 confirmed the end, ``.failed.json`` where it failed. Only a confirmed end saves anything: a sweep that was cut
 off in between saves nothing, whatever the instance does afterwards.
 
+That users started a stopped instance again stands below ``started/``, under the record's name: the stop saves
+until then. Consoles of before read ``ledger/`` alone, and know nothing of it.
+
 Records of schema version 1 were confirmed only where an earlier try had failed; see ``confirms``.
 """
 
@@ -21,6 +24,7 @@ from image.reaper.sweep.leftovers import LeftoverFinding
 from image.reaper.times import format_time
 
 PREFIX = "ledger"
+STARTED_PREFIX = "started"
 LEFTOVERS_PREFIX = "leftovers"
 FAILED, ENDED = ".failed.json", ".ended.json"
 SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
@@ -88,6 +92,16 @@ def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
 def confirm(store: Store, key: str, now: datetime) -> None:
     """Note beside a record that its instance has ended. Raises CloudError."""
     store.create(key + ENDED, {"schema_version": 1, "at": format_time(now)})
+
+
+def started_key(key: str) -> str:
+    """Where it stands that an instance was started after the stop of a record: without its ending too."""
+    return f"{STARTED_PREFIX}{key.removeprefix(PREFIX)}"
+
+
+def note_start(store: Store, key: str, at: datetime) -> None:
+    """Note that the instance of a stop's record was started again, once. Raises CloudError."""
+    store.create(f"{started_key(key)}.json", {"schema_version": 1, "at": format_time(at)})
 
 
 def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:

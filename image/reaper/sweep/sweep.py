@@ -24,7 +24,7 @@ from image.reaper.model import (
 )
 from image.reaper.notify.notifier import Notifier, alert_text, due_alerts, flooding_text
 from image.reaper.policy import Policy
-from image.reaper.sweep import carry_out, tidy
+from image.reaper.sweep import carry_out, ledger, tidy
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.evidence import look_closely, observe
 from image.reaper.sweep.lease import Lease, SweepMemory, remembered
@@ -156,6 +156,7 @@ class _Sweep:
         self._check_clock()
         plan = decide(situation)
         steps: dict[str, Callable[[], None]] = {
+            "started": lambda: self._note_starts(tools, lease, situation),
             "unmark": lambda: carry_out.unmark(tools, plan, self.done),
             "end": lambda: self._end(tools, lease, situation, plan),
             "mark": lambda: carry_out.mark(tools, plan, situation.now, lease.memory.notified_at, self.done),
@@ -197,6 +198,7 @@ class _Sweep:
         decisions = tuple(acted if is_given_back(acted.instance) else other for acted, other in pairs)
         plan = replace(watched, decisions=decisions)
         steps: dict[str, Callable[[], None]] = {
+            "started": lambda: self._note_starts(tools, lease, situation),
             "unmark": lambda: carry_out.unmark(tools, acting, self.done),
             "end": lambda: self._end(tools, lease, situation, acting),
             "mark": lambda: carry_out.mark(tools, acting, situation.now, lease.memory.notified_at, self.done),
@@ -237,6 +239,12 @@ class _Sweep:
                 step()
             except (CloudError, DeadlineError) as error:
                 self.done.failures.append(Failure("*", name, str(error)))
+
+    def _note_starts(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
+        """A stop saves until users start the instance again, of which the next stop's record says nothing."""
+        for key, (record, at) in lease.memory.started_again(situation.fleet.instances).items():
+            ledger.note_start(tools.store, record, at)
+            del lease.memory.stopped[key]
 
     def _tidy(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
         if not tidy.is_due(lease.memory.leftovers_at, situation.now):
