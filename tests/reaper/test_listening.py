@@ -328,6 +328,36 @@ def test_only_the_group_s_hook_is_asked_for_time(hook, ends_at, waits, tmp_path)
     assert drain._steps.hook == ("hook of i-1" if waits else None)
 
 
+def test_the_copy_of_what_users_keep_is_the_agent_s_own_use_of_the_network(tmp_path):
+    """Were it taken for somebody's, no instance with files to keep would ever be terminated."""
+    own, copied = OwnUse(), []
+
+    class Cloud:
+        """As far as a copy is made with it."""
+
+        def bucket(self):
+            copied.append(own.copied_since_asked())
+            raise CloudError("no answer")
+
+        def fence(self, instance_id):
+            return None
+
+        def store(self):
+            return None
+
+        def caller(self, instance_id):
+            return instance_id
+
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    target = Target(instance_file.load(tmp_path / "instance.toml"), "i-1")
+    made = answers(Cloud(), target, tmp_path, Senses(list, own, None))
+
+    with pytest.raises(CloudError):
+        made.save()
+
+    assert copied == [True]
+
+
 # the door
 
 
@@ -361,6 +391,21 @@ def test_a_door_that_shuts_half_way_is_opened_again(door, tmp_path, monkeypatch,
 
     assert not door.is_shut
     assert not (tmp_path / "nologin").exists()
+
+
+def test_a_door_that_opens_half_way_is_known_as_the_agent_s_own(door, tmp_path, monkeypatch):
+    """The agent's own file goes last: a ``nologin`` of another version's text would be an administrator's."""
+    removed, unlink = [], Path.unlink
+
+    def remove(path, **more):
+        removed.append(path.name)
+        unlink(path, **more)
+
+    door.shut("another version's text")
+    monkeypatch.setattr(Path, "unlink", remove)
+    door.open()
+
+    assert removed == ["nologin", "closed"]
 
 
 @pytest.mark.parametrize("is_shut_before", [False, True])
