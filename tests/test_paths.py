@@ -37,7 +37,8 @@ NOT_HERE = {
     },
     "image/reaper/README.md": {
         **dict.fromkeys(
-            ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/"), "in the bucket"
+            ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
+            "in the bucket",
         ),
     },
     "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
