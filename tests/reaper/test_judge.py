@@ -83,6 +83,20 @@ def test_one_gpu_kernel_in_one_sample_is_activity():
     assert judged(sample(gpus=[gpu(utilisation=1.0)])).reasons == ("gpu 0: utilisation",)
 
 
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_a_kernel_on_any_of_eight_gpus_is_activity(place):
+    gpus = [gpu(str(index), utilisation=100.0 * (index == place)) for index in range(8)]
+
+    assert judged(sample(gpus=gpus)).reasons == (f"gpu {place}: utilisation",)
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_any_of_eight_gpus_that_is_not_known_to_be_idle_makes_the_minute_unknown(place):
+    gpus = [gpu(str(index), utilisation=None, pids=[1] * (index == place)) for index in range(8)]
+
+    assert judged(sample(gpus=gpus)).state is Minute.UNKNOWN
+
+
 def test_memory_in_use_alone_is_no_activity():
     holding = gpu(pids=[42], used_gib=70.0)
 
