@@ -456,3 +456,39 @@ def test_only_what_was_given_back_is_looked_at_for_so_short_a_time():
     assert shortest_idle_time(make_instance(tags=GIVEN_BACK), POLICY.pools["dev"], NOW, ()) == timedelta(
         minutes=5
     )
+
+
+# how old, and how young, the newest heartbeat may be
+
+
+@pytest.mark.parametrize(("minutes", "found"), [(3, Verdict.TERMINATE), (4, Verdict.KEEP_UNKNOWN)])
+def test_an_instance_whose_newest_heartbeat_is_more_than_four_minutes_old_is_unknown(minutes, found):
+    """A job may have begun since: the agent died, or the network holds it up."""
+    silent = idle_history(161).without(range(1, minutes)).activity()
+    assert NOW - silent.newest_at == timedelta(minutes=minutes, seconds=20)
+
+    assert decision(alone(make_instance(), silent)).verdict is found
+
+
+@pytest.mark.parametrize(("minutes", "found"), [(2, Verdict.TERMINATE), (3, Verdict.KEEP_UNKNOWN)])
+def test_an_instance_whose_newest_heartbeat_is_more_than_two_minutes_ahead_is_unknown(minutes, found):
+    """Its clock is wrong, and what it said may be older than it seems."""
+    ahead = History({ago: max(0.0, (161 - ago) * 60.0) for ago in range(-minutes, 200)}).activity()
+    assert ahead.newest_at - NOW == timedelta(minutes=minutes, seconds=-20)
+
+    assert decision(alone(make_instance(), ahead)).verdict is found
+
+
+@pytest.mark.parametrize(("size", "held"), [(4, 0), (5, 2)])
+def test_from_five_instances_on_the_breaker_holds_two_that_fall_idle_at_once(size, held):
+    instances = [make_instance(f"i-{n}", None if n > 1 else 40) for n in range(size)]
+    idle = {instance.id: FORGOTTEN for instance in instances[:2]}
+    busy = {instance.id: idle_history(1).activity() for instance in instances[2:]}
+    situation = replace(
+        alone(instances[0], FORGOTTEN), fleet=Inventory(tuple(instances)), activity=idle | busy
+    )
+
+    verdicts = [found.verdict for found in decide(situation).decisions]
+
+    assert verdicts.count(Verdict.WAIT) == held
+    assert verdicts.count(Verdict.TERMINATE) == 2 - held
