@@ -421,6 +421,15 @@ def nobody_can_look_at_a_stopped_instance_at_the_last_moment(stage: Stage) -> li
 
 
 @play
+def nobody_can_say_what_is_decided_of_a_stopped_instance(stage: Stage) -> list[str]:
+    """Its owner may have been told that it is kept."""
+    instance = stopped_and_due(stage)
+    stage.world.on_call("PutObject", _refuse("PutObject"), 3)  # of the lease two are before
+    stage.sweep()
+    return expect(instance.state == "stopped", "it was terminated though its owner may keep it")
+
+
+@play
 def its_lock_cannot_be_read(stage: Stage) -> list[str]:
     """Only AWS is asked for it."""
     (instance,) = stage.marked()

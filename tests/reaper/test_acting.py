@@ -114,6 +114,23 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
     assert world.groups["pool"]["desired"] == 0
 
 
+def test_a_refused_end_of_which_nobody_can_say_how_it_went_is_none():
+    """It counted as saved, and would have been left outside of its group."""
+    world = marked_group(1)
+
+    def refuse(operation):
+        raise refusal("UnauthorizedOperation", operation)
+
+    # the list, the fresh check, the last look, and the look at what an error left behind
+    world.on_call("TerminateInstances", lambda: refuse("TerminateInstances"), number=1)
+    world.on_call("DescribeInstances", lambda: refuse("DescribeInstances"), number=4)
+    result = sweep_world(world, POLICY)
+
+    assert world.ends == result.done.ended == saved(world) == []
+    assert steps_failed(result) == ["terminate"]
+    assert world.groups["pool"]["desired"] == 1
+
+
 def test_an_end_that_comes_about_in_a_later_sweep_is_noted_beside_its_failure():
     world = marked(1)
     (instance,) = world.instances.values()

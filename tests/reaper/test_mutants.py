@@ -138,6 +138,15 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_stopped_instance_is_kept_as_its_end_is_decided",
         BOTH,
     ),
+    "decision on a stopped instance that cannot be written": (
+        lambda: swaps(
+            "_Batch._not_kept",
+            "winners[decision.instance.id] is Winner.END",
+            "winners[decision.instance.id] is not Winner.WITHDRAWN",
+        ),
+        "nobody_can_say_what_is_decided_of_a_stopped_instance",
+        BOTH,
+    ),
     "fence of a stopped instance": (
         lambda: swaps("stopped", "TAG_WITHDRAWN in case.instance.tags", "False"),
         "a_stopped_instance_carries_the_tag_that_denies_its_end",
