@@ -114,7 +114,7 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
     assert world.groups["pool"]["desired"] == 0
 
 
-def test_a_refused_end_of_which_nobody_can_say_how_it_went_is_none():
+def test_a_refused_end_whose_result_cannot_be_read_is_none():
     """It counted as saved, and would have been left outside of its group."""
     world = marked_group(1)
 
