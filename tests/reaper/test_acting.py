@@ -188,6 +188,32 @@ def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
     assert saved(world) == []
 
 
+@pytest.mark.parametrize(
+    ("action", "call", "noted"),
+    [("terminate", "TerminateInstances", {"ended"}), ("stop", "StopInstances", {"ended", "stopped"})],
+)
+def test_what_a_sweep_is_about_to_do_is_on_record_before_it_is_done(action, call, noted):
+    """A function that is cut off then writes nothing any more: the breaker would count too few."""
+    checked = policy(
+        idle_after_hours=1,
+        grace_minutes=20,
+        min_uptime_minutes=30,
+        action=action,
+        instance_store_scratch=False,
+    )
+    world = marked(1, checked)
+    memories = []
+
+    def remember():
+        memories.append(json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"])
+
+    world.on_call(call, remember, number=1)
+    sweep_world(world, checked)
+
+    (memory,) = memories
+    assert {name for name in ("ended", "stopped") if memory[name].keys() == world.instances.keys()} == noted
+
+
 @pytest.mark.parametrize("sweeps_on_time", [True, False])
 def test_a_stop_saves_until_its_user_starts_the_instance_again_whoever_ends_it_then(sweeps_on_time):
     """No later record says so: it is at work until its user terminates it."""
