@@ -57,16 +57,19 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
     return (*(pool.name for pool in stack.pools), *wanted)
 
 
-def rules(stack: Stack, networks: Mapping[str, str]) -> tuple[FirewallRule, ...]:
+def rules(
+    stack: Stack, networks: Mapping[str, str], foreign: Mapping[str, str] | None = None
+) -> tuple[FirewallRule, ...]:
     """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud.
 
     Args:
         networks: zone -> CIDR of the private vSwitch there.
+        foreign: ``home``, ``scratch`` -> CIDR of the vSwitch from which somebody else's is served.
     """
     declared: list[FirewallRule] = []
     for pool in stack.pools:
         declared += _outward(stack, pool)
-        declared += _within(stack, pool, networks)
+        declared += _within(stack, pool, networks, foreign or {})
         for site, office in stack.access.ssh_from.items():
             declared.append(
                 FirewallRule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}")
@@ -90,29 +93,43 @@ def _outward(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
         yield FirewallRule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
 
 
-def _within(stack: Stack, pool: Pool, networks: Mapping[str, str]) -> Iterator[FirewallRule]:
+def _within(
+    stack: Stack, pool: Pool, networks: Mapping[str, str], foreign: Mapping[str, str]
+) -> Iterator[FirewallRule]:
     """Traffic inside the network: among the instances of a job, to endpoints, and to the file systems.
 
+    Where all ports are open anyway (``_wide_open``), those of NFS and of the endpoints need no rule.
+    """
+    open_to = _wide_open(stack, pool, networks, foreign)
+    for network, why in open_to.items():
+        for egress in (False, True):
+            yield FirewallRule(pool.name, egress, "all", None, network, why)
+    ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
+    wanted = [(port, network) for port, on in ports.items() if on for network in networks.values()]
+    wanted += [(NFS, foreign["home"])] if "home" in foreign else []
+    for port, network in wanted:
+        if network not in open_to:
+            why = "cloud services inside the network" if port == HTTPS else "home directories"
+            yield FirewallRule(pool.name, True, "tcp", (port, port), network, why)
+
+
+def _wide_open(
+    stack: Stack, pool: Pool, networks: Mapping[str, str], foreign: Mapping[str, str]
+) -> dict[str, str]:
+    """CIDR -> why a pool talks to it on any port.
+
     A pool of several instances talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
-    likewise to its own. Where neither is the case, only the ports of NFS and of the endpoints are open.
+    likewise to its own.
     """
     open_to: dict[str, str] = {}
     if pool.size.max > 1 or pool.erdma:
         zones = stack.zones_of(pool)
         for network in (network for zone, network in networks.items() if zone in zones):
             open_to[network] = "instances of one job among themselves"
-    if stack.storage.scratch_gib:
-        why = "CPFS scratch, which calls its clients back"
-        open_to.setdefault(networks[stack.network.home_zone], why)
-    for network, why in open_to.items():
-        for egress in (False, True):
-            yield FirewallRule(pool.name, egress, "all", None, network, why)
-    ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
-    for port in (port for port, wanted in ports.items() if wanted):
-        for network in networks.values():
-            if network not in open_to:
-                why = "cloud services inside the network" if port == HTTPS else "home directories"
-                yield FirewallRule(pool.name, True, "tcp", (port, port), network, why)
+    cpfs = networks[stack.network.home_zone] if stack.storage.scratch_gib else foreign.get("scratch")
+    if cpfs is not None:
+        open_to.setdefault(cpfs, "CPFS scratch, which calls its clients back")
+    return open_to
 
 
 @dataclass(frozen=True)
@@ -122,11 +139,13 @@ class FirewallArgs:
     Attributes:
         vpc_id: the network the groups belong to.
         networks: zone -> CIDR of the private vSwitch there.
+        foreign: ``home``, ``scratch`` -> CIDR of the vSwitch from which somebody else's is served.
     """
 
     stack: Stack
     vpc_id: pulumi.Input[str]
     networks: Mapping[str, str]
+    foreign: Mapping[str, str]
 
 
 class Firewall(pulumi.ComponentResource):
@@ -142,7 +161,7 @@ class Firewall(pulumi.ComponentResource):
         super().__init__("gpu-fleet:alicloud:Firewall", name, None, opts)
         self._args, self._child = args, pulumi.ResourceOptions(parent=self)
         self.group_ids = {label: self._group(name, label) for label in group_labels(args.stack)}
-        for rule in rules(args.stack, args.networks):
+        for rule in rules(args.stack, args.networks, args.foreign):
             self._rule(name, rule)
         self.register_outputs({"group_ids": self.group_ids})
 

@@ -6,7 +6,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud import submit
+from stacks.alicloud import existing_files, submit
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.capacity import Capacity, CapacityArgs, people_policy
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
@@ -42,13 +42,17 @@ def build(stack: Stack) -> dict[str, Any]:
     policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
-    firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.private_networks), own)
+    found = existing_files.look_up(stack, network)
+    foreign = {purpose: files.network for purpose, files in found.items()}
+    rooms = FirewallArgs(stack, network.vpc_id, network.private_networks, foreign)
+    firewall = Firewall(name, rooms, own)
     subnet_ids = network.private_subnet_ids
     surroundings: list[pulumi.Resource] = [network, firewall]
     if stack.network.interface_endpoints:
         endpoints = EndpointsArgs(stack, network.vpc_id, subnet_ids, firewall.group_ids[ENDPOINTS])
         surroundings.append(Endpoints(name, endpoints, own))
-    inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, network.private_networks, policy)
+    networks = network.private_networks
+    inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, networks, policy, found)
     storage = Storage(name, inside, own)
     surroundings.append(storage)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)

@@ -8,6 +8,7 @@ import pulumi_alicloud as alicloud
 
 from stacks import naming
 from stacks.alicloud import existing, policies
+from stacks.alicloud.existing_files import FoundFiles
 from stacks.alicloud.payload import payload_objects
 from stacks.payload import image_files
 from stacks.payload.stored_documents import stored_documents
@@ -36,6 +37,7 @@ class StorageArgs:
         subnet_ids: zone -> private vSwitch.
         networks: zone -> its CIDR.
         reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
+        found: file systems of somebody else's, by purpose.
     """
 
     stack: Stack
@@ -44,6 +46,7 @@ class StorageArgs:
     subnet_ids: dict[str, pulumi.Output[str]]
     networks: Mapping[str, str]
     reaper_policy: str
+    found: Mapping[str, FoundFiles]
 
 
 class Storage(pulumi.ComponentResource):
@@ -52,8 +55,8 @@ class Storage(pulumi.ComponentResource):
     Attributes:
         bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
         bucket_names: the same by name, known once the bucket's policy stands.
-        home_dns_name: where to mount homes from; empty without ``storage.home``.
-        scratch_dns_name: where to mount CPFS from; empty without ``storage.scratch_gib``.
+        home_dns_name: where to mount homes from; empty without any.
+        scratch_dns_name: where to mount CPFS from; empty without any.
     """
 
     bucket_arns: dict[str, pulumi.Output[str]]
@@ -67,11 +70,11 @@ class Storage(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
         existing.look_at_buckets(args.stack, self)
-        nothing = pulumi.Output.from_input("")
         self.bucket_names = {}
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
-        self.home_dns_name = self._home() if args.stack.storage.home else nothing
-        self.scratch_dns_name = self._scratch() if args.stack.storage.scratch_gib else nothing
+        storage = args.stack.storage
+        self.home_dns_name = self._home() if storage.home else self._found("home")
+        self.scratch_dns_name = self._scratch() if storage.scratch_gib else self._found("scratch")
         self.register_outputs({"bucket_arns": self.bucket_arns})
 
     def _tags(self, label: str) -> dict[str, str]:
@@ -141,6 +144,11 @@ class Storage(pulumi.ComponentResource):
         protected, or because its deletion fails) open to plain HTTP and without its policy.
         """
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
+
+    def _found(self, purpose: str) -> pulumi.Output[str]:
+        """Of somebody else's file system, or empty."""
+        files = self._args.found.get(purpose)
+        return pulumi.Output.from_input(files.domain if files is not None else "")
 
     def _home(self) -> pulumi.Output[str]:
         """NAS: homes outlive every instance, so nobody's work hangs on one.

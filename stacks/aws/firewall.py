@@ -108,6 +108,12 @@ def _among_nodes(pool: Pool) -> Iterator[FirewallRule]:
 
 
 def _storage(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
+    """To the stack's file systems by their groups; to somebody else's by the VPC in which they stand."""
+    existing = stack.storage.existing
+    if existing.home is not None:
+        yield FirewallRule(pool.name, True, "tcp", (NFS, NFS), EXISTING, "home directories")
+    if existing.scratch is not None:
+        yield from _pair(pool.name, EXISTING, LUSTRE_PORTS, "Lustre scratch")
     if stack.storage.home:
         yield FirewallRule(pool.name, True, "tcp", (NFS, NFS), HOME, "home directories")
         yield FirewallRule(HOME, False, "tcp", (NFS, NFS), pool.name, f"instances of pool {pool.name}")

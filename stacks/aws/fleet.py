@@ -53,6 +53,7 @@ class FleetArgs:
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
+        scratch_mount_name: what Lustre calls it, or empty.
         surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
             ``pulumi destroy`` removes them only after the groups are empty.
@@ -67,6 +68,7 @@ class FleetArgs:
     bucket_arns: dict[str, pulumi.Output[str]]
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
+    scratch_mount_name: pulumi.Output[str]
     surroundings: Sequence[pulumi.Resource]
 
 
@@ -89,7 +91,14 @@ class Fleet(pulumi.ComponentResource):
             pulumi.ResourceOptions(parent=self),
         )
         launch = LaunchArgs(
-            args.stack, args.pool, args.key_arn, args.group_id, identity.profile_arn, args.home, args.scratch
+            stack=args.stack,
+            pool=args.pool,
+            key_arn=args.key_arn,
+            group_id=args.group_id,
+            profile_arn=identity.profile_arn,
+            home=args.home,
+            scratch=args.scratch,
+            scratch_mount_name=args.scratch_mount_name,
         )
         template = launch_template(f"{name}-template", launch, self)
         stem = naming.prefixed(args.stack.name)

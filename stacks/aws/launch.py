@@ -32,6 +32,7 @@ class LaunchArgs:
         profile_arn: the pool's instance profile.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
+        scratch_mount_name: what Lustre calls it, or empty.
     """
 
     stack: Stack
@@ -41,6 +42,7 @@ class LaunchArgs:
     profile_arn: pulumi.Output[str]
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
+    scratch_mount_name: pulumi.Output[str]
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws.ec2.LaunchTemplate:
@@ -148,8 +150,10 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as EC2 wants it in a launch template."""
 
     def encoded(mounts: list[str]) -> str:
-        home, scratch = mounts
-        return user_data.encoded(args.stack, args.pool, "s3", home=home, scratch=scratch)
+        home, scratch, name = mounts
+        return user_data.encoded(
+            args.stack, args.pool, "s3", home=home, scratch=scratch, scratch_mount_name=name
+        )
 
-    encoded([user_data.LONGEST_NAME] * 2)  # too long is said now, in words; inside `apply` it is a traceback
-    return pulumi.Output.all(args.home, args.scratch).apply(encoded)
+    encoded([user_data.LONGEST_NAME] * 3)  # too long is said now, in words; inside `apply` it is a traceback
+    return pulumi.Output.all(args.home, args.scratch, args.scratch_mount_name).apply(encoded)

@@ -103,6 +103,7 @@ def build(stack: Stack) -> dict[str, Any]:
                 bucket_arns=storage.bucket_arns,
                 home=storage.home_dns_name,
                 scratch=storage.scratch_dns_name,
+                scratch_mount_name=storage.scratch_mount_name,
                 surroundings=surroundings,
             ),
             own,

@@ -7,7 +7,8 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import existing, policies
+from stacks.aws import existing, existing_files, policies
+from stacks.aws.existing_files import Mount
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
 from stacks.payload.stored_documents import stored_documents
@@ -51,13 +52,15 @@ class Storage(pulumi.ComponentResource):
 
     Attributes:
         bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
-        home_dns_name: where to mount homes from; empty without ``storage.home``.
-        scratch_dns_name: where to mount Lustre from; empty without ``storage.scratch_gib``.
+        home_dns_name: where to mount homes from; empty without any.
+        scratch_dns_name: where to mount Lustre from; empty without any.
+        scratch_mount_name: what Lustre calls the file system there; empty without any.
     """
 
     bucket_arns: dict[str, pulumi.Output[str]]
     home_dns_name: pulumi.Output[str]
     scratch_dns_name: pulumi.Output[str]
+    scratch_mount_name: pulumi.Output[str]
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:aws:Storage", name, None, opts)
@@ -65,10 +68,11 @@ class Storage(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
         existing.look_at_buckets(args.stack, self)
-        nothing = pulumi.Output.from_input("")
+        home, scratch = self._home(), self._scratch()
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
-        self.home_dns_name = self._home() if args.stack.storage.home else nothing
-        self.scratch_dns_name = self._scratch() if args.stack.storage.scratch_gib else nothing
+        known = pulumi.Output.from_input
+        self.home_dns_name, self.scratch_dns_name = known(home.dns_name), known(scratch.dns_name)
+        self.scratch_mount_name = known(scratch.name)
         self.register_outputs({"bucket_arns": self.bucket_arns})
 
     def _tags(self, label: str) -> dict[str, str]:
@@ -195,7 +199,14 @@ class Storage(pulumi.ComponentResource):
             ),
         )
 
-    def _home(self) -> pulumi.Output[str]:
+    def _home(self) -> Mount:
+        """Homes of the stack's own, those that are there already, or none."""
+        named = self._stack.storage.existing.home
+        if named is not None:
+            return existing_files.home(self._stack, named, self)
+        return Mount(self._own_home()) if self._stack.storage.home else Mount()
+
+    def _own_home(self) -> pulumi.Output[str]:
         """EFS: homes outlive every instance, so nobody's work hangs on one."""
         files = aws.efs.FileSystem(
             f"{self._name}-home",
@@ -227,7 +238,14 @@ class Storage(pulumi.ComponentResource):
             )
         return files.dns_name
 
-    def _scratch(self) -> pulumi.Output[str]:
+    def _scratch(self) -> Mount:
+        """Lustre of the stack's own, one that is there already, or none."""
+        named = self._stack.storage.existing.scratch
+        if named is not None:
+            return existing_files.scratch(self._stack, named)
+        return self._own_scratch() if self._stack.storage.scratch_gib else Mount()
+
+    def _own_scratch(self) -> Mount:
         """FSx for Lustre in the first zone, the one pools prefer."""
         files = aws.fsx.LustreFileSystem(
             f"{self._name}-scratch",
@@ -245,7 +263,7 @@ class Storage(pulumi.ComponentResource):
                 self._kept, pulumi.ResourceOptions(depends_on=[self._args.firewall])
             ),
         )
-        return files.dns_name
+        return Mount(files.dns_name, files.mount_name)
 
 
 def _handshake() -> aws.s3.BucketLifecycleConfigurationRuleArgsDict:

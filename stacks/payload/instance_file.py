@@ -21,6 +21,7 @@ def instance_toml(
     *,
     home: str = "",
     scratch: str = "",
+    scratch_mount_name: str = "",
     monitor_group: str = "",
     records_uri: str = "",
 ) -> str:
@@ -29,7 +30,8 @@ def instance_toml(
     Args:
         checkpoint_uri: where the trainer saves, say ``s3://bucket/pool``.
         home: DNS name of the shared home, or empty.
-        scratch: DNS name of the shared Lustre scratch, or empty.
+        scratch: DNS name of the shared Lustre or CPFS scratch, or empty.
+        scratch_mount_name: what Lustre calls that file system, or empty.
         monitor_group: CloudMonitor's application group for what alarms of Auto Scaling watch, or empty.
         records_uri: where the agent answers the sweep, say ``s3://bucket/reaper``.
     """
@@ -51,6 +53,7 @@ def instance_toml(
             "monitor_group": monitor_group,
             "records_uri": records_uri,
             "mig_profile": pool.mig_profile or "",
+            **({"scratch_mount_name": scratch_mount_name} if scratch_mount_name else {}),
             **_existing_buckets(stack),
             "idle": {
                 "after_hours": float(pool.idle.after_hours),

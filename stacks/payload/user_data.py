@@ -86,13 +86,20 @@ def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[
 
 
 def encoded(
-    stack: Stack, pool: Pool, scheme: str, *, home: str, scratch: str, monitor_group: str = ""
+    stack: Stack,
+    pool: Pool,
+    scheme: str,
+    *,
+    home: str,
+    scratch: str,
+    scratch_mount_name: str = "",
+    monitor_group: str = "",
 ) -> str:
     """Base64 of a pool's user data, with what its ``instance.toml`` says.
 
     Args:
         scheme: of the URIs of the stack's buckets, say ``s3``.
-        home, scratch, monitor_group: as of ``instance_file.instance_toml``.
+        home, scratch, scratch_mount_name, monitor_group: as of ``instance_file.instance_toml``.
 
     Raises:
         StacksError: as ``cloud_config``.
@@ -105,6 +112,7 @@ def encoded(
         f"{scheme}://{data}",
         home=home,
         scratch=scratch,
+        scratch_mount_name=scratch_mount_name,
         monitor_group=monitor_group,
         records_uri=f"{scheme}://{records}/reaper",
     )

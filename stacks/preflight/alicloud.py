@@ -5,6 +5,7 @@ from typing import Any
 
 from stacks.calls.alicloud import Alicloud
 from stacks.preflight.alicloud_existing import existing
+from stacks.preflight.alicloud_files import file_systems
 from stacks.preflight.alicloud_owned import account, owned
 from stacks.preflight.alicloud_quotas import quotas
 from stacks.preflight.alicloud_room import room
@@ -33,3 +34,4 @@ def look(
     yield from room(stack, asked)
     yield from owned(stack, asked)
     yield from existing(stack, asked)
+    yield from file_systems(stack, asked)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from stacks.calls.aws import Aws, Clients, clients_in
 from stacks.preflight.aws_buckets import buckets
 from stacks.preflight.aws_existing import existing
+from stacks.preflight.aws_files import file_systems
 from stacks.preflight.aws_owned import account, owned
 from stacks.preflight.aws_quotas import quotas
 from stacks.preflight.aws_room import room
@@ -28,3 +29,4 @@ def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
     yield from owned(stack, aws)
     yield from existing(stack, aws)
     yield from buckets(stack, aws)
+    yield from file_systems(stack, aws)

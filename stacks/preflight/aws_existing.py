@@ -41,7 +41,8 @@ def _vpc(stack: Stack, aws: Aws, named: ExistingNetwork) -> Finding:
         says = f"{named.vpc_id} is not in {stack.region}"
         return Finding("VPC", Rating.PROBLEM, says, "name another network.existing.vpc_id")
     off = [name for name in ("enableDnsSupport", "enableDnsHostnames") if not _dns(aws, named.vpc_id, name)]
-    needed = stack.storage.home or stack.network.interface_endpoints
+    homes = stack.storage.home or stack.storage.existing.home
+    needed = homes or stack.network.interface_endpoints
     if off and needed:
         says = f"{named.vpc_id} has {' and '.join(off)} switched off, which homes and endpoints need"
         remedy = "; ".join(

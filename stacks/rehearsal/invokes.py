@@ -126,6 +126,19 @@ def _bucket(clients: RegionClients, arguments: Answer) -> Answer:
     }
 
 
+def _file_system(clients: RegionClients, arguments: Answer) -> Answer:
+    (files,) = clients("efs").describe_file_systems(FileSystemId=arguments["fileSystemId"])["FileSystems"]
+    return {
+        **arguments,
+        "id": files["FileSystemId"],
+        "arn": files["FileSystemArn"],
+        "encrypted": files["Encrypted"],
+        "kmsKeyId": files.get("KmsKeyId", ""),
+        "availabilityZoneName": files.get("AvailabilityZoneName", ""),
+        "dnsName": f"{files['FileSystemId']}.efs.{clients.region}.amazonaws.com",
+    }
+
+
 def _policy_document(_: RegionClients, arguments: Answer) -> Answer:
     document: dict[str, Any] = {"Version": arguments.get("version", "2012-10-17")}
     if "policyId" in arguments:
@@ -187,4 +200,5 @@ _ANSWERS: dict[str, Callable[[RegionClients, Answer], Answer]] = {
     "aws:ec2/getSubnet:getSubnet": _subnet,
     "aws:ec2/getVpc:getVpc": _vpc,
     "aws:s3/getBucket:getBucket": _bucket,
+    "aws:efs/getFileSystem:getFileSystem": _file_system,
 }

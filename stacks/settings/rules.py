@@ -24,6 +24,7 @@ from stacks.settings import (
     Stack,
     ThresholdKind,
     alicloud_rules,
+    existing_file_rules,
     existing_rules,
     image_rules,
     neighbours,
@@ -338,5 +339,5 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
 POOL_RULES = (_own_group, _length_of_role)
 _OF_STACK = (
     *(*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES),
-    *(*people_rules.RULES, *existing_rules.RULES),
+    *(*people_rules.RULES, *existing_rules.RULES, *existing_file_rules.RULES),
 )

@@ -372,16 +372,33 @@ class ExistingBucket:
 
 
 @dataclass(frozen=True, config=EXACT)
+class ExistingFileSystem:
+    """A file system of somebody else's, in the VPC that ``network.existing`` names.
+
+    Attributes:
+        id: the file system, encrypted where its kind can be.
+        mount_name: what FSx for Lustre calls it to those who mount it (scratch on AWS, and required there).
+    """
+
+    id: str
+    mount_name: str | None = None
+
+
+@dataclass(frozen=True, config=EXACT)
 class ExistingStorage:
-    """Buckets that somebody else runs: the stack lets its instances in, and changes and deletes nothing.
+    """Storage that somebody else runs: the stack lets its instances in, and changes and deletes nothing.
 
     What a bucket's policy refuses, plain HTTP say, is for its owner to decide.
 
     Attributes:
         buckets: name -> what instances may do there.
+        home: EFS (AWS) or NAS (Alibaba Cloud) that holds the homes, in place of ``storage.home``.
+        scratch: FSx for Lustre (AWS) or CPFS (Alibaba Cloud), in place of ``storage.scratch_gib``.
     """
 
     buckets: Annotated[dict[BucketName, ExistingBucket], Field(max_length=10)] = Field(default_factory=dict)
+    home: ExistingFileSystem | None = None
+    scratch: ExistingFileSystem | None = None
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -398,7 +415,7 @@ class StorageSettings:
         old_versions_days: how long a bucket keeps what was overwritten or deleted.
         redundancy: of the buckets (Alibaba Cloud), ``LRS`` where left out; to be named in a protected stack,
             since a later change would make new buckets.
-        existing: buckets of somebody else's that instances use too.
+        existing: buckets of somebody else's that instances use too, and file systems in place of its own.
     """
 
     key_rotation_days: Annotated[int, Field(ge=7, le=90), NUMBER] = 90

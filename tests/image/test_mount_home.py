@@ -95,6 +95,15 @@ def test_extreme_nas_is_mounted_by_version_3_from_its_share(instance):
     assert "1.extreme.nas.example:/share /home" in mount_call
 
 
+def test_general_purpose_nas_is_mounted_from_its_root(instance):
+    mount_call = mounted(
+        instance, 'cloud = "alicloud"\nhome_file_system = "31a8e4-abc12.cn-shenzhen.nas.example"\n'
+    )
+
+    assert "-t nfs -o vers=3,nolock,noacl,proto=tcp," in mount_call
+    assert "31a8e4-abc12.cn-shenzhen.nas.example:/ /home" in mount_call
+
+
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
 def test_a_stack_without_homes_leaves_them_on_the_root_disk(instance, cloud):
     mount_call = mounted(instance, f'cloud = "{cloud}"\nhome_file_system = ""\n')

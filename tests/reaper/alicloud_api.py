@@ -43,7 +43,9 @@ PACKAGES = {
         "DescribeAccountKmsStatus DescribeKey DescribeSecret GetKmsInstance GetSecretValue "
         "ScheduleKeyDeletion SetDeletionProtection"
     ),
-    "alibabacloud_nas20170626": "DescribeFileSystems DescribeZones",
+    "alibabacloud_nas20170626": (
+        "DescribeAccessRules DescribeFileSystems DescribeMountTargets DescribeZones"
+    ),
     "alibabacloud_privatelink20200415": "CheckProductOpen",
     "alibabacloud_quotas20200510": "ListProductQuotas",
     "alibabacloud_ram20150501": "GetRole",

@@ -6,14 +6,21 @@ CIDR = "10.77.0.0/16"
 TABLE = "vtb-wz9f0000000000000000"
 NO_BUCKET: dict[str, Any] = {"location": None}
 ENCRYPTED_BUCKET = {"location": "oss-cn-shenzhen", "serverSideEncryptionRule": {"sseAlgorithm": "KMS"}}
+NO_FILES: dict[str, Any] = {"fileSystemType": None}
+NAS = {"fileSystemType": "standard", "protocolType": "NFS", "encryptType": 1}
+# The vSwitch from which file systems are served, and its CIDR.
+OF_FILES, NETWORK_OF_FILES = "vsw-wz9ffnvk4gn2tws0362400", "10.77.200.0/24"
 NAT_ROUTE = {"cidrBlock": "0.0.0.0/0", "nextHopType": "NatGateway", "status": "Available"}
 
 
-def answering(vpc: str, subnets: dict[str, str], region: str = "us-east-1", **of_subnets: Any):
+def answering(
+    vpc: str, subnets: dict[str, str], region: str = "us-east-1", files: Any = None, **of_subnets: Any
+):
     """What the monitor answers to a program's lookups: every subnet lies in its zone of the VPC.
 
     Args:
         region: of every bucket.
+        files: what differs from an encrypted EFS in several zones.
         of_subnets: what differs from that.
     """
     zones = {subnet: zone for zone, subnet in subnets.items()}
@@ -30,19 +37,32 @@ def answering(vpc: str, subnets: dict[str, str], region: str = "us-east-1", **of
             )
         if token == "aws:s3/getBucket:getBucket":
             return arguments | {"bucketRegion": region}
+        if token == "aws:efs/getFileSystem:getFileSystem":
+            name = f"{arguments['fileSystemId']}.efs.{region}.amazonaws.com"
+            found = {"encrypted": True, "availabilityZoneName": "", "dnsName": name}
+            return arguments | found | (files or {})
         return {"id": "pl-0123456789abcdef0", "cidrBlock": CIDR} | arguments
 
     return answer
 
 
 def alicloud_answering(
-    vpc: str, subnets: dict[str, str], routes: Any = (NAT_ROUTE,), bucket: Any = None, **of_vswitches: Any
+    vpc: str,
+    subnets: dict[str, str],
+    routes: Any = (NAT_ROUTE,),
+    bucket: Any = None,
+    *,
+    files: Any = None,
+    target: Any = None,
+    **of_vswitches: Any,
 ):
     """The same on Alibaba Cloud, where what is not there is an empty list.
 
     Args:
         routes: of every vSwitch's table.
         bucket: what differs from a bucket that encrypts what it holds; ``NO_BUCKET`` for none.
+        files: what differs from an encrypted NAS or a CPFS; ``NO_FILES`` for none.
+        target: what differs from its active mount target in the VPC; ``NO_FILES`` for none.
         of_vswitches: what differs from a vSwitch of its zone and the VPC.
     """
     known = {
@@ -51,13 +71,22 @@ def alicloud_answering(
         | of_vswitches
         for number, (zone, vswitch) in enumerate(subnets.items())
     }
+    known[OF_FILES] = {"id": OF_FILES, "vpcId": vpc, "zoneId": "elsewhere", "cidrBlock": NETWORK_OF_FILES}
 
     def answer(_, token: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if token == "alicloud:vpc/getRouteEntries:getRouteEntries":
             return arguments | {"entries": list(routes)}
         if token == "alicloud:oss/getBuckets:getBuckets":
             return arguments | {"buckets": [ENCRYPTED_BUCKET | (bucket or {})] if bucket != NO_BUCKET else []}
+        if token == "alicloud:nas/getMountTargets:getMountTargets":
+            domain = f"{arguments['fileSystemId']}-abc12.cn-shenzhen.nas.aliyuncs.com"
+            found = {"mountTargetDomain": domain, "status": "Active", "vswitchId": OF_FILES} | (target or {})
+            return arguments | {"targets": [found] if target != NO_FILES else []}
         (wanted,) = arguments["ids"]
+        if token == "alicloud:nas/getFileSystems:getFileSystems":
+            cpfs = wanted.startswith("cpfs-")
+            kind = {"fileSystemType": "cpfs", "protocolType": "cpfs", "encryptType": 0} if cpfs else NAS
+            return arguments | {"systems": [kind | (files or {})] if files != NO_FILES else []}
         if token == "alicloud:vpc/getNetworks:getNetworks":
             return arguments | {"vpcs": [{"id": vpc, "cidrBlock": CIDR}] if wanted == vpc else []}
         assert token == "alicloud:vpc/getSwitches:getSwitches", token

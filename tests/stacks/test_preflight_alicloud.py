@@ -744,3 +744,79 @@ def test_an_existing_bucket_must_be_in_the_region(regions, rating, says):
     finding = look(stack(storage=storage), account(), s3=Buckets(**regions))["bucket lab-datasets"]
 
     assert (finding.rating, finding.says) == (rating, says)
+
+
+# file systems of somebody else's
+
+NAS, CPFS = "31a8e4b0c2", "cpfs-00151a2b3c4d5e6f"
+TO_ALL = {"SourceCidrIp": "10.77.0.0/16", "RWAccess": "RDWR"}
+
+
+def borrowing(**existing: Any) -> Stack:
+    network = {"zones": list(VSWITCHES), "existing": EXISTING_VSWITCHES}
+    return stack(
+        network=network, storage={"kms_instance_id": "kst-szh0000000000000000", "existing": existing}
+    )
+
+
+def with_nas(rule: Any = None, target: Any = None, **files: Any) -> Account:
+    """An account with an encrypted NAS and its mount target in the VPC, whose group has this rule."""
+    found = {"FileSystemId": NAS, "FileSystemType": "standard", "EncryptType": 1} | files
+    standing = {"MountTargetDomain": "a.nas.aliyuncs.com", "VpcId": VPC, "Status": "Active"}
+    standing |= {"AccessGroup": "lab"} | (target or {})
+    return foreign_vpc(
+        DescribeFileSystems={"FileSystems": {"FileSystem": [found]}},
+        DescribeMountTargets={"MountTargets": {"MountTarget": [standing]}},
+        DescribeAccessRules={"AccessRules": {"AccessRule": [rule or TO_ALL]}},
+    )
+
+
+def test_existing_homes_that_let_the_vswitches_write_are_fine():
+    finding = look(borrowing(home={"id": NAS}), with_nas())["homes"]
+
+    assert (finding.rating, finding.says) == (
+        Rating.FINE,
+        f"{NAS} is encrypted, and lets the stack's vSwitches in",
+    )
+
+
+@pytest.mark.parametrize(
+    "rule", [TO_ALL | {"RWAccess": "RDONLY"}, TO_ALL | {"SourceCidrIp": "10.78.0.0/16"}, {"RWAccess": "RDWR"}]
+)
+def test_the_owner_is_told_which_access_rule_is_missing(rule):
+    finding = look(borrowing(home={"id": NAS}), with_nas(rule))["homes"]
+
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == f"the access group lab of {NAS} does not let 10.77.0.0/24 write"
+    assert finding.remedy == (
+        "its owner runs: aliyun nas CreateAccessRule --RegionId cn-shenzhen --AccessGroupName lab "
+        "--FileSystemType standard --SourceCidrIp 10.77.0.0/24 --RWAccessType RDWR --Priority 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cloud", "says"),
+    [
+        (with_nas(EncryptType=0), f"{NAS} is not encrypted"),
+        (with_nas(target={"VpcId": "vpc-other"}), f"{NAS} has no active mount target in {VPC}"),
+        (with_nas(target={"Status": "Inactive"}), f"{NAS} has no active mount target in {VPC}"),
+        (
+            foreign_vpc(DescribeFileSystems=Refusal("InvalidFileSystem.NotFound", "no")),
+            f"{NAS} is not in cn-shenzhen",
+        ),
+    ],
+    ids=["in-the-clear", "another-vpc", "inactive", "missing"],
+)
+def test_what_keeps_instances_from_existing_homes_is_reported(cloud, says):
+    finding = look(borrowing(home={"id": NAS}), cloud)["homes"]
+
+    assert (finding.rating, finding.says) == (Rating.PROBLEM, says)
+    assert finding.remedy
+
+
+def test_an_existing_cpfs_needs_a_mount_target_and_no_encryption_which_it_takes_none_of():
+    found = look(
+        borrowing(scratch={"id": CPFS}), with_nas(FileSystemId=CPFS, FileSystemType="cpfs", EncryptType=0)
+    )
+
+    assert found["scratch"].says == f"{CPFS} has a mount target in {VPC}"

@@ -733,3 +733,192 @@ def test_what_is_wrong_with_an_existing_bucket_is_reported(cloud, rating, says):
 
 def test_a_bucket_under_a_key_that_the_stack_file_names_is_fine():
     assert look(using_lab(key=LAB_KEY), bucket_of(algorithm="aws:kms"))[LAB].rating is Rating.FINE
+
+
+# file systems of somebody else's
+
+EFS, FSX = "fs-0123456789abcdef0", "fs-0fedcba9876543210"
+CIDRS = dict(zip(SUBNETS.values(), ("172.20.0.0/24", "172.20.1.0/24"), strict=True))
+GROUP, POOLS_GROUP = "sg-0123456789abcdef0", "sg-0fedcba9876543210"
+ANY_PORT = {"IsEgress": False, "IpProtocol": "-1", "CidrIpv4": "172.20.0.0/16", "FromPort": -1, "ToPort": -1}
+NFS = {"IsEgress": False, "IpProtocol": "tcp", "FromPort": 2049, "ToPort": 2049}
+BY_GROUP = NFS | {"ReferencedGroupInfo": {"GroupId": POOLS_GROUP}}
+
+
+def borrowing(**existing: Any) -> Stack:
+    section = {"zones": list(SUBNETS), "existing": EXISTING}
+    return stack(network=section, storage={"existing": existing})
+
+
+def with_efs(*rules: dict[str, Any], **changes: Any) -> Account:
+    """An account with an encrypted EFS, a mount target in each zone, and these rules of their group."""
+
+    def subnets(params):
+        zones = {subnet: zone for zone, subnet in SUBNETS.items()}
+        return {
+            "Subnets": [
+                {
+                    "SubnetId": asked,
+                    "CidrBlock": CIDRS[asked],
+                    "VpcId": VPC,
+                    "AvailabilityZone": zones[asked],
+                    "AvailableIpAddressCount": 250,
+                }
+                for asked in params["SubnetIds"]
+            ]
+        }
+
+    answers: dict[str, Any] = {
+        "efs_DescribeFileSystems": {"FileSystems": [file_system()]},
+        "efs_DescribeFileSystemPolicy": Refusal("PolicyNotFound", "no policy"),
+        "efs_DescribeMountTargets": {"MountTargets": [mount_target(zone) for zone in SUBNETS]},
+        "efs_DescribeMountTargetSecurityGroups": {"SecurityGroups": [GROUP]},
+        "ec2_DescribeSecurityGroupRules": {"SecurityGroupRules": list(rules)},
+        "ec2_DescribeSecurityGroups": {"SecurityGroups": [{"GroupId": POOLS_GROUP}]},
+        "ec2_DescribeSubnets": subnets,
+    }
+    return foreign_vpc(**answers | changes)
+
+
+def file_system(**changes: Any) -> dict[str, Any]:
+    required = {"OwnerId": ID, "CreationToken": "lab", "CreationTime": datetime.now(UTC), "Tags": []}
+    required |= {"LifeCycleState": "available", "NumberOfMountTargets": 2, "SizeInBytes": {"Value": 0}}
+    required |= {"PerformanceMode": "generalPurpose"}
+    return required | {"FileSystemId": EFS, "Encrypted": True} | changes
+
+
+def mount_target(zone: str, **changes: Any) -> dict[str, Any]:
+    standing = {"MountTargetId": f"fsmt-{zone}", "FileSystemId": EFS, "SubnetId": SUBNETS[zone]}
+    return standing | {"LifeCycleState": "available", "AvailabilityZoneName": zone, "VpcId": VPC} | changes
+
+
+@pytest.mark.parametrize("rule", [ANY_PORT, BY_GROUP], ids=["by-network", "by-group"])
+def test_existing_homes_that_let_the_subnets_in_are_fine(rule):
+    finding = look(borrowing(home={"id": EFS}), with_efs(rule))["homes"]
+
+    assert (finding.rating, finding.says) == (
+        Rating.FINE,
+        f"{EFS} is encrypted, and lets the stack's subnets in",
+    )
+
+
+def test_the_owner_is_told_what_to_open_for_the_homes():
+    half = NFS | {"CidrIpv4": "172.20.0.0/24"}
+
+    finding = look(borrowing(home={"id": EFS}), with_efs(half))["homes"]
+
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says == f"the groups of {EFS} do not let in 172.20.1.0/24 at TCP 2049"
+    assert finding.remedy == (
+        "its owner runs: aws ec2 authorize-security-group-ingress --region us-east-1 "
+        f"--group-id {GROUP} --protocol tcp --port 2049 --cidr 172.20.1.0/24"
+    )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        NFS | {"CidrIpv4": "172.20.0.0/16", "IsEgress": True},
+        NFS | {"CidrIpv4": "172.20.0.0/16", "IpProtocol": "udp"},
+        NFS | {"CidrIpv4": "172.20.0.0/16", "FromPort": 22, "ToPort": 22},
+        NFS | {"ReferencedGroupInfo": {"GroupId": "sg-0aaaaaaaaaaaaaaaa"}},
+    ],
+    ids=["egress", "udp", "other-port", "other-group"],
+)
+def test_a_rule_for_something_else_opens_no_home(rule):
+    assert look(borrowing(home={"id": EFS}), with_efs(rule))["homes"].rating is Rating.PROBLEM
+
+
+NAMED_ALONE = {
+    "Effect": "Allow",
+    "Principal": {"AWS": f"arn:aws:iam::{ID}:role/lab"},
+    "Action": "elasticfilesystem:ClientMount",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"efs_DescribeFileSystems": Refusal("FileSystemNotFound", "no")},
+            f"{EFS} is not in us-east-1",
+        ),
+        (
+            {"efs_DescribeFileSystems": {"FileSystems": [file_system(Encrypted=False)]}},
+            f"{EFS} is not encrypted",
+        ),
+        (
+            {"efs_DescribeMountTargets": {"MountTargets": [mount_target("us-east-1a")]}},
+            f"{EFS} has no mount target of {VPC} in us-east-1b",
+        ),
+        (
+            {
+                "efs_DescribeMountTargets": {
+                    "MountTargets": [mount_target(zone, VpcId="vpc-0aaaaaaaaaaaaaaaa") for zone in SUBNETS]
+                }
+            },
+            f"{EFS} has no mount target of {VPC} in us-east-1a, us-east-1b",
+        ),
+        (
+            {"efs_DescribeFileSystemPolicy": {"Policy": json.dumps({"Statement": [NAMED_ALONE]})}},
+            f"the policy of {EFS} lets nobody mount without IAM, and instances mount without",
+        ),
+    ],
+    ids=["missing", "in-the-clear", "a-zone-without", "another-vpc", "iam-alone"],
+)
+def test_what_keeps_instances_from_existing_homes_is_reported(changes, says):
+    finding = look(borrowing(home={"id": EFS}), with_efs(ANY_PORT, **changes))["homes"]
+
+    assert (finding.rating, finding.says) == (Rating.PROBLEM, says)
+    assert finding.remedy
+
+
+def lustre(**changes: Any) -> dict[str, Any]:
+    files = {
+        "FileSystemId": FSX,
+        "FileSystemType": "LUSTRE",
+        "VpcId": VPC,
+        "NetworkInterfaceIds": ["eni-0123456789abcdef0"],
+    }
+    return {"FileSystems": [files | {"LustreConfiguration": {"MountName": "abcdefgh"}} | changes]}
+
+
+def with_fsx(*rules: dict[str, Any], answer: Any = None) -> Account:
+    interfaces = {
+        "NetworkInterfaces": [{"NetworkInterfaceId": "eni-0123456789abcdef0", "Groups": [{"GroupId": GROUP}]}]
+    }
+    changes = {"fsx_DescribeFileSystems": answer or lustre(), "ec2_DescribeNetworkInterfaces": interfaces}
+    return with_efs(*rules, **changes)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "rating", "says"),
+    [
+        (with_fsx(ANY_PORT), Rating.FINE, f"{FSX} is encrypted, and lets the stack's subnets in"),
+        (
+            with_fsx(NFS | {"CidrIpv4": "172.20.0.0/16", "FromPort": 988, "ToPort": 988}),
+            Rating.PROBLEM,
+            f"the groups of {FSX} do not let in 172.20.0.0/24 at TCP 1018-1023, "
+            "172.20.1.0/24 at TCP 1018-1023",
+        ),
+        (
+            with_fsx(answer=Refusal("FileSystemNotFound", "no")),
+            Rating.PROBLEM,
+            f"{FSX} is not in us-east-1",
+        ),
+        (with_fsx(answer=lustre(FileSystemType="OPENZFS")), Rating.PROBLEM, f"{FSX} is of kind OPENZFS"),
+        (with_fsx(answer=lustre(VpcId="vpc-0aaaaaaaa")), Rating.PROBLEM, f"{FSX} lies in vpc-0aaaaaaaa"),
+        (
+            with_fsx(answer=lustre(LustreConfiguration={"MountName": "fsx"})),
+            Rating.PROBLEM,
+            f"the mount name of {FSX} is fsx",
+        ),
+    ],
+    ids=["open", "half-open", "missing", "another-kind", "another-vpc", "another-name"],
+)
+def test_an_existing_lustre_is_there_by_its_name_and_lets_the_subnets_in(cloud, rating, says):
+    settings = borrowing(scratch={"id": FSX, "mount_name": "abcdefgh"})
+
+    finding = look(settings, cloud)["scratch"]
+
+    assert (finding.rating, finding.says) == (rating, says)
