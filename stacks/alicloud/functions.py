@@ -19,7 +19,6 @@ from stacks.settings import Stack
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).
 RUNTIME = "python3.12"
 MEMORY_MIB, CPU, DISK_MIB = 512, 0.5, 512
-LOG_DAYS = 90
 # The earliest time a zip can carry: content alone decides the bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -62,7 +61,7 @@ class ScheduledFunction(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         log = LogStore(
             f"{name}-log",
-            LogStoreArgs(args.stack, args.label, args.key_id, args.key_arn, LOG_DAYS),
+            LogStoreArgs(args.stack, args.label, args.key_id, args.key_arn, args.stack.logs.retention_days),
             self._child,
         )
         role, attachment = self._role(log)

@@ -198,7 +198,7 @@ class Network(pulumi.ComponentResource):
 
     def _flow_log(self, args: NetworkArgs) -> None:
         stack = self._stack
-        days = stack.network.flow_log_retention_days
+        days = stack.flow_log_days
         log = LogStore(
             naming.prefixed(stack.name, "flow"),
             LogStoreArgs(stack, "flow", args.key_id, args.key_arn, days),

@@ -12,7 +12,6 @@ from stacks.aws.reaper_role import use_key
 from stacks.settings import Stack
 
 MEMORY_MIB = 512
-LOG_DAYS = 90
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def declare_function(name: str, args: ScheduledFunctionArgs, parent: pulumi.Reso
         name,
         name=f"/aws/lambda/{name}",
         kms_key_id=args.key_arn,
-        retention_in_days=LOG_DAYS,
+        retention_in_days=args.stack.logs.retention_days,
         tags=tags,
         opts=child,
     )

@@ -192,7 +192,7 @@ class Network(pulumi.ComponentResource):
             f"{self._name}-flow",
             name=f"/gpu-fleet/{stack.name}/flow",
             kms_key_id=key_arn,
-            retention_in_days=stack.network.flow_log_retention_days,
+            retention_in_days=stack.flow_log_days,
             tags=self._tags("flow"),
             opts=self._child,
         )

@@ -128,8 +128,12 @@ PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), 
 # More than any hour or GiB costs; less than 0.0001 of any currency is a slip.
 AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), AMOUNT]
 Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
-# The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
-RetentionDays = Annotated[Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731], NUMBER]
+# The periods CloudWatch Logs knows (API PutRetentionPolicy), up to what Simple Log Service takes: 3000 days
+# (alicloud_log_store, ``retention_period``).
+RetentionDays = Annotated[
+    Literal[*(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922)],
+    NUMBER,
+]
 
 
 class Nat(StrEnum):
@@ -265,7 +269,8 @@ class NetworkSettings:
         nat: how private subnets reach the internet.
         interface_endpoints: reach the cloud's own services without leaving the network.
         peers: networks that must stay reachable, so ``cidr`` may not overlap them.
-        flow_log_retention_days: how long accepted and rejected connections stay on record.
+        flow_log_retention_days: how long accepted and rejected connections stay on record, where that differs
+            from ``logs.retention_days``.
         s3_buckets: buckets of your own, or public ones, that the network's way to S3 lets through beside the
             stack's and those of AWS's services; ``*`` stands for any letters (AWS).
     """
@@ -276,7 +281,7 @@ class NetworkSettings:
     nat: Nat = Nat.ONE
     interface_endpoints: Switch = False
     peers: tuple[IPv4Network, ...] = ()
-    flow_log_retention_days: RetentionDays = 90
+    flow_log_retention_days: RetentionDays | None = None
     s3_buckets: tuple[BucketPattern, ...] = ()
     slots: dict[str, Annotated[int, Field(ge=0, le=7), NUMBER]] | None = None
 
@@ -676,6 +681,18 @@ class ReaperSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
+class LogSettings:
+    """What the stack writes down of itself.
+
+    Attributes:
+        retention_days: how long every log of the stack is kept: connections of its network, runs of the sweep
+            and of the mover.
+    """
+
+    retention_days: RetentionDays = 90
+
+
+@dataclass(frozen=True, config=EXACT)
 class TakeSettings:
     """Who may ask for instances by ``gpu-fleet take``, and for how many.
 
@@ -795,6 +812,7 @@ class Stack:
     budget: BudgetSettings = BudgetSettings()
     reaper: ReaperSettings = ReaperSettings()
     notify: NotifySettings = NotifySettings()
+    logs: LogSettings = LogSettings()
     take: TakeSettings = TakeSettings()
     image: ImageSettings = ImageSettings()
 
@@ -802,6 +820,11 @@ class Stack:
     def emulated(self) -> bool:
         """Whether an emulator stands for the cloud; what moto lacks is then left out."""
         return self.endpoint_url is not None
+
+    @property
+    def flow_log_days(self) -> int:
+        """How long the network's connections stay on record."""
+        return self.network.flow_log_retention_days or self.logs.retention_days
 
     def bucket_name(self, kind: str) -> str:
         """Of a bucket: unique in the world by the account's id, and known before anything exists."""

@@ -89,7 +89,7 @@ def test_the_schema_has_numbers_to_try():
     assert len(NUMBERS) > 35
     assert len(SWITCHES) > 10
     assert ("pools", 0, "size", "max") in WHOLE
-    assert ("network", "flow_log_retention_days") in WHOLE
+    assert ("logs", "retention_days") in WHOLE
     assert ("budget", "assume", "disk") in NUMBERS
 
 

@@ -432,6 +432,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], object, tuple[str, ...]]] = {
     "network.zones[1]": (("network", "zones", 1), "eu-west-1a", ("cloud", "region")),
     "network.nta": (("network", "nta"), "one", ()),
     "network.flow_log_retention_days": (("network", "flow_log_retention_days"), 2, ()),
+    "logs.retention_days": (("logs", "retention_days"), 100, ()),
     "access.ssh_from.home": (("access", "ssh_from", "home"), "0.0.0.0/0", ()),
     "access.ssh_from.office": (("access", "ssh_from", "office"), "nowhere", ()),
     "storage.key_rotation_days": (("storage", "key_rotation_days"), 30, ("cloud",)),
@@ -460,7 +461,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], object, tuple[str, ...]]] = {
 
 def faulty(*faults: str) -> dict[str, object]:
     """A sound file with these faults."""
-    sections = {"access": {"ssh_from": {}}, "storage": {}, "reaper": {}}
+    sections = {"access": {"ssh_from": {}}, "storage": {}, "logs": {}, "reaper": {}}
     content = copy.deepcopy(stack_file(**sections, pools=[pool(size={}, idle={}), pool(name="other")]))
     content["pools"][0]["size"] |= {"min": 0, "desired": 1, "max": 2}
     for fault in faults:
