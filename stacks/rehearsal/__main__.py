@@ -16,6 +16,7 @@ from stacks.rehearsal import (
     bucket_policies,
     budget_act,
     closing,
+    existing,
     instances,
     reaper_act,
     training_act,
@@ -24,7 +25,7 @@ from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ended_like_by_keyboard
-from stacks.rehearsal.program import ROOT, Rehearsed, run_program
+from stacks.rehearsal.program import ROOT, Rehearsed, read_config, run_program
 from stacks.rehearsal.tree import Tree
 from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
@@ -72,7 +73,7 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
     """
     started = time.perf_counter()
     folder = _empty(build / "rehearsal" / settings.name)
-    rehearsed = stand_up(console, clients, settings.name)
+    rehearsed = stand_up(console, clients, settings)
     figures: closing.Figures = {
         "resources": {
             "created": rehearsed.created,
@@ -100,11 +101,24 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
     return figures
 
 
-def stand_up(console: Console, clients: RegionClients, name: str) -> Rehearsed:
-    """First act: the program registers its resources, moto creates what it knows."""
+def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehearsed:
+    """First act: the program registers its resources, moto creates what it knows.
+
+    What the stack takes from somebody else is made before, as its owner would have it.
+    """
+    name, config, answers = settings.name, read_config(settings.name), None
     _act(console, 1, f"the program of stack {name} against moto")
+    if settings.cloud is Cloud.AWS:
+        ids = existing.made(clients, settings)
+        config = existing.renamed(config, ids)
+        if ids or settings.storage.existing.buckets:
+            console.print(
+                "somebody else's, made for this rehearsal:", *ids, *settings.storage.existing.buckets
+            )
+    else:
+        answers = existing.alicloud_answers(settings)
     with Tree(console, name) as tree:
-        return run_program(name, listener=tree.listen, clients=clients)
+        return run_program(name, config=config, listener=tree.listen, clients=clients, answers=answers)
 
 
 def use(

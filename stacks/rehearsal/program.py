@@ -25,6 +25,7 @@ from stacks.naming import PROJECT
 from stacks.rehearsal import values
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.clients import RegionClients
+from stacks.rehearsal.existing import Answers
 from stacks.rehearsal.monitor import RehearsalMocks, RehearsalMonitor
 from stacks.rehearsal.registrations import Listener, Registration, RegistrationOutcome, Registrations
 from stacks.settings import stack_files
@@ -105,6 +106,7 @@ def run_program(
     config: dict[str, str] | None = None,
     listener: Listener | None = None,
     clients: RegionClients | None = None,
+    answers: Answers | None = None,
 ) -> Rehearsed:
     """Run a program to its last resource.
 
@@ -119,6 +121,7 @@ def run_program(
         config: instead of any file: full key -> value, structures as JSON text.
         listener: called for each registration as it happens, on a worker thread.
         clients: boto3 clients to use and leave open; by default some of its own.
+        answers: to provider functions that moto has no answer to, by their tokens.
 
     Raises:
         StacksError: a stack file is missing, or moto refused a resource.
@@ -128,7 +131,7 @@ def run_program(
     records = Registrations(listener)
     region = settings.get("aws:region", DEFAULT_REGION)
     own = clients or RegionClients(region)
-    mocks = RehearsalMocks(own, CREATORS, records)
+    mocks = RehearsalMocks(own, CREATORS, records, answers)
     started = time.perf_counter()
     try:
         with _lean():
