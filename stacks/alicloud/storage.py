@@ -7,7 +7,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud import existing, policies
+from stacks.alicloud import access_logs, existing, policies
 from stacks.alicloud.existing_files import FoundFiles
 from stacks.alicloud.payload import payload_objects
 from stacks.payload import image_files
@@ -71,6 +71,7 @@ class Storage(pulumi.ComponentResource):
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
         existing.look_at_buckets(args.stack, self)
         self.bucket_names = {}
+        self._access = [access_logs.bucket(name, args.stack, self)] if args.stack.logs.bucket_access else []
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
         storage = args.stack.storage
         self.home_dns_name = self._home() if storage.home else self._found("home")
@@ -100,9 +101,13 @@ class Storage(pulumi.ComponentResource):
             ],
             # These states lie below the whole bucket's rule, and both let objects expire.
             lifecycle_rule_allow_same_action_overlap=kind == "records",
+            logging=access_logs.logging(self._stack, kind),
             tags=self._tags(kind),
             opts=pulumi.ResourceOptions(
-                parent=self, protect=self._stack.protected, ignore_changes=["policy"]
+                parent=self,
+                protect=self._stack.protected,
+                ignore_changes=["policy"],
+                depends_on=self._access,
             ),
         )
         settings = self._settings_of(bucket)

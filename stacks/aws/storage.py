@@ -8,6 +8,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import existing, existing_files, policies
+from stacks.aws.access_logs import AccessLogs
 from stacks.aws.existing_files import Mount
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
@@ -69,6 +70,7 @@ class Storage(pulumi.ComponentResource):
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
         existing.look_at_buckets(args.stack, self)
         home, scratch = self._home(), self._scratch()
+        self._access = AccessLogs(name, args.stack, BUCKETS, self) if args.stack.logs.bucket_access else None
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
         known = pulumi.Output.from_input
         self.home_dns_name, self.scratch_dns_name = known(home.dns_name), known(scratch.dns_name)
@@ -107,6 +109,8 @@ class Storage(pulumi.ComponentResource):
             name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=settings
         )
         self._lifecycle(name, bucket, versioning, with_handshake=kind == "records")
+        if self._access is not None:
+            self._access.of(kind, bucket, settings)
         stored = self._objects(bucket, [encryption, versioning]) if kind == "records" else []
         # after the first objects: an emulator that reads no conditions refuses every upload from here on
         aws.s3.BucketPolicy(

@@ -103,14 +103,17 @@ def _named(key: str, values: Sequence[Mapping[str, Any]]) -> list[tuple[str, Map
 
 
 def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """S3 has its encryption in a resource of its own; OSS in the bucket."""
+    """S3 has its encryption in a resource of its own; OSS in the bucket.
+
+    A bucket that only takes access logs is the exception: S3 delivers none to one under a KMS key.
+    """
+    targets = _targets_of_logs(resources)
     for bucket in resources:
         if bucket.type == "alicloud:oss/bucket:Bucket":
-            rule = bucket.inputs.get("serverSideEncryptionRule") or {}
-            keys = [rule.get("kmsMasterKeyId")]
+            rules = [bucket.inputs.get("serverSideEncryptionRule") or {}]
         elif bucket.type == "aws:s3/bucket:Bucket":
-            keys = [
-                (rule.get("applyServerSideEncryptionByDefault") or {}).get("kmsMasterKeyId")
+            rules = [
+                rule.get("applyServerSideEncryptionByDefault") or {}
                 for part in belonging(
                     resources,
                     bucket,
@@ -120,8 +123,23 @@ def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resourc
             ]
         else:
             continue
-        if not any(of_customer(key) for key in keys):
+        by_the_cloud = any(rule.get("sseAlgorithm") == "AES256" for rule in rules)
+        if bucket.inputs.get("bucket") in targets and by_the_cloud:
+            continue
+        if not any(of_customer(rule.get("kmsMasterKeyId")) for rule in rules):
             yield bucket, "no customer key encrypts what is put into it"
+
+
+def _targets_of_logs(resources: Sequence[Resource]) -> set[Any]:
+    """Names of the buckets that take other buckets' access logs, and whose own nobody takes."""
+    of_s3 = [part.inputs for part in resources if part.type == "aws:s3/bucketLogging:BucketLogging"]
+    of_oss = [
+        {"bucket": bucket.inputs.get("bucket"), **(bucket.inputs.get("logging") or {})}
+        for bucket in resources
+        if bucket.type == "alicloud:oss/bucket:Bucket" and bucket.inputs.get("logging")
+    ]
+    logged = {part.get("bucket") for part in (*of_s3, *of_oss)}
+    return {part.get("targetBucket") for part in (*of_s3, *of_oss)} - logged - {None, UNKNOWN}
 
 
 def belonging(resources: Sequence[Resource], bucket: Resource, kind: str) -> list[Resource]:

@@ -27,7 +27,7 @@ KEY_EXAMPLE = {
     Cloud.AWS: "arn:aws:kms:{region}:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab",
     Cloud.ALICLOUD: "acs:kms:{region}:1234567890123456:key/key-szh0000000000000000",
 }
-OWN_BUCKETS = ("data", "checkpoints", "records")  # as in storage.py of either cloud
+OWN_BUCKETS = ("data", "checkpoints", "records", "access-logs")  # as in storage.py of either cloud
 OF_OWN_NETWORK = "is of a network that the stack makes; leave it out where network.existing names a VPC"
 
 

@@ -686,10 +686,12 @@ class LogSettings:
 
     Attributes:
         retention_days: how long every log of the stack is kept: connections of its network, runs of the sweep
-            and of the mover.
+            and of the mover, requests to its buckets.
+        bucket_access: write every request to the stack's buckets down, in a bucket of its own.
     """
 
     retention_days: RetentionDays = 90
+    bucket_access: Switch = False
 
 
 @dataclass(frozen=True, config=EXACT)

@@ -8,8 +8,8 @@ from stacks.teardown import state
 from stacks.teardown.holdings import DataStore, HeldInstance, Holdings
 from stacks.teardown.state import StateResource
 
-# What `--delete-data` may name; the first three are buckets, the others file systems.
-KINDS = ("data", "checkpoints", "records", "home", "scratch")
+# What `--delete-data` may name; the first four are buckets, the others file systems.
+KINDS = ("data", "checkpoints", "records", "access-logs", "home", "scratch")
 KEY_WAITS_DAYS, KEY_WAITS_DAYS_PROTECTED = 7, 30
 # Inputs by which a cloud itself refuses a deletion, beside Pulumi's `protect`.
 GUARDS = ("groupDeletionProtection", "deletionProtection")

@@ -30,6 +30,7 @@ SETTINGS = frozenset(
         "aws:s3/bucketVersioning:BucketVersioning",
         "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
         "aws:s3/bucketPolicy:BucketPolicy",
+        "aws:s3/bucketLogging:BucketLogging",
         "aws:efs/fileSystemPolicy:FileSystemPolicy",
         "aws:efs/backupPolicy:BackupPolicy",
         "alicloud:oss/bucketAcl:BucketAcl",

@@ -40,6 +40,11 @@ def delete_every_version(clients: RegionClients, resource: Registration) -> None
                 s3.delete_object(Bucket=bucket, Key=key, VersionId=version["VersionId"])
 
 
+def logging_off(clients: RegionClients, resource: Registration) -> None:
+    """aws:s3/bucketLogging: an empty status."""
+    clients("s3").put_bucket_logging(Bucket=resource.inputs["bucket"], BucketLoggingStatus={})
+
+
 def schedule_key_deletion(clients: RegionClients, resource: Registration) -> None:
     """A key waits for days before it is gone, and cannot be used meanwhile."""
     days = resource.inputs.get("deletionWindowInDays", 30)
@@ -188,6 +193,7 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:s3/bucketOwnershipControls:BucketOwnershipControls": call(
         "s3", "delete_bucket_ownership_controls", Bucket="bucket"
     ),
+    "aws:s3/bucketLogging:BucketLogging": logging_off,
     "aws:s3/bucketPolicy:BucketPolicy": call("s3", "delete_bucket_policy", Bucket="bucket"),
     "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": call(
         "s3", "delete_public_access_block", Bucket="bucket"

@@ -99,6 +99,13 @@ def policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     return inputs["bucket"], inputs
 
 
+def logging(clients: RegionClients, _: str, inputs: Inputs) -> Created:
+    """aws:s3/bucketLogging:BucketLogging."""
+    target = {"TargetBucket": inputs["targetBucket"], "TargetPrefix": inputs["targetPrefix"]}
+    clients("s3").put_bucket_logging(Bucket=inputs["bucket"], BucketLoggingStatus={"LoggingEnabled": target})
+    return inputs["bucket"], inputs
+
+
 def stored_object(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketObjectv2:BucketObjectv2, of an asset or a text."""
     body = inputs["content"].encode() if "content" in inputs else asset_bytes(inputs["source"])
@@ -123,4 +130,5 @@ CREATORS = {
     "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": lifecycle,
     "aws:s3/bucketObjectv2:BucketObjectv2": stored_object,
     "aws:s3/bucketPolicy:BucketPolicy": policy,
+    "aws:s3/bucketLogging:BucketLogging": logging,
 }

@@ -1,0 +1,137 @@
+"""Who asked what of the stack's buckets: S3's access logs, in a bucket of their own.
+
+The one bucket that the stack's key does not encrypt: S3 delivers access logs to no bucket under a KMS key
+(docs.aws.amazon.com/AmazonS3/latest/userguide/enable-server-access-logging.html), so S3's own keys do. It
+holds names of objects and callers, and no object.
+"""
+
+from collections.abc import Sequence
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.settings import Stack
+
+KIND = "access-logs"
+DELIVERY = "logging.s3.amazonaws.com"
+LEAST_TLS = "1.2"
+ABORT_UPLOADS_AFTER_DAYS = 7
+
+
+class AccessLogs:
+    """The bucket, and what each other bucket needs to write its log there.
+
+    Args:
+        kinds: the buckets that are logged; each writes below its own prefix.
+        parent: the component that owns the buckets.
+    """
+
+    def __init__(self, name: str, stack: Stack, kinds: Sequence[str], parent: pulumi.Resource) -> None:
+        self._stack, self._parent = stack, parent
+        self._stem, self._name = name, f"{name}-{KIND}"
+        bucket = aws.s3.Bucket(
+            self._name,
+            bucket=stack.bucket_name(KIND),
+            tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, KIND)),
+            opts=pulumi.ResourceOptions(parent=parent, protect=stack.protected),
+        )
+        self._policy = self._settings(bucket, kinds)
+
+    def of(self, kind: str, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
+        """Have S3 write down who asks what of a bucket."""
+        aws.s3.BucketLogging(
+            f"{self._stem}-{kind}",
+            bucket=bucket.id,
+            target_bucket=self._stack.bucket_name(KIND),
+            target_prefix=f"{kind}/",
+            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[self._policy])),
+        )
+
+    def _settings(self, bucket: aws.s3.Bucket, kinds: Sequence[str]) -> pulumi.Resource:
+        """Deleted with the bucket or not at all, as in ``storage.py``; gives the policy of S3's delivery."""
+        name = self._name
+        opts = pulumi.ResourceOptions(parent=self._parent, protect=self._stack.protected, deleted_with=bucket)
+        aws.s3.BucketPublicAccessBlock(
+            name,
+            bucket=bucket.id,
+            block_public_acls=True,
+            block_public_policy=True,
+            ignore_public_acls=True,
+            restrict_public_buckets=True,
+            opts=opts,
+        )
+        aws.s3.BucketOwnershipControls(
+            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=opts
+        )
+        aws.s3.BucketServerSideEncryptionConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[{"apply_server_side_encryption_by_default": {"sse_algorithm": "AES256"}}],
+            opts=opts,
+        )
+        versioning = aws.s3.BucketVersioning(
+            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=opts
+        )
+        aws.s3.BucketLifecycleConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[*lifecycle(self._stack.logs.retention_days)],
+            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[versioning])),
+        )
+        sources = [
+            f"arn:{policies.partition(self._stack.region)}:s3:::{self._stack.bucket_name(kind)}"
+            for kind in kinds
+        ]
+        return aws.s3.BucketPolicy(
+            name,
+            bucket=bucket.id,
+            policy=bucket_policy(bucket.arn, sources, self._stack.account_id),
+            opts=opts,
+        )
+
+
+def lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict]:
+    """What is older than any other log of the stack goes; a version that was deleted, the day after."""
+    everything = {"prefix": ""}
+    return [
+        {
+            "id": "old-logs",
+            "status": "Enabled",
+            "filter": everything,
+            "expiration": {"days": days},
+            "noncurrent_version_expiration": {"noncurrent_days": 1},
+            "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
+        },
+    ]
+
+
+def bucket_policy(
+    bucket_arn: pulumi.Output[str], sources: Sequence[str], account_id: str
+) -> pulumi.Output[str]:
+    """S3's log delivery writes, for the stack's buckets alone; nobody comes without TLS."""
+    objects = pulumi.Output.concat(bucket_arn, "/*")
+    everyone = {"AWS": "*"}
+    return policies.document(
+        policies.allow(
+            "DeliverLogs",
+            ["s3:PutObject"],
+            objects,
+            {
+                "ArnEquals": {"aws:SourceArn": list(sources)},
+                "StringEquals": {"aws:SourceAccount": account_id},
+            },
+            {"Service": DELIVERY},
+        ),
+        policies.deny(
+            "TlsOnly", ["s3:*"], [bucket_arn, objects], {"Bool": {"aws:SecureTransport": "false"}}, everyone
+        ),
+        policies.deny(
+            "ModernTls",
+            ["s3:*"],
+            [bucket_arn, objects],
+            {"NumericLessThan": {"s3:TlsVersion": LEAST_TLS}},
+            everyone,
+        ),
+    )
