@@ -31,6 +31,7 @@ def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
         server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(sse_algorithm="AES256"),
         versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
         lifecycle_rules=[_old_logs(stack.logs.retention_days)],
+        lifecycle_rule_allow_same_action_overlap=False,
         tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, KIND)),
         opts=pulumi.ResourceOptions(parent=parent, protect=stack.protected, ignore_changes=["policy"]),
     )

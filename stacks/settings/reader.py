@@ -23,7 +23,7 @@ from stacks.settings.yaml_text import LeadingZero
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "notify", "take", "image")
+STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "notify", "logs", "take", "image")
 HIDDEN = "(not shown)"
 Parsed = tuple[Any, list[Problem]]
 

@@ -86,7 +86,9 @@ def outlived(rehearsed):
 def test_whatever_the_key_encrypts_is_gone_before_the_key_is(found):
     key, before = outlived(found)
     encrypted = encrypted_with(key, found.registrations)
-    stored = [*encrypted, *found.of_type(BUCKET)]
+    # access logs lie under keys of OSS
+    under_it = [bucket for bucket in found.of_type(BUCKET) if not bucket.name.endswith("-access-logs")]
+    stored = [*encrypted, *under_it]
 
     assert len(encrypted) > 5
     assert [stored_object.urn for stored_object in stored if stored_object.urn not in before] == []
