@@ -46,7 +46,7 @@ def look_up(stack: Stack, parent: pulumi.Resource) -> Mapping[str, FoundFiles]:
     existing, opts = stack.storage.existing, pulumi.InvokeOptions(parent=parent)
     named = {"home": existing.home, "scratch": existing.scratch}
     problems: list[Problem] = []
-    found = {}
+    mounts = {}
     for purpose, files in named.items():
         if files is None:
             continue
@@ -58,10 +58,10 @@ def look_up(stack: Stack, parent: pulumi.Resource) -> Mapping[str, FoundFiles]:
             wrong = [f"has no active mount target in {_vpc(stack)}; its owner adds one"]
         problems += [Problem(key, files.id, says) for says in wrong]
         if mount is not None:
-            found[purpose] = mount
+            mounts[purpose] = mount
     if problems:
         raise ExistingFileSystemError("\n".join(str(problem) for problem in problems))
-    return found
+    return mounts
 
 
 def _wrong_with(stack: Stack, purpose: str, id_: str, opts: pulumi.InvokeOptions) -> Iterator[str]:

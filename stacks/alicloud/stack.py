@@ -42,8 +42,8 @@ def build(stack: Stack) -> dict[str, Any]:
     policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
-    found = existing_files.look_up(stack, network)
-    foreign = {purpose: files.network for purpose, files in found.items()}
+    mounts = existing_files.look_up(stack, network)
+    foreign = {purpose: files.network for purpose, files in mounts.items()}
     rooms = FirewallArgs(stack, network.vpc_id, network.private_networks, foreign)
     firewall = Firewall(name, rooms, own)
     subnet_ids = network.private_subnet_ids
@@ -52,7 +52,7 @@ def build(stack: Stack) -> dict[str, Any]:
         endpoints = EndpointsArgs(stack, network.vpc_id, subnet_ids, firewall.group_ids[ENDPOINTS])
         surroundings.append(Endpoints(name, endpoints, own))
     networks = network.private_networks
-    inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, networks, policy, found)
+    inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, networks, policy, mounts)
     storage = Storage(name, inside, own)
     surroundings.append(storage)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)

@@ -37,7 +37,7 @@ class StorageArgs:
         subnet_ids: zone -> private vSwitch.
         networks: zone -> its CIDR.
         reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
-        found: file systems of somebody else's, by purpose.
+        mounts: file systems of somebody else's, by purpose.
     """
 
     stack: Stack
@@ -46,7 +46,7 @@ class StorageArgs:
     subnet_ids: dict[str, pulumi.Output[str]]
     networks: Mapping[str, str]
     reaper_policy: str
-    found: Mapping[str, FoundFiles]
+    mounts: Mapping[str, FoundFiles]
 
 
 class Storage(pulumi.ComponentResource):
@@ -74,8 +74,8 @@ class Storage(pulumi.ComponentResource):
         self._access = [access_logs.bucket(name, args.stack, self)] if args.stack.logs.bucket_access else []
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
         storage = args.stack.storage
-        self.home_dns_name = self._home() if storage.home else self._found("home")
-        self.scratch_dns_name = self._scratch() if storage.scratch_gib else self._found("scratch")
+        self.home_dns_name = self._home() if storage.home else self._foreign("home")
+        self.scratch_dns_name = self._scratch() if storage.scratch_gib else self._foreign("scratch")
         self.register_outputs({"bucket_arns": self.bucket_arns})
 
     def _tags(self, label: str) -> dict[str, str]:
@@ -150,9 +150,9 @@ class Storage(pulumi.ComponentResource):
         """
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
-    def _found(self, purpose: str) -> pulumi.Output[str]:
+    def _foreign(self, purpose: str) -> pulumi.Output[str]:
         """Of somebody else's file system, or empty."""
-        files = self._args.found.get(purpose)
+        files = self._args.mounts.get(purpose)
         return pulumi.Output.from_input(files.domain if files is not None else "")
 
     def _home(self) -> pulumi.Output[str]:

@@ -77,7 +77,7 @@ class AccessLogs:
         aws.s3.BucketLifecycleConfiguration(
             name,
             bucket=bucket.id,
-            rules=[*lifecycle(self._stack.logs.retention_days)],
+            rules=[*_lifecycle(self._stack.logs.retention_days)],
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[versioning])),
         )
         sources = [
@@ -87,12 +87,12 @@ class AccessLogs:
         return aws.s3.BucketPolicy(
             name,
             bucket=bucket.id,
-            policy=bucket_policy(bucket.arn, sources, self._stack.account_id),
+            policy=_bucket_policy(bucket.arn, sources, self._stack.account_id),
             opts=opts,
         )
 
 
-def lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict]:
+def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict]:
     """What is older than any other log of the stack goes; a version that was deleted, the day after."""
     everything = {"prefix": ""}
     return [
@@ -107,7 +107,7 @@ def lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict
     ]
 
 
-def bucket_policy(
+def _bucket_policy(
     bucket_arn: pulumi.Output[str], sources: Sequence[str], account_id: str
 ) -> pulumi.Output[str]:
     """S3's log delivery writes, for the stack's buckets alone; nobody comes without TLS."""

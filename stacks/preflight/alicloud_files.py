@@ -30,12 +30,12 @@ def _files(
 ) -> Finding:
     """API DescribeFileSystems, DescribeMountTargets; CPFS takes no encryption and has no rules of access."""
     asked = partial(cloud.ask, "nas", "DescribeFileSystems", RegionId=stack.region, FileSystemId=named.id)
-    found = listed(unless_missing(asked, NOT_FOUND), "FileSystems", "FileSystem")
-    if not found:
+    systems = listed(unless_missing(asked, NOT_FOUND), "FileSystems", "FileSystem")
+    if not systems:
         remedy = f"name another storage.existing.{'home' if subject == 'homes' else 'scratch'}.id"
         return Finding(subject, Rating.PROBLEM, f"{named.id} is not in {stack.region}", remedy)
-    kind = str(found[0]["FileSystemType"])
-    if kind != CPFS and not found[0].get("EncryptType"):
+    kind = str(systems[0]["FileSystemType"])
+    if kind != CPFS and not systems[0].get("EncryptType"):
         remedy = "have its owner copy the files to an encrypted one"
         return Finding(subject, Rating.PROBLEM, f"{named.id} is not encrypted", remedy)
     targets = listed(
@@ -94,8 +94,8 @@ def _cidrs(stack: Stack, cloud: Alicloud, network: ExistingNetwork) -> list[str]
         cloud.ask("vpc", "DescribeVSwitches", RegionId=stack.region, VSwitchId=network.subnets[zone])
         for zone in stack.network.zones
     ]
-    found = [vswitch for answer in answers for vswitch in listed(answer, "VSwitches", "VSwitch")]
-    return sorted({str(vswitch["CidrBlock"]) for vswitch in found})
+    vswitches = [vswitch for answer in answers for vswitch in listed(answer, "VSwitches", "VSwitch")]
+    return sorted({str(vswitch["CidrBlock"]) for vswitch in vswitches})
 
 
 def _lets_in(rule: dict[str, Any], cidr: str) -> bool:

@@ -20,8 +20,6 @@ AVAILABLE = "available"  # API MountTargetDescription.LifeCycleState
 ANYBODY = ("*", {"AWS": "*"})
 MOUNT = "elasticfilesystem:ClientMount"
 
-Rules = list[dict[str, Any]]
-
 
 def file_systems(stack: Stack, aws: Aws) -> Iterator[Finding]:
     """Homes and scratch that the stack file names."""

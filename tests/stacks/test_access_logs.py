@@ -155,8 +155,10 @@ def test_the_logs_on_oss_are_neither_public_nor_reached_without_tls():
     found = programs.register(alicloud_examples.stack("logged", logs={"bucket_access": True}))
 
     def part(kind: str) -> dict[str, Any]:
-        (one,) = [item.inputs for item in found.of_type(kind) if item.name == "gpu-fleet-logged-access-logs"]
-        return one
+        (inputs,) = [
+            item.inputs for item in found.of_type(kind) if item.name == "gpu-fleet-logged-access-logs"
+        ]
+        return inputs
 
     policy = json.loads(part("alicloud:oss/bucketPolicy:BucketPolicy")["policy"])
 

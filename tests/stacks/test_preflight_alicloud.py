@@ -783,7 +783,7 @@ def test_existing_homes_that_let_the_vswitches_write_are_fine():
 @pytest.mark.parametrize(
     "rule", [TO_ALL | {"RWAccess": "RDONLY"}, TO_ALL | {"SourceCidrIp": "10.78.0.0/16"}, {"RWAccess": "RDWR"}]
 )
-def test_the_owner_is_told_which_access_rule_is_missing(rule):
+def test_the_remedy_says_which_access_rule_is_missing(rule):
     finding = look(borrowing(home={"id": NAS}), with_nas(rule))["homes"]
 
     assert finding.rating is Rating.PROBLEM

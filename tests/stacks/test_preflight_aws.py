@@ -802,7 +802,7 @@ def test_existing_homes_that_let_the_subnets_in_are_fine(rule):
     )
 
 
-def test_the_owner_is_told_what_to_open_for_the_homes():
+def test_the_remedy_says_what_the_owner_must_open_for_the_homes():
     half = NFS | {"CidrIpv4": "172.20.0.0/24"}
 
     finding = look(borrowing(home={"id": EFS}), with_efs(half))["homes"]
