@@ -94,12 +94,11 @@ class AccessLogs:
 
 def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict]:
     """What is older than any other log of the stack goes; a version that was deleted, the day after."""
-    everything = {"prefix": ""}
     return [
         {
             "id": "old-logs",
             "status": "Enabled",
-            "filter": everything,
+            "filter": {"prefix": ""},
             "expiration": {"days": days},
             "noncurrent_version_expiration": {"noncurrent_days": 1},
             "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},

@@ -83,11 +83,13 @@ def alicloud_answers(stack: Stack) -> Answers:
     """Answers to the lookups of Alibaba Cloud: what the stack file names is there, as the stack needs it."""
     network = stack.network.existing
     by_zone = dict(_subnets(stack))
-    vswitches = [
-        {"id": vswitch, "vpcId": network.vpc_id, "zoneId": zone, "routeTableId": MAIN_TABLE}
-        | {"cidrBlock": by_zone[zone]}
-        for zone, vswitch in (network.subnets.items() if network is not None else ())
-    ]
+    vswitches: list[dict[str, Any]] = []
+    if network is not None:
+        vswitches = [
+            {"id": vswitch, "vpcId": network.vpc_id, "zoneId": zone, "routeTableId": MAIN_TABLE}
+            | {"cidrBlock": by_zone[zone]}
+            for zone, vswitch in network.subnets.items()
+        ]
     nat = {"cidrBlock": ANYWHERE, "nextHopType": "NatGateway", "status": "Available"}
     encrypted = {"location": f"oss-{stack.region}", "serverSideEncryptionRule": {"sseAlgorithm": "KMS"}}
 

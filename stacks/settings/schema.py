@@ -131,7 +131,7 @@ Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
 # The periods CloudWatch Logs knows (API PutRetentionPolicy), up to what Simple Log Service takes: 3000 days
 # (alicloud_log_store, ``retention_period``).
 RetentionDays = Annotated[
-    Literal[*(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922)],
+    Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922],
     NUMBER,
 ]
 

@@ -354,7 +354,7 @@ def test_an_unknown_kind_of_data_is_answered_with_those_there_are(shell):
     done = shell.run("aws-dev", "--delete-data", "homes")
 
     assert done.exit_code == 2
-    assert "'data', 'checkpoints', 'records', 'home', 'scratch', 'all'" in done.output
+    assert "'data', 'checkpoints', 'records', 'access-logs', 'home', 'scratch', 'all'" in done.output
 
 
 def test_without_the_cli_the_command_says_how_to_get_it(shell, monkeypatch):
