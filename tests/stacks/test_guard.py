@@ -35,6 +35,7 @@ from stacks.settings import (
     TakeSettings,
 )
 from stacks.settings.reader import from_mapping
+from stacks.settings.schema import LogSettings
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
@@ -181,6 +182,7 @@ SECTIONS = {
     "budget": BudgetSettings,
     "reaper": ReaperSettings,
     "notify": NotifySettings,
+    "logs": LogSettings,
     "take": TakeSettings,
     "image": ImageSettings,
 }
