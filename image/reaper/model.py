@@ -90,6 +90,7 @@ class Instance:
         launched_at: last start; a stop and start moves it.
         stopped_at: when it was stopped or terminated, where the cloud says so.
         locked: why the cloud itself would not let it go, or an empty text.
+        image: what it booted, or an empty text where the cloud does not say so.
     """
 
     id: str
@@ -100,6 +101,7 @@ class Instance:
     spot: bool = False
     stopped_at: datetime | None = None
     locked: str = ""
+    image: str = ""
 
     @property
     def pool(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from stacks import catalog, naming
 from stacks.acceptance.errors import AcceptanceError
 from stacks.catalog import Cloud, InstanceType
-from stacks.settings import Stack
+from stacks.settings import ImageMode, Stack
 
 SUFFIX = "-accept"
 IDLE_POOL, SPOT_POOL = "people", "spot"
@@ -82,6 +82,8 @@ def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decima
         for key, value in (own.get("image") or {}).items()
         if key not in ("base_id", "payload", "disk")
     }
+    if stack.image.follows_builds:
+        image["mode"] = str(ImageMode.BOOTSTRAP)  # no image is built for a stack of an hour
     storage = {
         key: value
         for key, value in (own.get("storage") or {}).items()

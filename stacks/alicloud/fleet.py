@@ -58,6 +58,7 @@ class FleetArgs:
 
     stack: Stack
     pool: Pool
+    image_id: str
     key_id: pulumi.Output[str]
     key_arn: pulumi.Output[str]
     subnet_ids: dict[str, pulumi.Output[str]]
@@ -94,6 +95,7 @@ class Fleet(pulumi.ComponentResource):
         launch = LaunchArgs(
             stack,
             pool,
+            args.image_id,
             args.key_id,
             args.group_id,
             identity.role_name,

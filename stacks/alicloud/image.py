@@ -34,10 +34,13 @@ class Image(pulumi.ComponentResource):
     """A build pipeline where the settings name a base, an imported image where they name a disk.
 
     Attributes:
+        image_id: what launch templates name: the stack's newest build, where it follows its builds and
+            there is one, else what the settings name.
         pipeline_id: to start a build; empty without ``image.base_id``.
         imported_id: the imported image; empty without ``image.disk``.
     """
 
+    image_id: str
     pipeline_id: pulumi.Output[str]
     imported_id: pulumi.Output[str]
 
@@ -46,12 +49,29 @@ class Image(pulumi.ComponentResource):
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
         image, nothing = args.stack.image, pulumi.Output.from_input("")
+        self.image_id = self._image_id()
         self.pipeline_id = self.imported_id = nothing
         if image.base_id is not None:
             self.pipeline_id = self._pipeline(image.base_id, image_files.recipe(args.stack))
         if image.disk is not None:
             self.imported_id = self._imported(image_files.read("image.disk", image.disk))
         self.register_outputs({"pipeline_id": self.pipeline_id, "imported_id": self.imported_id})
+
+    def _image_id(self) -> str:
+        """Asked of the account at each preview and update, since a launch template holds an id."""
+        stack = self._args.stack
+        newest = self._newest(stack) if stack.image.follows_builds else None
+        return newest or str(stack.image.id)
+
+    def _newest(self, stack: Stack) -> str | None:
+        images = alicloud.ecs.get_images(
+            owners="self",
+            status="Available",
+            name_regex=f"^{image_files.built_name(stack)}",
+            opts=pulumi.InvokeOptions(parent=self),
+        ).images
+        newest = max(images, key=lambda image: str(image.creation_time), default=None)
+        return None if newest is None else str(newest.image_id)
 
     def _object(self, label: str, file: image_files.ImageFile) -> alicloud.oss.BucketObject:
         """Encrypted with OSS's own key: the builder has no identity that could use the stack's."""

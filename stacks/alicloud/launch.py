@@ -14,7 +14,7 @@ import pulumi_alicloud as alicloud
 from stacks import naming
 from stacks.alicloud.first_pass import DeclaredStage, stage_of
 from stacks.payload import user_data
-from stacks.settings import ImageSettings, Market, Pool, Stack
+from stacks.settings import Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
@@ -37,6 +37,7 @@ class LaunchArgs:
 
     stack: Stack
     pool: Pool
+    image_id: str
     key_id: pulumi.Output[str]
     group_id: pulumi.Output[str]
     role_name: pulumi.Output[str]
@@ -59,7 +60,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
         launch_template_name=naming.prefixed(stack.name, pool.name),
         description=f"gpu-fleet {stack.name} pool {pool.name}",
         version_description=f"gpu-fleet {stack.name} pool {pool.name}",
-        image_id=image_id(stack.image),
+        image_id=args.image_id,
         instance_type=pool.types[0],
         instance_name=naming.prefixed(stack.name, pool.name),
         instance_charge_type="PostPaid",
@@ -107,7 +108,7 @@ def scaling_configuration(
         scaling_configuration_name=name,
         active=True,
         enable=stage is None,
-        image_id=image_id(stack.image),
+        image_id=args.image_id,
         instance_types=list(pool.types),
         instance_name=naming.prefixed(stack.name, pool.name),
         instance_description=f"gpu-fleet {stack.name} pool {pool.name}",
@@ -133,17 +134,6 @@ def scaling_configuration(
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=True),
     )
-
-
-def image_id(image: ImageSettings) -> str:
-    """The image; the settings allow no other way to name one here.
-
-    Raises:
-        ValueError: when they did not.
-    """
-    if image.id is None:
-        raise ValueError("image.id is required on Alibaba Cloud")
-    return image.id
 
 
 def network_interfaces(

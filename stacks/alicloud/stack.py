@@ -63,6 +63,7 @@ def build(stack: Stack) -> dict[str, Any]:
         args = FleetArgs(
             stack=stack,
             pool=pool,
+            image_id=image.image_id,
             key_id=keys.key_id,
             key_arn=keys.key_arn,
             subnet_ids=subnet_ids,

@@ -47,6 +47,7 @@ class FleetArgs:
     """What a pool depends on.
 
     Attributes:
+        image_id: what launch templates name; once it is known there is such an image.
         autoscaling_role_arn: the scaling role that the key trusts.
         subnet_ids: zone -> private subnet.
         group_id: the pool's security group.
@@ -61,6 +62,7 @@ class FleetArgs:
 
     stack: Stack
     pool: Pool
+    image_id: pulumi.Output[str]
     key_arn: pulumi.Output[str]
     autoscaling_role_arn: pulumi.Output[str]
     subnet_ids: dict[str, pulumi.Output[str]]
@@ -93,6 +95,7 @@ class Fleet(pulumi.ComponentResource):
         launch = LaunchArgs(
             stack=args.stack,
             pool=args.pool,
+            image_id=args.image_id,
             key_arn=args.key_arn,
             group_id=args.group_id,
             profile_arn=identity.profile_arn,

@@ -6,12 +6,14 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import image_roles, policies
+from stacks.aws import first_image, image_roles, policies
 from stacks.aws.image_documents import canary_content, canary_types, component_content, tests_content
 from stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
 from stacks.payload import image_files
 from stacks.settings import Stack
 
+# docs.aws.amazon.com/AWSEC2/latest/UserGuide/create-launch-template.html: read at each launch
+RESOLVED = "resolve:ssm:"
 # A build needs no GPU: the driver's modules are precompiled for the base image's kernel.
 BUILDER_TYPES = ("c7i.2xlarge", "c6i.2xlarge")
 # Sunday, before anybody's working week; in the time zone of the stack's quiet hours.
@@ -45,10 +47,12 @@ class Image(pulumi.ComponentResource):
     """A weekly build where the settings name a base.
 
     Attributes:
+        image_id: what launch templates name: an AMI, or ``resolve:ssm:`` so that each launch reads anew.
         pipeline_id: to start a build; empty where nothing is built.
         parameter: the SSM parameter that each build writes its image's id to; empty where nothing is built.
     """
 
+    image_id: pulumi.Output[str]
     pipeline_id: pulumi.Output[str]
     parameter: str
 
@@ -58,12 +62,21 @@ class Image(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         self._tags = naming.tags(args.stack.name, args.stack.owner)
         image = args.stack.image
+        self.image_id = self._image_id()
         self.pipeline_id, self.parameter = pulumi.Output.from_input(""), ""
         if image.base_id is not None:
             payload = image_files.recipe(args.stack)
             self.parameter = image.built_parameter(args.stack.name)
             self.pipeline_id = self._pipeline(image.base_id, payload)
-        self.register_outputs({"pipeline_id": self.pipeline_id})
+        self.register_outputs({"image_id": self.image_id, "pipeline_id": self.pipeline_id})
+
+    def _image_id(self) -> pulumi.Output[str]:
+        image = self._stack.image
+        if image.follows_builds:
+            stands = first_image.parameter(f"{self._name}-ami", self._stack, self)
+            return pulumi.Output.concat(RESOLVED, stands)
+        named = image.id if image.id is not None else f"{RESOLVED}{image.parameter}"
+        return pulumi.Output.from_input(named)
 
     def _pipeline(self, base_id: str, payload: image_files.ImageFile) -> pulumi.Output[str]:
         stack = self._stack

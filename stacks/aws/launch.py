@@ -11,7 +11,7 @@ from pulumi_aws.ec2 import (
 
 from stacks import catalog, naming
 from stacks.payload import user_data
-from stacks.settings import ImageSettings, Market, Pool, Stack
+from stacks.settings import Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
 # gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
@@ -27,6 +27,7 @@ class LaunchArgs:
     """What a launch template depends on.
 
     Attributes:
+        image_id: an AMI, or ``resolve:ssm:`` and a parameter that holds one.
         key_arn: encrypts the root volume.
         group_id: the pool's security group.
         profile_arn: the pool's instance profile.
@@ -37,6 +38,7 @@ class LaunchArgs:
 
     stack: Stack
     pool: Pool
+    image_id: pulumi.Output[str]
     key_arn: pulumi.Output[str]
     group_id: pulumi.Output[str]
     profile_arn: pulumi.Output[str]
@@ -51,7 +53,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
     return aws.ec2.LaunchTemplate(
         name,
         description=f"gpu-fleet {stack.name} pool {pool.name}",
-        image_id=image_id(stack.image),
+        image_id=args.image_id,
         instance_type=pool.types[0],
         block_device_mappings=[_root_volume(pool, args.key_arn)],
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
@@ -78,11 +80,6 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent),
     )
-
-
-def image_id(image: ImageSettings) -> str:
-    """A fixed AMI, or ``resolve:ssm:`` so that each launch reads the newest one."""
-    return image.id if image.id is not None else f"resolve:ssm:{image.parameter}"
 
 
 def network_interfaces(pool: Pool, group_id: pulumi.Input[str]) -> list[dict[str, Any]]:

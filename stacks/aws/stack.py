@@ -96,6 +96,7 @@ def build(stack: Stack) -> dict[str, Any]:
             FleetArgs(
                 stack=stack,
                 pool=pool,
+                image_id=image.image_id,
                 key_arn=keys.key_arn,
                 autoscaling_role_arn=keys.autoscaling_role_arn,
                 subnet_ids=subnet_ids,

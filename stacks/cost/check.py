@@ -37,6 +37,7 @@ def verdict(stack: Stack, cost: Cost) -> Iterator[str]:
     pools = ", ".join(f"{pool.name} ({room(stack, pool)})" for pool in stack.pools)
     yield f"{stack.name}: OK; {stack.cloud} {stack.region}, pools {pools}"
     yield view.summary(cost, stack.budget.monthly)
+    yield notice.image_line(stack)
     if stack.budget.allow_overcommit:
         yield "budget.allow_overcommit is true: the worst month may pass the budget"
 

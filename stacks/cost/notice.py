@@ -122,6 +122,18 @@ def image_warning(stack: Stack) -> str:
     )
 
 
+def image_line(stack: Stack) -> str:
+    """Which image instances boot, and where agent, gate and trainer come from. Pure."""
+    image = stack.image
+    named = image.id or f"what {image.parameter} names"
+    if image.follows_builds:
+        return (
+            f"image: the newest build that passed its tests (`gpu-fleet image build {stack.name}`); until "
+            f"the first has ended {named}, bootstrapped"
+        )
+    return f"image: {named}, {image.mode.in_words}"
+
+
 def announce_image(stack: Stack) -> None:
     """Say it in the preview and the update, before anything is declared."""
     if said := image_warning(stack):

@@ -75,15 +75,19 @@ class AlicloudBuilds:
         return _build(executions[0])
 
     def promoted(self) -> str:
-        """What the stack file names: launch templates hold an id."""
-        return str(self._stack.image.id)
+        """What the stack file names, or the newest build where it follows them: templates hold an id."""
+        if not self._stack.image.follows_builds:
+            return str(self._stack.image.id)
+        return next((build.image_id for build in self.made()), "")
 
     def promote(self, image_id: str) -> None:
-        """Nothing: launch templates hold an id, which a stack file and an ``up`` change."""
+        """Nothing: launch templates hold an id, which an ``up`` changes."""
 
     def left(self, image_id: str) -> str:
-        """What to write into the stack file."""
+        """What to write into the stack file; where it follows its builds, an ``up`` for the newest."""
         image = self._stack.image
+        if image.follows_builds and image_id == self.promoted():
+            return f"instances boot it once `gpu-fleet up {self._stack.name}` has run"
         if image_id == image.id and image.mode is ImageMode.BAKED:
             return ""
         return still_to_do(self._stack.name, f"id: {image_id}")

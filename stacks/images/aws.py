@@ -114,7 +114,8 @@ class AwsBuilds:
         if image_id != promoted:
             return f"{promoted or 'no image'} is promoted; --again builds a new one"
         image = self._stack.image
-        if image.parameter == self._parameter and image.mode is ImageMode.BAKED:
+        own = image.parameter == self._parameter and image.mode is ImageMode.BAKED
+        if image.follows_builds or own:
             return ""
         return still_to_do(self._stack.name, f"parameter: {self._parameter}")
 

@@ -9,7 +9,7 @@ from image import payload, wheel_store
 from image.errors import ImageError
 from stacks.errors import StacksError
 from stacks.files import replace
-from stacks.settings import Cloud, ImageMode, Stack
+from stacks.settings import Cloud, Stack
 
 FOLDER = payload.PROJECT / "build" / "payload"
 # Below this prefix of the records bucket instances may read, and nowhere else in it.
@@ -36,12 +36,12 @@ class Payload:
 
 
 def for_stack(stack: Stack) -> Payload | None:
-    """The payload of a stack's instances; None where their image brings all, or nothing is wanted on them.
+    """The payload of a stack's instances; None where every image brings all, or nothing is wanted.
 
     Raises:
         StacksError: as for ``built``.
     """
-    return built(stack.cloud) if stack.image.mode is ImageMode.BOOTSTRAP else None
+    return built(stack.cloud) if stack.image.bootstraps else None
 
 
 @cache

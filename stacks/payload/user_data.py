@@ -1,7 +1,8 @@
 """User data: what cloud-init does on an instance at its first boot, as text.
 
-It writes ``instance.toml``. For an image that is not ours (``image.mode: bootstrap``) it also writes where
-the payload lies, the program that fetches it, and a unit that runs that program until it succeeds.
+It writes ``instance.toml``. For an image that is not ours (``image.mode: bootstrap``, or ``baked`` while the
+first build has not ended) it also writes where the payload lies, the program that fetches it, and a unit that
+runs that program until it succeeds, and on an image that a build made does nothing.
 """
 
 import base64
@@ -23,10 +24,13 @@ LONGEST_NAME = "x" * 80
 PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
 PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
 UNIT = "gpu-fleet-bootstrap.service"
+# Written by the last step of a build, and by no bootstrap.
+MANIFEST = "/usr/share/gpu-fleet/manifest.json"
+NOT_BOOTSTRAPPED = "ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped\n"
 UNIT_TEXT = f"""\
 [Unit]
 Description=Fetch the payload of this instance's stack and run its recipe
-ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped
+{NOT_BOOTSTRAPPED}\
 After=network-online.target
 Wants=network-online.target
 # the network may come late, a disk be emptied, a payload be uploaded again: it is tried until it succeeds
@@ -67,6 +71,13 @@ _Dumper.add_representer(
 def program() -> str:
     """The text of the program that fetches the payload."""
     return Path(__file__).with_name("fetch.py").read_text(encoding="utf-8")
+
+
+def unit_text(stack: Stack) -> str:
+    """The unit that bootstraps; where the stack follows its builds not on what one made. Pure."""
+    if not stack.image.follows_builds:
+        return UNIT_TEXT
+    return UNIT_TEXT.replace(NOT_BOOTSTRAPPED, f"{NOT_BOOTSTRAPPED}ConditionPathExists=!{MANIFEST}\n")
 
 
 def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[str, str]:
@@ -137,7 +148,7 @@ def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str) -> s
         config["write_files"] += [
             _file(PAYLOAD_FILE, json.dumps(document, indent=1) + "\n"),
             _file(PROGRAM, program(), "0755"),
-            _file(f"/etc/systemd/system/{UNIT}", UNIT_TEXT),
+            _file(f"/etc/systemd/system/{UNIT}", unit_text(stack)),
         ]
         # cloud-init writes files long after systemd has read its units
         config["runcmd"] = [

@@ -6,6 +6,7 @@ from typing import Any
 
 from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
+from stacks.images.alicloud import AlicloudBuilds
 from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
@@ -46,12 +47,14 @@ def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 
 
 def _image(stack: Stack, cloud: Alicloud) -> Finding:
-    identifier = str(stack.image.id)
+    newest = AlicloudBuilds(stack, cloud).promoted() if stack.image.follows_builds else ""
+    identifier = newest or str(stack.image.id)
     answer = cloud.ask("ecs", "DescribeImages", RegionId=stack.region, ImageId=identifier)
     images = listed(answer, "Images", "Image")
     if not images:
         return usable.no_image(stack, identifier, BUILD)
-    named = f"{identifier} ({images[0].get('ImageName', 'unnamed')})"
+    how = usable.how_booted(stack, is_built=bool(newest))
+    named = f"{identifier} ({images[0].get('ImageName', 'unnamed')}), {how}"
     return usable.image(named, _wrong_with(stack, images[0]), BUILD)
 
 

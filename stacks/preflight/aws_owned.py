@@ -63,11 +63,20 @@ def _image(stack: Stack, aws: Aws) -> Finding:
     if not images:
         return usable.no_image(stack, identifier, BUILD)
     (image,) = images
-    return usable.image(f"{identifier} ({image.get('Name', 'unnamed')})", _wrong_with(stack, image), BUILD)
+    # distributed by the stack's pipeline, which names an image for its stack and the build's day
+    is_built = str(image.get("Name", "")).startswith(f"{naming.prefixed(stack.name)}-2")
+    how = usable.how_booted(stack, is_built=is_built)
+    named = f"{identifier} ({image.get('Name', 'unnamed')}), {how}"
+    return usable.image(named, _wrong_with(stack, image), BUILD)
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
-    """The image that a launch would take now."""
+    """The image that a launch would take now, or where there is no stack yet a first one."""
+    if stack.image.follows_builds:
+        written = stack.image.built_parameter(stack.name)
+        asked = partial(aws.ask, "ssm", "get_parameter", Name=written)
+        if answer := usable.unless_missing(asked, "ParameterNotFound"):
+            return str(answer["Parameter"]["Value"])
     if stack.image.parameter is None:
         return str(stack.image.id)
     return str(aws.ask("ssm", "get_parameter", Name=stack.image.parameter)["Parameter"]["Value"])

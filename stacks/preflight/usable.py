@@ -38,10 +38,25 @@ def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, An
 
 
 def image(named: str, wrong: Sequence[str], build: str) -> Finding:
-    """An image that was found, and what is wrong with it."""
+    """An image that was found, and what is wrong with it.
+
+    Args:
+        named: its id and name, and how instances come to agent and gate with it.
+    """
     if not wrong:
         return Finding("image", Rating.FINE, named)
     return Finding("image", Rating.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {build}")
+
+
+def how_booted(stack: Stack, *, is_built: bool) -> str:
+    """How instances of an image come to agent, gate and trainer.
+
+    Args:
+        is_built: the stack's own pipeline made the image.
+    """
+    if stack.image.follows_builds and not is_built:
+        return f"bootstrapped until the first build has ended: `gpu-fleet image build {stack.name}`"
+    return stack.image.mode.in_words
 
 
 def no_image(stack: Stack, identifier: str, build: str) -> Finding:

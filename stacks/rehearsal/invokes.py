@@ -9,6 +9,9 @@ from stacks.rehearsal.errors import UnknownInvokeError
 
 Answer = dict[str, Any]
 
+# Amazon's own, of which moto has some; another that a program asks for names an image here.
+PUBLIC_PARAMETERS, AN_IMAGE = "/aws/service/", "ami-12c6146b"
+
 
 def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Answer:
     """What the provider's function would return.
@@ -61,7 +64,13 @@ def _availability_zones(clients: RegionClients, arguments: Answer) -> Answer:
 
 
 def _parameter(clients: RegionClients, arguments: Answer) -> Answer:
-    parameter = clients("ssm").get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
+    try:
+        parameter = clients("ssm").get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
+    except clients("ssm").exceptions.ParameterNotFound:
+        if not arguments["name"].startswith(PUBLIC_PARAMETERS):
+            raise
+        arn = clients.arn("ssm", f"parameter{arguments['name']}")
+        parameter = {"Name": arguments["name"], "ARN": arn, "Type": "String", "Value": AN_IMAGE, "Version": 1}
     return {
         "id": parameter["Name"],
         "name": parameter["Name"],
@@ -72,6 +81,19 @@ def _parameter(clients: RegionClients, arguments: Answer) -> Answer:
         "version": parameter["Version"],
         "withDecryption": arguments.get("withDecryption", True),
     }
+
+
+def _parameters_by_path(clients: RegionClients, arguments: Answer) -> Answer:
+    pages = clients("ssm").get_paginator("get_parameters_by_path").paginate(Path=arguments["path"])
+    parameters = [parameter for page in pages for parameter in page["Parameters"]]
+    columns = {"arns": "ARN", "names": "Name", "types": "Type", "values": "Value"}
+    listed = {ours: [parameter[theirs] for parameter in parameters] for ours, theirs in columns.items()}
+    return {**arguments, "id": arguments["path"], **listed}
+
+
+def _no_images(_: RegionClients, arguments: Answer) -> Answer:
+    """Of an account on Alibaba Cloud, where nothing was built yet."""
+    return {**arguments, "id": "images", "ids": [], "images": []}
 
 
 def _ami(clients: RegionClients, arguments: Answer) -> Answer:
@@ -195,6 +217,8 @@ _ANSWERS: dict[str, Callable[[RegionClients, Answer], Answer]] = {
     "aws:index/getAvailabilityZones:getAvailabilityZones": _availability_zones,
     "aws:iam/getPolicyDocument:getPolicyDocument": _policy_document,
     "aws:ssm/getParameter:getParameter": _parameter,
+    "aws:ssm/getParametersByPath:getParametersByPath": _parameters_by_path,
+    "alicloud:ecs/getImages:getImages": _no_images,
     "aws:ec2/getAmi:getAmi": _ami,
     "aws:ec2/getPrefixList:getPrefixList": _prefix_list,
     "aws:ec2/getSubnet:getSubnet": _subnet,

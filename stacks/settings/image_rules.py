@@ -41,11 +41,20 @@ def _parameter(stack: Stack) -> Iterator[Problem]:
 
 
 def _baked(stack: Stack) -> Iterator[Problem]:
-    """An image of our recipe needs no bootstrap, and any other is not baked."""
+    """An image of our recipe needs no bootstrap, and any other is not baked but until a build has ended."""
     image = stack.image
-    if image.mode is ImageMode.BAKED and not image.bundled:
-        allowed = "needs image.bundled: true: only an image of this project's recipe carries agent and gate"
+    if image.mode is ImageMode.BAKED and not (image.bundled or image.built):
+        allowed = (
+            "needs image.bundled: true, or image.base_id for builds: only an image of this project's recipe "
+            "carries agent and gate"
+        )
         yield Problem("image.mode", str(image.mode), allowed)
+    if image.follows_builds and image.parameter == image.built_parameter(stack.name):
+        allowed = (
+            "is what builds write: name the image that instances boot until the first has ended, or say "
+            "image.bundled: true where one has"
+        )
+        yield Problem("image.parameter", image.parameter, allowed)
     if image.bundled and image.mode is not ImageMode.BAKED:
         allowed = "must be baked where image.bundled is true: the image carries agent and gate"
         yield Problem("image.mode", str(image.mode), allowed)

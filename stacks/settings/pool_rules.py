@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from stacks import catalog
 from stacks.catalog import Cloud, InstanceType
 from stacks.errors import Problem
-from stacks.settings import Grouping, IdleAction, Market, Pool, Stack
+from stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
 
 RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
 
@@ -151,7 +151,7 @@ def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 def _too_old(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     too_old = [kind.name for kind in known_types(pool) if not kind.runs_bundled_image]
-    if too_old and stack.image.bundled:
+    if too_old and (stack.image.bundled or stack.image.mode is ImageMode.BAKED):
         allowed = (
             f"the bundled image's open kernel modules need Turing or newer; {', '.join(too_old)} is older"
         )

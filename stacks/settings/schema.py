@@ -225,13 +225,19 @@ class ImageMode(StrEnum):
 
     ``bootstrap``: the image is somebody else's, with an NVIDIA driver and Python 3.11 or newer; the first
     boot fetches the payload from the stack's bucket. ``baked``: the image comes from this project's recipe
-    and carries all. ``none``: nothing of ours runs; such instances are not tagged ``gpu-fleet:managed``, and
-    nothing is reaped.
+    and carries all; with ``image.base_id`` it is the newest build, and until there is one they bootstrap.
+    ``none``: nothing of ours runs; such instances are not tagged ``gpu-fleet:managed``, and nothing is
+    reaped.
     """
 
     BOOTSTRAP = "bootstrap"
     BAKED = "baked"
     NONE = "none"
+
+    @property
+    def in_words(self) -> str:
+        """What reports say of an image that instances boot."""
+        return {"bootstrap": "bootstrapped", "none": "nothing of ours runs there"}.get(self.value, self.value)
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -744,12 +750,16 @@ class NotifySettings:
 class ImageSettings:
     """The image every instance of the stack boots; exactly one of ``id`` and ``parameter``.
 
+    Where ``mode`` is ``baked``, ``base_id`` is set and ``bundled`` is not, those two name what instances
+    boot, and bootstrap, until the stack's first build has ended; from then on they boot what was built.
+
     Attributes:
         id: a fixed image id.
         parameter: an SSM parameter that holds the id (AWS); read anew at every launch. A build of the stack
             writes ``/imagebuilder/gpu-fleet-<stack>/ami``.
         mode: where agent, gate and trainer come from: ``bootstrap``, ``baked`` or ``none``.
-        bundled: the image comes from this project's recipe, whose open kernel modules need Turing or newer.
+        bundled: the image that ``id`` or ``parameter`` names comes from this project's recipe, whose open
+            kernel modules need Turing or newer.
         size_gib: its root disk; no pool's volume may be smaller.
         base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
             for no build pipeline.
@@ -779,6 +789,16 @@ class ImageSettings:
     def built(self) -> bool:
         """Whether the stack has a pipeline that builds images."""
         return self.base_id is not None
+
+    @property
+    def follows_builds(self) -> bool:
+        """Whether instances boot the stack's newest build, and until there is one bootstrap another image."""
+        return self.mode is ImageMode.BAKED and self.built and not self.bundled
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether instances may boot an image that lacks agent, gate and trainer."""
+        return self.mode is ImageMode.BOOTSTRAP or self.follows_builds
 
     @staticmethod
     def built_parameter(stack: str) -> str:

@@ -1,5 +1,6 @@
 """What users see: who has what, how idle it is, when it would go, what it costs."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -96,6 +97,7 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     assert "KEEP-busy" in lines[busy]
     assert "1.006 USD" in lines[busy]
     assert "1 of 2 instances idle, at 1.006 USD an hour" in result.output
+    assert re.search(r"^images: ami-[0-9a-f]+ \(2\)$", result.output, re.MULTILINE)
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
 
 

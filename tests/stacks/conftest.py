@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from stacks.aws.stack import build
-from stacks.rehearsal import program
+from stacks.rehearsal import invokes, monitor, program
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.settings import Stack, stack_files
@@ -68,16 +68,23 @@ class AnyType(dict[str, Any]):
         return create
 
 
+def answer_of_none(clients, token: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of an account in which no image was built yet; it asks no moto."""
+    if token == "aws:ssm/getParametersByPath:getParametersByPath":
+        return {**arguments, "id": "none", "arns": [], "names": [], "types": [], "values": []}
+    if token == "aws:ssm/getParameter:getParameter":
+        return {**arguments, "id": "none", "value": "ami-0123456789abcdef0"}
+    return invokes.answer(clients, token, arguments)
+
+
 @cache
 def declared_resources(name: str) -> Rehearsed:
     """What the program of a shipped stack registers; nothing stands anywhere after it."""
-    creators = program.CREATORS
-    if name in AWS_STACKS:
-        program.CREATORS = AnyType()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if name in AWS_STACKS:
+            patch.setattr(program, "CREATORS", AnyType())
+            patch.setattr(monitor, "answer", answer_of_none)
         return run_program(name)
-    finally:
-        program.CREATORS = creators
 
 
 @pytest.fixture(scope="module", params=AWS_STACKS)
@@ -94,4 +101,5 @@ def nobody(service: str) -> Any:
 def register(monkeypatch) -> Callable[[Stack], Rehearsed]:
     """Run the program for any settings and give what was registered; nothing stands anywhere after it."""
     monkeypatch.setattr(program, "CREATORS", AnyType())
+    monkeypatch.setattr(monitor, "answer", answer_of_none)
     return lambda settings: run_program(settings.name, program=lambda: build(settings), config={})

@@ -6,6 +6,7 @@ import pytest
 
 from stacks.errors import StacksError
 from stacks.payload.image_files import ROOT
+from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack
 from tests.stacks.alicloud_programs import STACKS, everything, inputs, register, shipped
 
@@ -88,7 +89,18 @@ def test_a_file_that_is_missing_is_named():
         register(stack(image=image))
 
 
-@pytest.mark.parametrize("name", STACKS)
+BUILDING = [name for name in STACKS if stack_files.settings_of(name).image.built]
+
+
+@pytest.mark.parametrize("name", BUILDING)
+def test_a_shipped_stack_that_names_a_base_builds_on_it(name):
+    (pipeline,) = inputs(shipped(name), PIPELINE)
+
+    assert pipeline["baseImage"] == stack_files.settings_of(name).image.base_id
+    assert shipped(name).outputs["image_pipeline_id"]
+
+
+@pytest.mark.parametrize("name", sorted({*STACKS} - {*BUILDING}))
 def test_a_stack_that_names_no_base_builds_nothing(name):
     assert inputs(shipped(name), PIPELINE) == []
     assert shipped(name).outputs["image_pipeline_id"] == ""

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.aws.image_documents import canary_types, component_content
-from stacks.aws.launch import image_id
 from stacks.aws.stack import build
 from stacks.crossguard.model import Profile, Resource
 from stacks.errors import StacksError
@@ -240,8 +239,8 @@ def test_launch_templates_read_the_parameter_that_a_build_writes(built):
 
     assert parameter == {"parameterName": "/imagebuilder/gpu-fleet-test/ami", "dataType": "aws:ec2:image"}
     assert built.outputs["image_parameter"] == parameter["parameterName"]
-    assert image_id(BUILDING.image) == f"resolve:ssm:{parameter['parameterName']}"
-    assert image_id(stack().image) == "ami-0123456789abcdef0"
+    (template,) = built.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+    assert template.inputs["imageId"] == f"resolve:ssm:{parameter['parameterName']}"
 
 
 def test_another_recipe_is_another_component_and_another_recipe_of_image_builder(register):
@@ -299,8 +298,16 @@ def test_a_file_that_is_missing_is_named(register):
         register(stack(image=image))
 
 
-def test_a_stack_that_names_no_base_builds_nothing(declared):
-    assert [resource for resource in declared.rehearsed.resources if "imagebuilder" in resource.type] == []
-    assert declared.rehearsed.outputs["image_pipeline_id"] == ""
-    assert declared.rehearsed.outputs["image_parameter"] == ""
-    assert "image-builder" not in declared.rehearsed.outputs["security_group_ids"]
+def test_only_a_stack_that_names_a_base_builds_images(declared):
+    built = [
+        resource.type.rpartition(":")[2]
+        for resource in declared.rehearsed.resources
+        if "imagebuilder" in resource.type
+    ]
+    names = declared.settings.image.built
+
+    assert ("ImagePipeline" in built) is names
+    assert bool(built) is names
+    assert bool(declared.rehearsed.outputs["image_pipeline_id"]) is names
+    assert bool(declared.rehearsed.outputs["image_parameter"]) is names
+    assert ("image-builder" in declared.rehearsed.outputs["security_group_ids"]) is names

@@ -127,6 +127,16 @@ def test_a_stack_that_boots_the_parameter_has_nothing_left_to_do(run):
     assert said.output.splitlines()[-1] == f"aws-prod: {AMI.format(9)} is built and tested, and promoted"
 
 
+def test_a_stack_that_follows_its_builds_has_nothing_left_to_do(run):
+    image = {"id": AMI.format(1), "base_id": BUILDING.image.base_id, "mode": "baked"}
+    cloud = Cloud(statuses=["AVAILABLE"], sha256=image_files.recipe(stack(image=image)).sha256)
+    cloud.builds = AwsBuilds(stack(image=image), Aws(cloud.account.client))
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert said.output.splitlines()[-1] == f"aws-prod: {AMI.format(9)} is built and tested, and promoted"
+
+
 def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
     cloud = Cloud([summary(8), summary(9, "TESTING")], ["TESTING", "AVAILABLE"])
 
@@ -394,6 +404,57 @@ def test_on_alibaba_cloud_the_image_is_built_and_the_stack_file_promotes_it(ecs,
     assert "once the stack file says below image: id: m-new, mode: baked, bundled: true" in said.output
     (started,) = [parameters for name, parameters in account.asked if name.startswith("Start")]
     assert started["ImagePipelineId"] == "ip-1"
+
+
+def images(*numbers):
+    """Of DescribeImages: built ones, and another of the account."""
+    listed = [
+        {"ImageId": f"m-{number}", "ImageName": f"gpu-fleet-test_built_{number}", "CreationTime": str(number)}
+        for number in numbers
+    ]
+    return {"Images": {"Image": [*listed, {"ImageId": "m-x", "ImageName": "x", "CreationTime": "9"}]}}
+
+
+@pytest.fixture
+def following(ecs):
+    """The same account, of a stack whose templates take the newest build."""
+    account, builds = ecs
+    image = {"id": "m-1", "base_id": "m-2", "payload": "image/packages.toml", "mode": "baked"}
+    builds._stack = alicloud_examples.stack(image=image)
+    return account, builds
+
+
+def test_on_alibaba_cloud_an_up_lets_instances_boot_the_newest_build(following, run):
+    account, builds = following
+    account.answers["DescribeImages"] = images(7, 8)
+    account.answers["DescribeImagePipelineExecutions"] = executions(
+        ("exec-8", "SUCCESS", "m-8", "2026-11-08")
+    )
+
+    said, _ = run(command.build, builds, ALICLOUD)
+
+    assert said.exit_code == 0, said.output
+    assert "; instances boot it once `gpu-fleet up test` has run" in said.output
+
+
+def test_on_alibaba_cloud_a_rollback_names_the_older_build_in_the_stack_file(following, run):
+    account, builds = following
+    account.answers["DescribeImages"] = images(7, 8)
+
+    said, _ = run(command.rollback, builds, ALICLOUD)
+
+    assert said.exit_code == 0, said.output
+    assert "m-8 is replaced by m-7" in said.output
+    assert "below image: id: m-7, mode: baked, bundled: true" in said.output
+
+
+def test_on_alibaba_cloud_nothing_is_rolled_back_before_the_first_build(following, run):
+    account, builds = following
+    account.answers["DescribeImages"] = images()
+
+    said, _ = run(command.rollback, builds, ALICLOUD)
+
+    assert "no image is promoted" in str(said.exception)
 
 
 @pytest.mark.parametrize("status", ["FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"])

@@ -59,8 +59,11 @@ def build(request):
     return lambda mode: register(stack(image={"id": AMI} | MODES[mode]))
 
 
-def test_the_default_is_to_bootstrap():
-    assert all(stack_files.settings_of(name).image.mode == "bootstrap" for name in (*AWS, *ALICLOUD))
+def test_the_default_is_to_bootstrap_and_production_boots_what_it_builds():
+    modes = {name: stack_files.settings_of(name).image for name in (*AWS, *ALICLOUD)}
+
+    assert {name for name, image in modes.items() if image.follows_builds} == {"aws-prod", "alicloud-prod"}
+    assert {image.mode for name, image in modes.items() if not name.endswith("-prod")} == {"bootstrap"}
 
 
 def test_a_bootstrap_stores_the_payload_before_any_group_starts_an_instance(build):

@@ -345,6 +345,17 @@ def test_an_image_must_be_ours_valid_and_small_enough(changes, says):
     assert says in finding.says
 
 
+def test_the_image_that_a_stack_would_boot_now_is_its_newest_build():
+    built = IMAGE | {"ImageName": "gpu-fleet-test_built_2", "ImageId": "m-built", "CreationTime": "2"}
+    image = {"id": "m-wz90000000000000000", "base_id": "m-2", "mode": "baked"}
+
+    after = look(stack(image=image), account(DescribeImages={"Images": {"Image": [built]}}))["image"]
+    before = look(stack(image=image), account(DescribeImages={"Images": {"Image": [IMAGE]}}))["image"]
+
+    assert after.says == "m-built (gpu-fleet-test_built_2), baked"
+    assert before.says.startswith("m-wz90000000000000000 (gpu-fleet-7), bootstrapped until the first build")
+
+
 def test_an_image_that_is_not_there_is_a_problem():
     finding = look(stack(), account(DescribeImages={"Images": {"Image": []}}))["image"]
 

@@ -346,6 +346,37 @@ def test_an_image_that_is_not_there_is_a_problem(answer):
     assert "ami-0123456789abcdef0 is not in us-east-1" in finding.says
 
 
+FOLLOWING = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "mode": "baked"}
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "says"),
+    [
+        (None, "deep learning", "ami-0123456789abcdef0 (deep learning), bootstrapped until the first build"),
+        (
+            "ami-0123456789abcdef0",
+            "deep learning",
+            "ami-0123456789abcdef0 (deep learning), bootstrapped until",
+        ),
+        (
+            "ami-0bbbbbbbbbbbbbbbb",
+            "gpu-fleet-test-2026-11-22",
+            "ami-0bbbbbbbbbbbbbbbb (gpu-fleet-test-2026-11-22), baked",
+        ),
+    ],
+    ids=["before the first up", "before the first build", "after it"],
+)
+def test_which_image_would_boot_now_is_said(written, name, says):
+    written_ami = {"Parameter": {"Value": written}} if written else Refusal("ParameterNotFound", "")
+    cloud = account(ssm_GetParameter=written_ami, ec2_DescribeImages={"Images": [IMAGE | {"Name": name}]})
+
+    found = look(stack(image=FOLLOWING), cloud)["image"]
+
+    assert found.rating is Rating.FINE
+    assert found.says.startswith(says)
+    assert ("ssm:GetParameter", {"Name": "/imagebuilder/gpu-fleet-test/ami"}) in cloud.asked
+
+
 def test_an_image_of_amazon_behind_a_parameter_is_trusted():
     cloud = account(
         ssm_GetParameter={"Parameter": {"Value": "ami-0aaaaaaaaaaaaaaaa"}},

@@ -45,6 +45,7 @@ def instance_of(raw: Mapping[str, Any]) -> Instance:
         spot=raw.get("SpotStrategy", "NoSpot") != "NoSpot",
         stopped_at=stopped_at,
         locked=_lock(raw),
+        image=raw.get("ImageId", ""),
     )
 
 

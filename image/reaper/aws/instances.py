@@ -221,6 +221,7 @@ def _instance(raw: Mapping[str, Any]) -> Instance:
         tags={tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])},
         spot=raw.get("InstanceLifecycle") == "spot",
         stopped_at=datetime.fromisoformat(stopped[1]).replace(tzinfo=UTC) if stopped else None,
+        image=raw.get("ImageId", ""),
     )
 
 

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -18,7 +19,7 @@ from image.reaper.agent import activity_file
 from image.reaper.cloud import SweepCloud, connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
-from image.reaper.model import ENDS, Decision, Verdict
+from image.reaper.model import ENDS, Decision, Instance, Verdict
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import line_of
 from image.reaper.options import now_option, stack_options
@@ -118,6 +119,15 @@ def show(console: Console, result: Result, policy: Policy) -> None:
     ]
     cost = sum((decision.hourly_price or Decimal(0) for decision in idle), Decimal(0))
     console.print(f"{len(idle)} of {len(made)} instances idle, at {cost} {policy.currency} an hour")
+    if said := images(decision.instance for decision in result.plan.decisions):
+        console.print(said, soft_wrap=True)
+
+
+def images(instances: Iterable[Instance]) -> str:
+    """How many booted which image, the most frequent first; empty where the cloud says it of none. Pure."""
+    counted = Counter(instance.image for instance in instances if instance.image)
+    listed = ", ".join(f"{image} ({count})" for image, count in counted.most_common())
+    return f"images: {listed}" if listed else ""
 
 
 def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:

@@ -13,11 +13,16 @@ def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
         "DataType": "dataType",
         "Tier": "tier",
         "AllowedPattern": "allowedPattern",
+        "Overwrite": "overwrite",
     }
     parameter_name = physical_name(name, inputs)
     value = inputs["value"] if "value" in inputs else inputs["insecureValue"]
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
-    made = clients("ssm").put_parameter(Name=parameter_name, Value=value, **picked(inputs, names), **tags)
+    # SSM refuses both in one call; the provider then tags what it has written
+    with_it = {} if inputs.get("overwrite") else tags
+    made = clients("ssm").put_parameter(Name=parameter_name, Value=value, **picked(inputs, names), **with_it)
+    if tags and not with_it:
+        clients("ssm").add_tags_to_resource(ResourceType="Parameter", ResourceId=parameter_name, **tags)
     arn = clients.arn("ssm", f"parameter/{parameter_name.lstrip('/')}")
     outputs = {"dataType": "text", "tier": "Standard", "insecureValue": value, "value": value} | inputs
     return parameter_name, with_tags_all(

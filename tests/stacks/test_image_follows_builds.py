@@ -1,0 +1,213 @@
+"""Stacks that boot what they build: what instances boot before the first build has ended, and after."""
+
+import base64
+from decimal import Decimal
+from types import SimpleNamespace
+
+import boto3
+import pulumi_alicloud as alicloud
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from image.payload import PROJECT
+from stacks.acceptance import variant
+from stacks.alicloud.stack import build as build_alicloud
+from stacks.aws.stack import build as build_aws
+from stacks.cost import check
+from stacks.errors import SettingsError
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from stacks.settings import ImageMode, reader, stack_files
+from tests.stacks import alicloud_examples
+from tests.stacks.examples import BUILDING, pool, stack
+from tests.stacks.first_boots import STARTS
+
+PARAMETER = "/imagebuilder/gpu-fleet-test/ami"
+BUILDS = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload, "mode": "baked"}
+FIRST, BUILT = "ami-0123456789abcdef0", "ami-0bbbbbbbbbbbbbbbb"
+AWS = stack(image=BUILDS | {"id": FIRST})
+ALICLOUD = alicloud_examples.stack(image=BUILDS | {"base_id": "m-2", "id": "m-1"})
+ON_ALICLOUD = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
+
+
+def registered(settings, before=lambda: None):
+    with moto_server("us-east-1"):
+        before()
+        return run_program("test", program=lambda: build_aws(settings), config={})
+
+
+def seed(rehearsed):
+    (parameter,) = rehearsed.of_type("aws:ssm/parameter:Parameter")
+    return parameter
+
+
+def config(rehearsed):
+    (start,) = [registration for registration in rehearsed.registrations if registration.type in STARTS]
+    return yaml.safe_load(base64.b64decode(start.inputs["userData"]))
+
+
+@pytest.fixture(scope="module")
+def first_up():
+    return registered(AWS)
+
+
+def test_before_the_first_build_launches_find_the_image_that_the_stack_file_names(first_up):
+    (template,) = first_up.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+
+    assert template.inputs["imageId"] == f"resolve:ssm:{PARAMETER}"
+    assert seed(first_up).inputs["name"] == PARAMETER
+    assert seed(first_up).inputs["insecureValue"] == FIRST
+    assert seed(first_up).inputs["dataType"] == "aws:ec2:image"
+
+
+def test_the_image_is_known_before_any_template_names_it(first_up):
+    (template,) = first_up.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+
+    assert seed(first_up).urn in template.dependencies
+
+
+def test_a_later_up_leaves_what_a_build_wrote(first_up):
+    assert seed(first_up).ignored_changes == ("insecureValue",)
+
+
+def test_an_image_that_a_build_wrote_before_stays_the_one_that_boots():
+    def write():
+        ssm = boto3.client("ssm", region_name="us-east-1")
+        ssm.put_parameter(Name=PARAMETER, Value=BUILT, Type="String")
+
+    parameter = seed(registered(AWS, write))
+
+    assert parameter.inputs["insecureValue"] == BUILT
+    assert parameter.inputs["overwrite"] is True  # it stands already: creating it would be refused
+
+
+def test_a_first_image_behind_a_parameter_is_what_that_names_now():
+    def write():
+        ssm = boto3.client("ssm", region_name="us-east-1")
+        ssm.put_parameter(Name="/ours/ubuntu", Value="ami-0ccccccccccccccccc", Type="String")
+
+    named = stack(image=BUILDS | {"parameter": "/ours/ubuntu"})
+
+    assert seed(registered(named, write)).inputs["insecureValue"] == "ami-0ccccccccccccccccc"
+
+
+def test_instances_fetch_the_payload_and_what_a_build_made_does_not(first_up):
+    payloads = [
+        stored
+        for stored in first_up.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+        if stored.inputs["key"].startswith("image/payload/")
+    ]
+    (unit,) = [file for file in config(first_up)["write_files"] if file["path"].endswith(".service")]
+
+    assert len(payloads) == 1
+    assert "ConditionPathExists=!/usr/share/gpu-fleet/manifest.json\n" in unit["content"]
+    assert "ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped\n" in unit["content"]
+
+
+def test_every_build_and_no_bootstrap_writes_what_the_unit_looks_for():
+    steps = (PROJECT / "image/steps/ORDER").read_text().splitlines()
+    (targets,) = [line.split()[1:] for line in steps if line.startswith("95-manifest")]
+
+    assert {"aws", "alicloud"} <= set(targets)
+    assert "bootstrap" not in targets
+    assert "--folder /usr/share/gpu-fleet" in (PROJECT / "image/steps/95-manifest.sh").read_text()
+
+
+def on_alicloud(monkeypatch, images, settings=ALICLOUD):
+    asked = []
+
+    def answer(**arguments):
+        asked.append(arguments)
+        return SimpleNamespace(images=images)
+
+    monkeypatch.setattr(alicloud.ecs, "get_images", answer)
+    rehearsed = run_program("test", program=lambda: build_alicloud(settings), config={})
+    return rehearsed, asked
+
+
+def test_on_alibaba_cloud_templates_name_the_newest_build(monkeypatch):
+    images = [
+        SimpleNamespace(image_id="m-older", creation_time="2026-11-01T03:00:00Z"),
+        SimpleNamespace(image_id="m-newer", creation_time="2026-11-08T03:00:00Z"),
+    ]
+
+    rehearsed, (asked,) = on_alicloud(monkeypatch, images)
+
+    assert {template.inputs["imageId"] for template in rehearsed.of_type(ON_ALICLOUD)} == {"m-newer"}
+    assert asked["owners"] == "self"
+    assert (asked["status"], asked["name_regex"]) == ("Available", "^gpu-fleet-test_built")
+
+
+def test_on_alibaba_cloud_there_is_an_image_before_the_first_build(monkeypatch):
+    rehearsed, _ = on_alicloud(monkeypatch, [])
+
+    assert {template.inputs["imageId"] for template in rehearsed.of_type(ON_ALICLOUD)} == {"m-1"}
+    assert any(file["path"].endswith(".service") for file in config(rehearsed)["write_files"])
+
+
+def test_on_alibaba_cloud_an_image_that_is_named_as_ours_is_not_looked_up(monkeypatch):
+    pinned = alicloud_examples.stack(image=BUILDS | {"base_id": "m-2", "id": "m-1", "bundled": True})
+
+    _, asked = on_alicloud(monkeypatch, [], pinned)
+
+    assert asked == []
+
+
+def refused(**changes):
+    with pytest.raises(SettingsError) as caught:
+        stack(**changes)
+    return str(caught.value)
+
+
+def test_what_builds_write_is_no_image_for_the_time_before():
+    said = refused(image=BUILDS | {"parameter": PARAMETER})
+
+    assert f"image.parameter = '{PARAMETER}': is what builds write" in said
+
+
+def test_a_pool_that_no_build_could_serve_is_refused_before_the_first():
+    said = refused(image=BUILDS | {"id": FIRST}, pools=[pool(types=["p3.2xlarge"])])
+
+    assert "need Turing or newer; p3.2xlarge is older" in said
+
+
+def test_check_says_what_instances_boot(monkeypatch):
+    monkeypatch.setattr(stack_files, "settings_of", lambda name: AWS)
+
+    said = CliRunner().invoke(check.check, ["test"]).stdout
+
+    assert f"(`gpu-fleet image build test`); until the first has ended {FIRST}, bootstrapped" in said
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ({"id": FIRST}, f"image: {FIRST}, bootstrapped"),
+        ({"parameter": PARAMETER, "mode": "baked", "bundled": True}, f"image: what {PARAMETER} names, baked"),
+        ({"id": FIRST, "mode": "none"}, f"image: {FIRST}, nothing of ours runs there"),
+    ],
+)
+def test_check_says_so_of_every_mode(monkeypatch, image, words):
+    monkeypatch.setattr(stack_files, "settings_of", lambda name: stack(image=image))
+
+    assert words in CliRunner().invoke(check.check, ["test"]).stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["aws-prod", "alicloud-prod"])
+def test_the_stack_of_an_acceptance_run_bootstraps(name):
+    """It builds nothing, and lives for an hour."""
+    real = stack_files.settings_of(name)
+    kind = variant.chosen_type(real.cloud, None)
+    made = variant.config(stack_files.config_of(stack_files.path_of(name)), real, kind, Decimal(500))
+    small = reader.from_mapping(
+        variant.name_of(name),
+        {
+            key.removeprefix("gpu-fleet:"): value
+            for key, value in made.items()
+            if ":" in key and key.startswith("gpu-fleet:")
+        },
+    )
+
+    assert small.image.mode is ImageMode.BOOTSTRAP
+    assert (small.image.id, small.image.parameter) == (real.image.id, real.image.parameter)
