@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 PREFIX = "application/vnd.oci.image"
 ENTRY = ["/opt/gpu-fleet/venv/bin/python", "-m", "gpu_fleet"]
-ENVIRONMENT = ["PATH=/opt/gpu-fleet/venv/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1"]
+# By numbers: what refuses root (runAsNonRoot) looks no name up. `train render --kubernetes` has the same.
+USER = "1000:1000"
+# The account has no name and no home in the image; caches of torch and CUDA go to HOME, as in a rendered pod.
+HOME = "/tmp"  # noqa: S108 - of the container
+ENVIRONMENT = [
+    *("PATH=/opt/gpu-fleet/venv/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1"),
+    *(f"HOME={HOME}", "USER=gpu-fleet"),
+]
 # Speed over size: registries compress again, and the wheels inside are compressed already.
 COMPRESSION = 1
 
@@ -70,7 +77,13 @@ def make(root: Path, archive: Path, labels: dict[str, str], created_s: int) -> P
         config = {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Entrypoint": ENTRY, "Env": ENVIRONMENT, "Labels": labels, "WorkingDir": "/tmp"},  # noqa: S108 - of the container
+            "config": {
+                "User": USER,
+                "Entrypoint": ENTRY,
+                "Env": ENVIRONMENT,
+                "Labels": labels,
+                "WorkingDir": HOME,
+            },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_sum}"]},
         }
         config_blob = _json_blob(config, folder, f"{PREFIX}.config.v1+json")

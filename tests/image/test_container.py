@@ -45,16 +45,34 @@ def blob(descriptor):
     return f"blobs/{descriptor['digest'].replace(':', '/')}"
 
 
-def test_the_container_starts_the_trainer(container):
+def inside(container, *command):
+    """Run a command as an engine does: with the configuration's account, variables and folder."""
     folder, config = container
-
-    said = subprocess.run(
-        ["chroot", str(folder), *config["Entrypoint"], "--help"], capture_output=True, text=True, check=False
+    return subprocess.run(
+        ["chroot", f"--userspec={config['User']}", "--groups=", str(folder), *command],
+        env=dict(entry.split("=", 1) for entry in config["Env"]),
+        capture_output=True,
+        text=True,
+        check=False,
     )
+
+
+def test_the_container_starts_the_trainer(container):
+    _, config = container
+
+    said = inside(container, *config["Entrypoint"], "--help")
 
     assert said.returncode == 0, said.stderr
     assert "launch" in said.stdout
     assert "prepare" in said.stdout
+
+
+def test_the_container_is_no_roots_and_torch_knows_its_user(container):
+    program = "import getpass, os, torch; print(os.getuid(), os.getgroups(), getpass.getuser())"
+
+    said = inside(container, "/opt/gpu-fleet/venv/bin/python", "-c", program)
+
+    assert said.stdout.split() == ["1000", "[]", "gpu-fleet"], said.stderr
 
 
 def test_the_container_has_no_kernel_no_driver_and_no_door(container):

@@ -5,8 +5,10 @@ import io
 import json
 import os
 import shutil
+import tarfile
 import threading
 import zipfile
+from dataclasses import fields
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
@@ -16,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packageurl import PackageURL
 
+from gpu_fleet.kubernetes.pod import HOME
+from gpu_fleet.kubernetes.request import ClusterRequest
 from image import disk, oci, sbom, wheels
 from image.errors import BakeError, LockError
 
@@ -34,6 +38,38 @@ def test_the_newest_kernel_boots(tmp_path):
         (tmp_path / "boot" / f"initrd.img-{release}").touch()
 
     assert disk.newest_kernel(tmp_path) == "6.1.0-50-cloud-amd64"
+
+
+def oci_config(archive):
+    """The configuration that an engine reads, by the digests that lead to it."""
+    with tarfile.open(archive) as outer:
+
+        def blob(descriptor):
+            return json.load(outer.extractfile(f"blobs/{descriptor['digest'].replace(':', '/')}"))
+
+        return blob(blob(json.load(outer.extractfile("index.json"))["manifests"][0])["config"])["config"]
+
+
+def test_a_container_runs_as_an_account_of_its_own_that_is_not_root(tmp_path):
+    (tmp_path / "root").mkdir()
+
+    config = oci_config(oci.make(tmp_path / "root", tmp_path / "trainer.tar", {}, 0))
+
+    user, group = (int(number) for number in config["User"].split(":"))  # by number: kubelet reads no names
+    assert user > 0
+    assert group > 0
+
+
+def test_a_container_runs_as_the_account_that_rendered_pods_have(tmp_path):
+    (tmp_path / "root").mkdir()
+
+    config = oci_config(oci.make(tmp_path / "root", tmp_path / "trainer.tar", {}, 0))
+
+    rendered = next(field.default for field in fields(ClusterRequest) if field.name == "user")
+    assert config["User"] == f"{rendered}:{rendered}"
+    environment = dict(entry.split("=", 1) for entry in config["Env"])
+    assert {name: environment[name] for name in HOME} == HOME
+    assert config["WorkingDir"] == HOME["HOME"]  # one that it may write to
 
 
 def test_a_list_of_wheels_from_other_requirements_is_refused(tmp_path):
