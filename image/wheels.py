@@ -33,6 +33,12 @@ CPU_TORCH = "torch-cpu.lock"
 # PyPI has no CPU build of torch for Linux.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REQUIREMENTS = ("training/requirements.txt", "image/reaper/requirements.txt")
+# What users find beside the trainer, in an environment of its own on top of the trainer's.
+TOOLS, TOOLS_BASE = PROJECT / "image" / "tools.txt", "ubuntu-24.04"
+TOOLS_HEADER = (
+    "# Every wheel of the users' tools that the trainer's list lacks; `python -m image.wheels` writes this\n"
+    "# from image/tools.txt, at the trainer's versions where both need a package.\n"
+)
 HEADER = (
     "# Every wheel of the image's virtual environment; `python -m image.wheels` writes this from\n"
     f"# {' and '.join(REQUIREMENTS)}.\n"
@@ -128,12 +134,45 @@ def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> s
     return digest
 
 
-def resolve(base: str) -> Sequence[Mapping[str, Any]]:
-    """What the requirements come to on a base: the ``packages`` of a pylock.toml (PEP 751).
+def lock_tools(lockfile: Path = LOCKFILE) -> str:
+    """The same for the users' tools: what the trainer has is left out, since theirs lies on top of it.
+
+    Raises:
+        LockError: as for ``lock``; also where they need another version of a package than the trainer.
+    """
+    own = pins(list_of(TOOLS_BASE).read_text(encoding="utf-8"))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("".join(f"{name}=={version}\n" for name, version in own.items()))
+        file.flush()
+        packages = resolve(TOOLS_BASE, [TOOLS], [Path(file.name)])
+    lines = [
+        f"{package['name']}=={package['version']} --hash=sha256:{best(package, tags(TOOLS_BASE))}\n"
+        for package in packages
+        if canonicalize_name(package["name"]) not in own
+    ]
+    text = TOOLS_HEADER + "".join(sorted(lines))
+    list_of("tools").write_text(text, encoding="utf-8")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    changed = with_values(
+        lockfile.read_text(encoding="utf-8"), "tools-wheels", TOOLS_BASE, {"sha256": digest}
+    )
+    lockfile.write_text(changed, encoding="utf-8")
+    return digest
+
+
+def resolve(
+    base: str, requirements: Sequence[Path] = (), constraints: Sequence[Path] = ()
+) -> Sequence[Mapping[str, Any]]:
+    """What requirements come to on a base: the ``packages`` of a pylock.toml (PEP 751).
+
+    Args:
+        requirements, constraints: files; without them those of the trainer and the agent.
 
     Raises:
         LockError: as for ``lock``.
     """
+    requirements = requirements or requirement_files()
+    constraints = constraints or [PROJECT / name for name in CONSTRAINTS]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "pylock.toml"
         command = [
@@ -141,8 +180,8 @@ def resolve(base: str) -> Sequence[Mapping[str, Any]]:
             *("--format", "pylock.toml", "--only-binary", ":all:", "--output-file", str(output)),
             *("--python-version", ".".join(map(str, PYTHONS[base]))),
             *("--python-platform", f"x86_64-manylinux_2_{GLIBC[base]}"),
-            *(word for name in CONSTRAINTS for word in ("--constraint", str(PROJECT / name))),
-            *map(str, requirement_files()),
+            *(word for path in constraints for word in ("--constraint", str(path))),
+            *map(str, requirements),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -234,14 +273,14 @@ def _pip(listing: str, into: Path, *options: str) -> None:
 
 
 def main() -> int:
-    """Lock the wheels of every base; exit status 1 and one line when that cannot be."""
-    for base in PYTHONS:
+    """Lock the wheels of every base, then those of the tools; exit status 1 and one line when it fails."""
+    for name in (*PYTHONS, "tools"):
         try:
-            digest = lock(base)
+            digest = lock_tools() if name == "tools" else lock(name)
         except ImageError as error:
-            sys.stderr.write(f"error: {base}: {error}\n")
+            sys.stderr.write(f"error: {name}: {error}\n")
             return 1
-        sys.stdout.write(f"{list_of(base)}: sha256 {digest}, written to {LOCKFILE.name}\n")
+        sys.stdout.write(f"{list_of(name)}: sha256 {digest}, written to {LOCKFILE.name}\n")
     return 0
 
 

@@ -1,7 +1,12 @@
 """Steps as the clouds run them, on Ubuntu 24.04 that is up: what they ask apt for, and whom they trust."""
 
+import hashlib
+import json
 import shutil
 import subprocess
+import sys
+import tomllib
+import zipfile
 
 import pytest
 
@@ -28,22 +33,25 @@ def cloud_builder(tmp_path):
         shutil.copy(f"/etc/{name}", tmp_path / "etc")
     shutil.copytree("/etc/alternatives", tmp_path / "etc/alternatives", symlinks=True)
 
-    def run(step, target, answers=None, real=()):
+    def run(step, target, answers=None, real=(), after="true"):
         names = ("apt-get", "apt-mark", "systemctl", "systemd-run", "systemd-sysusers")
         programs = {name: "true" for name in names if name not in real} | (answers or {})
         (tmp_path / "bin").mkdir(exist_ok=True)
         for name, body in programs.items():
             (tmp_path / "bin" / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n{body}\n')
             (tmp_path / "bin" / name).chmod(0o755)
-        own_etc = f'mount --bind "$PAYLOAD/etc" /etc; exec bash "$PAYLOAD/steps/{step}.sh"'
+        folders = [folder for folder in ("etc", "opt", "usr/local/bin") if (tmp_path / folder).exists()]
+        own = "".join(f'mount --bind "$PAYLOAD/{folder}" /{folder}; ' for folder in folders)
         done = subprocess.run(
-            ["unshare", "--mount", "bash", "-e", "-c", own_etc],
+            ["unshare", "--mount", "bash", "-e", "-c", f'{own}bash "$PAYLOAD/steps/{step}.sh"; {after}'],
             env={
                 "PATH": f"{tmp_path}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                 "PAYLOAD": str(tmp_path),
                 "FILES": str(tmp_path),
                 "TARGET": target,
                 "CALLS": str(tmp_path / "calls"),
+                "PIP_NO_INDEX": "1",
+                "PIP_FIND_LINKS": str(tmp_path / "links"),
             },
             capture_output=True,
             text=True,
@@ -96,6 +104,96 @@ def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(cloud_build
     assert f"apt-mark hold {name}" in calls
 
 
+def test_admins_have_docker_users_have_podman_and_only_aws_logs_in_to_ecr(cloud_builder, tmp_path):
+    answers = {
+        "apt-cache": "echo 'nvidia-container-toolkit | 1.19.1-1 | /'",
+        # docker's own scripts start it: its settings must lie there before
+        "apt-get": 'case "$*" in *docker.io*) test -s /etc/docker/daemon.json ;; esac',
+    }
+
+    done, calls = cloud_builder("35-containers", "alicloud", answers)
+
+    assert done.returncode == 0, done.stderr
+    (installed,) = [call.split() for call in calls if "docker.io" in call]
+    assert {"podman", "uidmap", "docker-buildx"} <= set(installed)
+    assert not [call for call in calls if "amazon-ecr-credential-helper" in call]
+    assert calls.index("systemctl disable --quiet docker.service") > 0
+    assert "systemctl enable --quiet docker.socket" in calls
+    socket = (tmp_path / "etc/systemd/system/docker.socket.d/10-gpu-fleet.conf").read_text()
+    assert "[Socket]\nSocketGroup=gpu-fleet-admins\n" in socket
+    settings = json.loads((tmp_path / "etc/docker/daemon.json").read_text())
+    assert settings["runtimes"]["nvidia"]["path"] == "nvidia-container-runtime"
+    assert settings["features"] == {"cdi": True}
+    assert "/run/cdi" in settings["cdi-spec-dirs"]  # where nvidia-cdi.service writes
+
+
+def test_on_aws_an_instance_can_log_in_to_ecr(cloud_builder):
+    answers = {"apt-cache": "echo 'nvidia-container-toolkit | 1.19.1-1 | /'"}
+
+    done, calls = cloud_builder("35-containers", "aws", answers)
+
+    assert done.returncode == 0, done.stderr
+    assert [call for call in calls if call.endswith(" amazon-ecr-credential-helper")]
+
+
+@pytest.fixture
+def trainers_environment(cloud_builder, tmp_path):
+    """An /opt of the test with an environment of the trainer, whose torch is a module of one line."""
+    (tmp_path / "usr/local/bin").mkdir(parents=True)
+    environment = tmp_path / "opt/gpu-fleet/venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (site,) = (environment / "lib").glob("python*/site-packages")
+    (site / "torch.py").write_text("here = 'the trainer'\n")
+
+
+def tools(tmp_path, *scripts):
+    """A list of one wheel with programs of these names, and the wheel where pip finds it."""
+    (tmp_path / "links").mkdir()
+    file = tmp_path / "links/tools-1-py3-none-any.whl"
+    entries = "".join(f"{name} = tools:main\n" for name in scripts)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("tools.py", "def main(): print('runs')\n")
+        archive.writestr("tools-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tools\nVersion: 1\n")
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr("tools-1.dist-info/WHEEL", tags)
+        archive.writestr("tools-1.dist-info/entry_points.txt", f"[console_scripts]\n{entries}")
+        archive.writestr("tools-1.dist-info/RECORD", "")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "wheels/tools.txt").write_text(f"tools==1 --hash=sha256:{digest}\n")
+
+
+def test_notebooks_import_what_the_trainer_has_and_users_find_their_tools(
+    cloud_builder, trainers_environment, tmp_path
+):
+    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
+    look = "/opt/gpu-fleet/tools/bin/python -c 'import torch, tools; print(torch.here)'; jupyter-lab"
+
+    done, calls = cloud_builder("72-tools", "aws", after=f"PATH=/usr/local/bin:$PATH; {look}")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["the trainer", "runs"]
+    (installed,) = [call.split() for call in calls if call.startswith("apt-get install")]
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(installed)  # Triton compiles against Python.h
+
+
+def test_a_tool_that_no_wheel_brought_is_named(cloud_builder, trainers_environment, tmp_path):
+    tools(tmp_path, "jupyter", "jupyter-lab", "uvx")
+
+    done, _ = cloud_builder("72-tools", "aws")
+
+    assert "error: /opt/gpu-fleet/tools/bin/uv: no wheel brought it" in done.stderr
+
+
+def test_a_tool_whose_hash_is_another_ends_the_step(cloud_builder, trainers_environment, tmp_path):
+    tools(tmp_path, "jupyter")
+    (tmp_path / "wheels/tools.txt").write_text(f"tools==1 --hash=sha256:{'0' * 64}\n")
+
+    done, _ = cloud_builder("72-tools", "aws")
+
+    assert done.returncode != 0
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def keys():
     """The maker's key and a stranger's."""
@@ -125,7 +223,9 @@ def maker(cloud_builder, tmp_path, keys):
     )
 
     def run(signer, committed, version="4.*"):
-        archives.publish(folder, {"datacenter-gpu-manager-4-core": ["4.1-1", "4.10-1", "5.0-1"]}, signer)
+        packages = tomllib.loads((payload.PROJECT / "image/packages.toml").read_text())
+        names = packages["dcgm"]["ubuntu-24.04"]
+        archives.publish(folder, {name: ["4.1-1", "4.10-1", "5.0-1"] for name in names}, signer)
         (tmp_path / "keys/nvidia-cuda.asc").write_text(committed)
         fields = {"uri": f"file:{folder}", "suites": "/", "key_fingerprint": keys[0].fingerprint}
         (tmp_path / VERSIONS).write_text(

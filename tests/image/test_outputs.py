@@ -20,7 +20,7 @@ from packageurl import PackageURL
 
 from gpu_fleet.kubernetes.pod import HOME
 from gpu_fleet.kubernetes.request import ClusterRequest
-from image import disk, oci, sbom, wheels
+from image import disk, lock, oci, sbom, wheels
 from image.errors import BakeError, LockError
 
 
@@ -94,6 +94,45 @@ def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
 
     assert cloud["torch"] == local["torch"].removesuffix("+cpu")
     assert "nvidia-nccl-cu13" in cloud.keys() - local.keys()
+
+
+def test_the_tools_lie_on_top_of_the_trainer_at_its_versions():
+    listed, trainer = wheels.list_of("tools").read_text(), wheels.list_of(wheels.TOOLS_BASE).read_text()
+
+    wheels.check_fresh(wheels.list_of("tools"), [wheels.TOOLS.read_text()])
+    assert {"jupyterlab", "ipykernel", "uv"} <= wheels.pins(listed).keys()
+    assert not wheels.pins(listed).keys() & wheels.pins(trainer).keys()
+    assert len(wheels.hashes(listed)) == len(wheels.pins(listed))
+
+
+def test_tools_are_resolved_at_the_trainers_versions(tmp_path, monkeypatch):
+    """And what the trainer has is left out: it lies below."""
+    asked, content = [], {"numpy": "0" * 64, "uv": "1" * 64}
+
+    def resolve(base, requirements, constraints):
+        asked.append((base, requirements, constraints[0].read_text()))
+        return [
+            {
+                "name": name,
+                "version": "1",
+                "wheels": [{"url": f"{name}-1-py3-none-any.whl", "hashes": {"sha256": sha256}}],
+            }
+            for name, sha256 in content.items()
+        ]
+
+    lists = {name: tmp_path / f"{name}.txt" for name in ("tools", wheels.TOOLS_BASE)}
+    lists[wheels.TOOLS_BASE].write_text("numpy==1 --hash=sha256:0\ntorch==2.13.0 --hash=sha256:0\n")
+    lockfile = tmp_path / "versions.toml"
+    lockfile.write_text(lock.FILE.read_text())
+    monkeypatch.setattr(wheels, "resolve", resolve)
+    monkeypatch.setattr(wheels, "list_of", lists.__getitem__)
+
+    digest = wheels.lock_tools(lockfile)
+
+    assert asked == [(wheels.TOOLS_BASE, [wheels.TOOLS], "numpy==1\ntorch==2.13.0\n")]
+    assert wheels.pins(lists["tools"].read_text()) == {"uv": "1"}
+    assert digest == wheels.sha256(lists["tools"])
+    assert f'sha256 = "{digest}"' in lockfile.read_text()
 
 
 def test_wheels_that_are_all_there_are_not_asked_for(tmp_path, monkeypatch):

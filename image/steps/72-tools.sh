@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# What users expect beside the trainer: a compiler for Triton, JupyterLab and uv, whose kernels know the trainer's packages.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+environment=/opt/gpu-fleet/tools trainer=/opt/gpu-fleet/venv
+install_group compiler
+python3 -m venv --clear "$environment"
+"$environment/bin/pip" install --quiet --no-deps --require-hashes --no-cache-dir --only-binary :all: \
+    --disable-pip-version-check --requirement "$PAYLOAD/wheels/tools.txt"
+# on top of the trainer's packages, at whose versions the list was resolved: a notebook imports torch and gpu_fleet
+below=$("$trainer/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+printf 'import site; site.addsitedir("%s")\n' "$below" >"$site/gpu-fleet-trainer.pth"
+"$environment/bin/pip" check --disable-pip-version-check
+for name in jupyter jupyter-lab uv uvx; do
+    [ -x "$environment/bin/$name" ] || fail "$environment/bin/$name: no wheel brought it"
+    ln -sfn "$environment/bin/$name" "/usr/local/bin/$name"
+done
