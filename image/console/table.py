@@ -36,6 +36,7 @@ IMAGE = Rows(
     {
         "build": Row("stacks.images.command:build", "Build a stack's image on its cloud, and promote it."),
         "rollback": Row("stacks.images.command:rollback", "Boot the image before the promoted one."),
+        "scan": Row("stacks.images.command:scan", "What a scanner knows of the promoted image."),
         "bake": Row("image.build:main", "Bake on this computer: a folder, a disk or a container."),
         "compare": Row("image.file_list:main", "Compare two bakes of the same inputs, file by file."),
         "lock": Row("image.lock_command:main", "List what comes from outside, and how it is held."),

@@ -90,6 +90,7 @@ class Image(pulumi.ComponentResource):
             distribution_configuration_arn=self._distribution().arn,
             enhanced_image_metadata_enabled=True,
             image_tests_configuration={"image_tests_enabled": True, "timeout_minutes": TEST_MINUTES},
+            image_scanning_configuration={"image_scanning_enabled": True} if stack.image.scan else None,
             # whatever changed in the archive: a rebuild is how security updates reach the instances
             execution_role=image_roles.execution_role(stack),
             workflows=self._workflows(),

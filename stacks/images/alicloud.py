@@ -5,7 +5,7 @@ from typing import Any
 from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.errors import StacksError
-from stacks.images.builds import Build, BuildState, still_to_do
+from stacks.images.builds import Build, BuildState, Findings, still_to_do
 from stacks.payload import image_files
 from stacks.settings import ImageMode, Stack
 
@@ -82,6 +82,13 @@ class AlicloudBuilds:
 
     def promote(self, image_id: str) -> None:
         """Nothing: launch templates hold an id, which an ``up`` changes."""
+
+    def findings(self, build: Build) -> Findings:
+        """Nobody scans here."""
+        raise StacksError(
+            f"{build.image_id}: no scanner of the cloud looks at images here: have one read "
+            "/usr/share/gpu-fleet/sbom.cdx.json of an instance"
+        )
 
     def left(self, image_id: str) -> str:
         """What to write into the stack file; where it follows its builds, an ``up`` for the newest."""

@@ -7,7 +7,7 @@ from typing import Any
 from stacks import naming
 from stacks.calls.aws import Aws, clients_in
 from stacks.errors import StacksError
-from stacks.images.builds import Build, BuildState, still_to_do
+from stacks.images.builds import Build, BuildState, Findings, still_to_do
 from stacks.payload import image_files
 from stacks.settings import ImageMode, Stack
 
@@ -17,6 +17,9 @@ ENDED = {
     "AVAILABLE": BuildState.DONE,
     **dict.fromkeys(("CANCELLED", "FAILED", "DEPRECATED", "DELETED", "DISABLED"), BuildState.FAILED),
 }
+
+# docs.aws.amazon.com/imagebuilder/latest/APIReference/API_ImageScanState.html, API_SeverityCounts.html
+COMPLETED, SEVERITIES = "completed", ("critical", "high", "medium", "all")
 
 
 class AwsBuilds:
@@ -108,6 +111,31 @@ class AwsBuilds:
                 Overwrite=True,
             )
 
+    def findings(self, build: Build) -> Findings:
+        """Amazon Inspector's, which Image Builder copied while the build was tested."""
+        if not self._stack.image.scan:
+            raise StacksError(
+                f"{self._stack.name}: image.scan = False: true keeps Amazon Inspector's findings"
+            )
+        image = self._ask("get_image", imageBuildVersionArn=build.id)["image"]
+        status = image.get("scanState", {}).get("status", "PENDING").lower()
+        if status != COMPLETED:
+            return Findings(status)
+        of_build = {"name": "imageBuildVersionArn", "values": [build.id]}
+        aggregated = self._ask("list_image_scan_finding_aggregations", filter=of_build)["responses"]
+        counts = {
+            severity: sum(
+                part.get("imageAggregation", {}).get("severityCounts", {}).get(severity, 0)
+                for part in aggregated
+            )
+            for severity in SEVERITIES
+        }
+        critical = {"name": "severity", "values": ["CRITICAL"]}
+        findings = self._aws.pages(
+            *(SERVICE, "list_image_scan_findings", "findings"), mark="nextToken", filters=[of_build, critical]
+        )
+        return Findings(status, counts, tuple(map(_line, findings)))
+
     def left(self, image_id: str) -> str:
         """Of an image that is not promoted, which one is."""
         promoted = self.promoted()
@@ -152,3 +180,14 @@ class AwsBuilds:
 
     def _ask_ssm(self, operation: str, **arguments: Any) -> dict[str, Any]:
         return self._aws.ask("ssm", operation, **arguments)
+
+
+def _line(finding: dict[str, Any]) -> str:
+    """``CVE-... in openssl 3.0.13, a fix is YES``."""
+    details = finding.get("packageVulnerabilityDetails", {})
+    packages = ", ".join(
+        f"{package.get('name')} {package.get('version')}" for package in details.get("vulnerablePackages", ())
+    )
+    named = details.get("vulnerabilityId") or finding.get("title", "unnamed")
+    fix = finding.get("fixAvailable", "unknown")
+    return f"{named} in {packages or 'unnamed packages'}, a fix is there: {fix}"

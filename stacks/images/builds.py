@@ -1,7 +1,7 @@
 """What a build of an image is, and how one is followed to its end; the clouds' modules ask for it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -40,6 +40,33 @@ class Build:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What a scanner knows of a build's packages.
+
+    Attributes:
+        status: how far the scan is, in the cloud's word.
+        counts: severity -> how many, the worst first; empty where the scan has not ended.
+        critical: the worst, a line each: the vulnerability and the packages that have it.
+    """
+
+    status: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    critical: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether the scan has ended and found nothing critical: what is not known is not clean."""
+        return bool(self.counts) and not self.counts["critical"]
+
+    @property
+    def sentence(self) -> str:
+        """For reports."""
+        if not self.counts:
+            return f"its scan is {self.status}: no findings are known"
+        return ", ".join(f"{count} {severity}" for severity, count in self.counts.items())
+
+
 class Builds(Protocol):
     """A stack's pipeline on its cloud; ``CannotCheckError`` wherever the cloud gives no answer."""
 
@@ -63,6 +90,9 @@ class Builds(Protocol):
 
     def promote(self, image_id: str) -> None:
         """Let instances boot an image from now on, as far as the cloud can."""
+
+    def findings(self, build: Build) -> Findings:
+        """What a scanner knows of a build; ``StacksError`` where none looks."""
 
     def left(self, image_id: str) -> str:
         """What an operator has still to do until instances boot an image, a sentence, or nothing."""

@@ -1,5 +1,6 @@
 """``gpu-fleet image build|rollback STACK``: an image that the stack's cloud makes, tests and promotes."""
 
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import click
 
 from stacks.errors import StacksError
-from stacks.images.builds import Builds, BuildState, before, follow
+from stacks.images.builds import Build, Builds, BuildState, before, follow
 from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
+
+MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image build aws-prod")
@@ -17,7 +20,10 @@ from stacks.settings.stack_files import StackName
 @click.option(
     "--again", is_flag=True, help="Build although this recipe was built: a newer base, newer packages."
 )
-def build(name: str, again: bool) -> None:
+@click.option(
+    "--accept-findings", is_flag=True, help="Promote it in spite of critical findings (image.scan)."
+)
+def build(name: str, again: bool, accept_findings: bool) -> None:
     """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
 
     Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C leaves the build
@@ -32,12 +38,54 @@ def build(name: str, again: bool) -> None:
         click.echo(f"{name}: {_with(outcome, builds.left(newest.image_id), ', and is promoted')}")
         return
     running = newest is not None and newest.state is BuildState.RUNNING
+    promoted = builds.promoted()
     begun = newest if newest is not None and running else builds.start()
     click.echo(f"{name}: {'follows' if running else 'started'} build {begun.id}")
     done = follow(builds, begun, click.echo, _now, time.sleep)
+    if stack.image.scan and not accept_findings:
+        hold_back(builds, done, promoted)
     builds.promote(done.image_id)
     outcome = f"{done.image_id} is built and tested"
     click.echo(f"{name}: {_with(outcome, builds.left(done.image_id), ', and promoted')}")
+
+
+def hold_back(builds: Builds, done: Build, promoted: str) -> None:
+    """Let instances boot what they did, where a build's scan is not clean: the pipeline itself looks at none.
+
+    Raises:
+        StacksError: so it was.
+    """
+    findings = builds.findings(done)
+    if findings.clean:
+        return
+    if promoted:
+        builds.promote(promoted)
+    worst = "".join(f"\n  {line}" for line in findings.critical[:MOST_LINES])
+    raise StacksError(
+        f"{done.image_id}: {findings.sentence}; {promoted or 'nothing'} stays promoted, "
+        f"`--again --accept-findings` promotes what it builds{worst}"
+    )
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet image scan aws-prod")
+@click.argument("name", metavar="STACK", type=StackName())
+def scan(name: str) -> None:
+    """Show what a scanner knows of the image that instances boot.
+
+    Exit status 1 when something is critical, or the scan has not ended.
+    """
+    stack = stack_files.settings_of(name)
+    builds = builds_of(stack)
+    promoted = builds.promoted()
+    build = next((made for made in builds.made() if made.image_id == promoted), None)
+    if build is None:
+        raise StacksError(f"{name}: {promoted or 'no image'} is promoted, which is none of its builds")
+    findings = builds.findings(build)
+    click.echo(f"{name}: {promoted} of {build.created}: {findings.sentence}")
+    for line in findings.critical:
+        click.echo(f"  {line}")
+    if not findings.clean:
+        sys.exit(1)
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image rollback aws-prod")

@@ -76,6 +76,15 @@ def _build(stack: Stack) -> Iterator[Problem]:
         yield Problem("image.payload", image.payload, "is what a build runs: needs image.base_id")
 
 
+def _scan(stack: Stack) -> Iterator[Problem]:
+    if not stack.image.scan:
+        return
+    if stack.cloud is Cloud.ALICLOUD:
+        yield Problem("image.scan", True, "is of AWS; a scanner reads each image's own bill of materials")
+    elif not stack.image.built:
+        yield Problem("image.scan", True, "is of builds: needs image.base_id")
+
+
 def _disk(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.AWS and stack.image.disk is not None:
         yield Problem("image.disk", stack.image.disk, "is of Alibaba Cloud; leave it out")
@@ -102,5 +111,5 @@ def _packages(stack: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
-    *(_one_source, _id, _parameter, _baked, _tokens, _build, _disk, _base, _builder, _packages),
+    *(_one_source, _id, _parameter, _baked, _tokens, _build, _scan, _disk, _base, _builder, _packages),
 )

@@ -767,6 +767,8 @@ class ImageSettings:
             ``gpu-fleet image payload`` wrote; null for the checkout's own.
         canary: whether a build is tried on a GPU of the stack before it is promoted (AWS): the gate, and an
             all-reduce over all GPUs.
+        scan: whether Amazon Inspector's findings are kept with each build (AWS): a service of its own price,
+            which the account must have activated for EC2.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
     """
 
@@ -778,6 +780,7 @@ class ImageSettings:
     base_id: str | None = None
     payload: str | None = None
     canary: Switch = True
+    scan: Switch = False
     disk: str | None = None
 
     @property

@@ -200,7 +200,7 @@ def leaf_keys():
 NOT_EDITED = {
     *("name", "cloud", "region", "endpoint_url"),
     *("budget.assume", "budget.currency", "budget.allow_overcommit"),
-    *("image.bundled", "image.base_id", "image.payload", "image.canary", "image.disk"),
+    *("image.bundled", "image.base_id", "image.payload", "image.canary", "image.scan", "image.disk"),
 }
 
 

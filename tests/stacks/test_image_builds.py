@@ -549,3 +549,133 @@ def test_without_a_file_the_checkouts_own_payload_is_built():
     assert recipe == image_files.recipe(named)
     assert hashlib.sha256(recipe.path.read_bytes()).hexdigest() == recipe.sha256
     assert recipe.object_key == f"image/{recipe.sha256}.tar"
+
+
+SCANNED = stack(
+    image={
+        "parameter": PARAMETER,
+        "base_id": BUILDING.image.base_id,
+        "payload": BUILDING.image.payload,
+        "mode": "baked",
+        "bundled": True,
+        "scan": True,
+    }
+)
+CRITICAL = {
+    "severity": "CRITICAL",
+    "fixAvailable": "YES",
+    "packageVulnerabilityDetails": {
+        "vulnerabilityId": "CVE-2026-1",
+        "vulnerablePackages": [{"name": "openssl", "version": "3.0.13"}],
+    },
+}
+
+
+def scanned(critical=(), status="COMPLETED", **cloud):
+    """An account whose builds Amazon Inspector has looked at."""
+    made = Cloud(sha256=image_files.recipe(SCANNED).sha256, **cloud)
+    made.builds = AwsBuilds(SCANNED, Aws(made.account.client))
+    counts = {"critical": len(critical), "high": 2, "medium": 3, "all": len(critical) + 5}
+
+    def image(params):
+        build = made.image(params)["image"] if made.statuses else summary(9)
+        return {"image": build | {"scanState": {"status": status}}}
+
+    made.account.answers |= {
+        "imagebuilder:GetImage": image,
+        "imagebuilder:ListImageScanFindingAggregations": {
+            "aggregationType": "ImageBuildVersionArn",
+            "responses": [
+                {"imageAggregation": {"imageBuildVersionArn": BUILD_ARN.format(9), "severityCounts": counts}}
+            ],
+        },
+        "imagebuilder:ListImageScanFindings": {"findings": list(critical)},
+    }
+    return made
+
+
+def test_a_build_without_critical_findings_is_promoted(run):
+    cloud = scanned(statuses=["TESTING", "AVAILABLE"], promoted=AMI.format(8))
+
+    said, _ = run(command.build, cloud.builds, SCANNED)
+
+    assert said.exit_code == 0, said.output
+    assert cloud.parameter == AMI.format(9)
+    (asked,) = cloud.asked("ListImageScanFindingAggregations")
+    assert asked["filter"] == {"name": "imageBuildVersionArn", "values": [BUILD_ARN.format(9)]}
+
+
+def test_instances_boot_what_they_did_where_a_build_has_critical_findings(run):
+    cloud = scanned([CRITICAL], statuses=["TESTING", "AVAILABLE"], promoted=AMI.format(8))
+
+    said, _ = run(command.build, cloud.builds, SCANNED)
+
+    assert said.exit_code == 1
+    assert cloud.parameter == AMI.format(8)  # the pipeline had written the new one
+    assert f"{AMI.format(9)}: 1 critical, 2 high, 3 medium, 6 all; {AMI.format(8)} stays promoted" in str(
+        said.exception
+    )
+    assert "\n  CVE-2026-1 in openssl 3.0.13, a fix is there: YES" in str(said.exception)
+
+
+@pytest.mark.parametrize("status", ["PENDING", "FAILED", "TIMED_OUT"])
+def test_what_no_scan_has_seen_is_not_clean(run, status):
+    cloud = scanned(status=status, statuses=["AVAILABLE"], promoted=AMI.format(8))
+
+    said, _ = run(command.build, cloud.builds, SCANNED)
+
+    assert said.exit_code == 1
+    assert f"its scan is {status.lower()}: no findings are known" in str(said.exception)
+    assert cloud.parameter == AMI.format(8)
+
+
+def test_findings_are_accepted_by_name(run):
+    cloud = scanned([CRITICAL], statuses=["AVAILABLE"], promoted=AMI.format(8))
+
+    said, _ = run(command.build, cloud.builds, SCANNED, "--accept-findings")
+
+    assert said.exit_code == 0, said.output
+    assert cloud.parameter == AMI.format(9)
+
+
+@pytest.mark.parametrize(("critical", "status"), [([], 0), ([CRITICAL], 1)])
+def test_the_promoted_images_findings_are_shown(run, critical, status):
+    cloud = scanned(critical, images=[summary(8), summary(9)], promoted=AMI.format(9))
+
+    said, _ = run(command.scan, cloud.builds, SCANNED)
+
+    assert said.exit_code == status, said.output
+    assert f"aws-prod: {AMI.format(9)} of 2026-11-09T03:00:00Z: {len(critical)} critical" in said.output
+    assert said.output.count("CVE-2026-1") == len(critical)
+
+
+def test_without_the_setting_no_scanner_is_asked(run):
+    cloud = Cloud([summary(9)], promoted=AMI.format(9))
+
+    said, _ = run(command.scan, cloud.builds)
+
+    assert "image.scan = False: true keeps Amazon Inspector's findings" in str(said.exception)
+
+
+def test_a_pipeline_keeps_findings_only_where_the_setting_says_so(register):
+    pipeline = "aws:imagebuilder/imagePipeline:ImagePipeline"
+    (scanning,) = register(SCANNED).of_type(pipeline)
+    (plain,) = register(BUILDING).of_type(pipeline)
+
+    assert scanning.inputs["imageScanningConfiguration"] == {"imageScanningEnabled": True}
+    assert "imageScanningConfiguration" not in plain.inputs
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = True: is of builds"),
+        (
+            lambda: alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "scan": True}),
+            "image.scan = True: is of AWS",
+        ),
+    ],
+)
+def test_a_scan_that_no_scanner_would_make_is_refused(refused, says):
+    with pytest.raises(StacksError, match=says):
+        refused()
