@@ -79,32 +79,57 @@ class Image(pulumi.ComponentResource):
         return pulumi.Output.from_input(named)
 
     def _pipeline(self, base_id: str, payload: image_files.ImageFile) -> pulumi.Output[str]:
+        """One for each zone, since a canary that finds no room in one is tried in the next.
+
+        All have the same recipe, and the first alone, whose ARN this gives, has a schedule.
+        """
         stack = self._stack
-        recipe = self._recipe(base_id, payload)
-        pipeline = aws.imagebuilder.ImagePipeline(
-            f"{self._name}-image",
-            name=naming.prefixed(stack.name),
+        recipe, distribution, workflows = (
+            self._recipe(base_id, payload),
+            self._distribution(),
+            self._workflows(),
+        )
+        profile = image_roles.builder_profile(
+            f"{self._name}-builder", stack, self._args.key_arn, self._args.records_bucket_arn, self
+        )
+        zones = image_files.zones_of_builds(stack) if canary_types(stack) else [stack.network.home_zone]
+        pipelines = [self._pipeline_in(zone, recipe, distribution, workflows, profile) for zone in zones]
+        self._lifecycle(recipe)
+        return pipelines[0].arn
+
+    def _pipeline_in(
+        self,
+        zone: str,
+        recipe: aws.imagebuilder.ImageRecipe,
+        distribution: aws.imagebuilder.DistributionConfiguration,
+        workflows: list[aws.imagebuilder.ImagePipelineWorkflowArgs],
+        profile: pulumi.Output[str],
+    ) -> aws.imagebuilder.ImagePipeline:
+        stack, first = self._stack, zone == self._stack.network.home_zone
+        return aws.imagebuilder.ImagePipeline(
+            f"{self._name}-image" if first else f"{self._name}-image-{zone}",
+            name=image_files.pipeline_name(stack, zone),
             description=f"Builds what gpu-fleet stack {stack.name} boots",
             image_recipe_arn=recipe.arn,
-            infrastructure_configuration_arn=self._infrastructure().arn,
-            distribution_configuration_arn=self._distribution().arn,
+            infrastructure_configuration_arn=self._infrastructure(zone, profile).arn,
+            distribution_configuration_arn=distribution.arn,
             enhanced_image_metadata_enabled=True,
             image_tests_configuration={"image_tests_enabled": True, "timeout_minutes": TEST_MINUTES},
             image_scanning_configuration={"image_scanning_enabled": True} if stack.image.scan else None,
             # whatever changed in the archive: a rebuild is how security updates reach the instances
             execution_role=image_roles.execution_role(stack),
-            workflows=self._workflows(),
+            workflows=workflows,
             schedule={
                 "schedule_expression": SCHEDULE,
                 "timezone": stack.reaper.time_zone,
                 "pipeline_execution_start_condition": "EXPRESSION_MATCH_ONLY",
-            },
+            }
+            if first
+            else None,
             status="ENABLED",
             tags=self._tags,
             opts=self._child,
         )
-        self._lifecycle(recipe)
-        return pipeline.arn
 
     def _workflows(self) -> list[aws.imagebuilder.ImagePipelineWorkflowArgs]:
         """Image Builder's own build, and the test on a GPU; without one Image Builder's own test."""
@@ -199,17 +224,17 @@ class Image(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _infrastructure(self) -> aws.imagebuilder.InfrastructureConfiguration:
-        stack, args = self._stack, self._args
+    def _infrastructure(
+        self, zone: str, profile: pulumi.Output[str]
+    ) -> aws.imagebuilder.InfrastructureConfiguration:
+        stack, args, first = self._stack, self._args, zone == self._stack.network.home_zone
         return aws.imagebuilder.InfrastructureConfiguration(
-            f"{self._name}-image",
-            name=naming.prefixed(stack.name),
+            f"{self._name}-image" if first else f"{self._name}-image-{zone}",
+            name=image_files.pipeline_name(stack, zone),
             description=f"Where gpu-fleet stack {stack.name} builds its image",
-            instance_profile_name=image_roles.builder_profile(
-                f"{self._name}-builder", stack, args.key_arn, args.records_bucket_arn, self
-            ),
+            instance_profile_name=profile,
             instance_types=list(BUILDER_TYPES),
-            subnet_id=args.subnet_ids[stack.network.home_zone],
+            subnet_id=args.subnet_ids[zone],
             security_group_ids=[] if args.group_id is None else [args.group_id],
             instance_metadata_options={"http_tokens": "required", "http_put_response_hop_limit": 1},
             logging={

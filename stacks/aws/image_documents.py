@@ -41,19 +41,18 @@ def tests_content() -> str:
 
 
 def canary_types(stack: Stack) -> list[str]:
-    """The cheapest GPU type of the stack, on which a built image is tried.
+    """The GPU types of the stack on which a built image may be tried, the cheapest first.
 
-    Empty where the stack has none that runs it, or wants none. No second choice: a dearer type
-    would start in every week that the cheapest is not to be had.
+    Empty where the stack has none that runs it, or wants none. Image Builder takes one that it can have.
     """
     known = {name: catalog.load().get(name) for pool in stack.pools for name in pool.types}
     fitting = [kind for kind in known.values() if kind.gpu_count and kind.runs_bundled_image and kind.price]
     by_price = sorted(fitting, key=lambda kind: (kind.price.amount_per_hour if kind.price else 0, kind.name))
-    return [kind.name for kind in by_price[:1]] if stack.image.canary else []
+    return [kind.name for kind in by_price] if stack.image.canary else []
 
 
 def canary_content(types: list[str]) -> str:
-    """The test workflow: launch the image on a GPU type, run the test component there, terminate."""
+    """The test workflow: launch the image on one of these types, run the test component, terminate."""
     instance = {"instanceId.$": "$.stepOutputs.LaunchCanary.instanceId"}
     launch = {"waitFor": "ssmAgent", "instanceTypesOverride": types}
     steps = [

@@ -61,7 +61,7 @@ class AlicloudBuilds:
         ]
         return sorted(done, key=lambda build: build.created, reverse=True)
 
-    def start(self) -> Build:
+    def start(self, attempt: int = 0) -> Build:  # noqa: ARG002 - no GPU is tried here, so no zone matters
         """One more."""
         answer = self._ask("StartImagePipelineExecution", ImagePipelineId=self._pipeline())
         return Build(answer["ExecutionId"], BuildState.RUNNING, "preparing")

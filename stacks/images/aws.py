@@ -4,7 +4,6 @@ import uuid
 from functools import cached_property
 from typing import Any
 
-from stacks import naming
 from stacks.calls.aws import Aws, clients_in
 from stacks.errors import StacksError
 from stacks.images.builds import Build, BuildState, Findings, still_to_do
@@ -35,18 +34,24 @@ class AwsBuilds:
         self._parameter = stack.image.built_parameter(stack.name)
 
     @cached_property
-    def _pipeline(self) -> dict[str, Any]:
-        name = naming.prefixed(self._stack.name)
-        named = [{"name": "name", "values": [name]}]
+    def _pipelines(self) -> list[dict[str, Any]]:
+        """The weekly one, then those of the other zones."""
+        zones = image_files.zones_of_builds(self._stack)
+        names = [image_files.pipeline_name(self._stack, zone) for zone in zones]
+        named = [{"name": "name", "values": names}]
         pipelines = self._aws.pages(
             *(SERVICE, "list_image_pipelines", "imagePipelineList"), mark="nextToken", filters=named
         )
-        own = next((pipeline for pipeline in pipelines if pipeline["name"] == name), None)
-        if own is None:
+        own = {pipeline["name"]: dict(pipeline) for pipeline in pipelines if pipeline["name"] in names}
+        if names[0] not in own:
             raise StacksError(
-                f"no pipeline {name} in {self._stack.region}: `gpu-fleet up {self._stack.name}` first"
+                f"no pipeline {names[0]} in {self._stack.region}: `gpu-fleet up {self._stack.name}` first"
             )
-        return dict(own)
+        return [own[name] for name in names if name in own]
+
+    @property
+    def _pipeline(self) -> dict[str, Any]:
+        return self._pipelines[0]
 
     def check(self) -> None:
         """The recipe's description names the payload that it runs."""
@@ -69,18 +74,22 @@ class AwsBuilds:
         return [build for build in self._all() if build.state is BuildState.DONE and build.image_id]
 
     def _all(self) -> list[Build]:
-        summaries = self._aws.pages(
-            *(SERVICE, "list_image_pipeline_images", "imageSummaryList"),
-            mark="nextToken",
-            imagePipelineArn=self._pipeline["arn"],
-        )
+        summaries = [
+            summary
+            for pipeline in self._pipelines
+            for summary in self._aws.pages(
+                *(SERVICE, "list_image_pipeline_images", "imageSummaryList"),
+                mark="nextToken",
+                imagePipelineArn=pipeline["arn"],
+            )
+        ]
         return sorted(map(self._build, summaries), key=lambda build: build.created, reverse=True)
 
-    def start(self) -> Build:
-        """A token makes a repeated call the same build."""
+    def start(self, attempt: int = 0) -> Build:
+        """Each attempt in the next zone; a token makes a repeated call the same build."""
         answer = self._ask(
             "start_image_pipeline_execution",
-            imagePipelineArn=self._pipeline["arn"],
+            imagePipelineArn=self._pipelines[attempt % len(self._pipelines)]["arn"],
             clientToken=str(uuid.uuid4()),
         )
         return Build(answer["imageBuildVersionArn"], BuildState.RUNNING, "pending")

@@ -1,14 +1,23 @@
 """What a build of an image is, and how one is followed to its end; the clouds' modules ask for it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from stacks.errors import StacksError
 
 POLL_S = 20
+# How long a canary is tried for, and how long until the next try: a build takes longer than this anyway.
+PATIENCE, RETRY_S = timedelta(hours=6), 300
+# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: none left, or none sold in the zone
+NO_ROOM = re.compile(r"Insufficient\w*Capacity|(?i:insufficient capacity)|not supported in your requested")
+
+
+class NoRoomError(StacksError):
+    """A build failed only because no instance for its test was to be had."""
 
 
 class BuildState(StrEnum):
@@ -79,8 +88,8 @@ class Builds(Protocol):
     def made(self) -> list[Build]:
         """Every build of the stack whose image is there, of whatever recipe, the newest first."""
 
-    def start(self) -> Build:
-        """Begin one."""
+    def start(self, attempt: int = 0) -> Build:
+        """Begin one; each attempt after the first in another zone, where there is one."""
 
     def look(self, build: Build) -> Build:
         """The same build, as it is now."""
@@ -108,6 +117,7 @@ def follow(
     """Wait until a build has ended; each phase is reported with the time as it begins.
 
     Raises:
+        NoRoomError: no instance was to be had.
         StacksError: it failed, with its reason.
     """
     phase = ""
@@ -118,8 +128,38 @@ def follow(
         sleep(POLL_S)
         build = builds.look(build)
     if build.state is BuildState.FAILED:
-        raise StacksError(f"build {build.id} failed: {build.reason or build.phase}")
+        kind = NoRoomError if NO_ROOM.search(build.reason) else StacksError
+        raise kind(f"build {build.id} failed: {build.reason or build.phase}")
     return build
+
+
+def follow_until_tried(
+    builds: Builds,
+    build: Build,
+    report: Callable[[str], None],
+    now: Callable[[], datetime],
+    sleep: Callable[[float], None],
+) -> Build:
+    """As ``follow``; where there was no instance to test on, build again in the next zone, for six hours.
+
+    Raises:
+        StacksError: it failed for another reason, or there was no instance in all that time.
+    """
+    until, attempt = now() + PATIENCE, 0
+    while True:
+        try:
+            return follow(builds, build, report, now, sleep)
+        except NoRoomError as error:
+            if now() >= until:
+                hours = PATIENCE // timedelta(hours=1)
+                raise StacksError(
+                    f"no instance to test on in {hours} hours, nothing is promoted: {error}"
+                ) from error
+            attempt += 1
+            report(f"{now():%H:%M} no room: {error}")
+            sleep(RETRY_S)
+            build = builds.start(attempt)
+            report(f"{now():%H:%M} started build {build.id}, try {attempt + 1}")
 
 
 def still_to_do(stack: str, source: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from stacks.errors import StacksError
-from stacks.images.builds import Build, Builds, BuildState, before, follow
+from stacks.images.builds import Build, Builds, BuildState, before, follow_until_tried
 from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
 
@@ -27,7 +27,8 @@ def build(name: str, again: bool, accept_findings: bool) -> None:
     """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
 
     Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C leaves the build
-    alone; the same command follows it again, and once it has ended says what came out.
+    alone; the same command follows it again, and once it has ended says what came out. Where no GPU was to be
+    had for its test it is built again in the next zone, for six hours.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -41,7 +42,7 @@ def build(name: str, again: bool, accept_findings: bool) -> None:
     promoted = builds.promoted()
     begun = newest if newest is not None and running else builds.start()
     click.echo(f"{name}: {'follows' if running else 'started'} build {begun.id}")
-    done = follow(builds, begun, click.echo, _now, time.sleep)
+    done = follow_until_tried(builds, begun, click.echo, _now, time.sleep)
     if stack.image.scan and not accept_findings:
         hold_back(builds, done, promoted)
     builds.promote(done.image_id)

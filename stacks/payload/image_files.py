@@ -69,6 +69,18 @@ def built_name(stack: Stack) -> str:
     return f"{naming.prefixed(stack.name)}_built"
 
 
+def zones_of_builds(stack: Stack) -> list[str]:
+    """Where a build may be tried, its zone of every week first."""
+    home = stack.network.home_zone
+    return [home, *(zone for zone in stack.network.zones if zone != home)]
+
+
+def pipeline_name(stack: Stack, zone: str) -> str:
+    """Of the pipeline that builds in a zone; the first zone's is named for the stack alone."""
+    name = naming.prefixed(stack.name)
+    return name if zone == stack.network.home_zone else f"{name}-{zone}"
+
+
 def digest(*parts: str) -> str:
     """SHA-256 over some texts, in hexadecimal; where one ends and the next begins counts too."""
     return hashlib.sha256(b"".join(f"{len(part)}\0{part}".encode() for part in parts)).hexdigest()

@@ -39,9 +39,12 @@ def built():
 
 
 def inputs(rehearsed, kind, label=""):
-    """The inputs of the only Image Builder resource of a kind whose name ends so."""
+    """The inputs of the only Image Builder resource of a kind whose name ends so; the first zone's."""
     token = BUILDER.format(kind[0].lower() + kind[1:], kind)
-    (found,) = [resource.inputs for resource in rehearsed.of_type(token) if resource.name.endswith(label)]
+    named = [resource for resource in rehearsed.of_type(token) if resource.name.endswith(label)]
+    (found,) = [
+        resource.inputs for resource in named if not re.search(r"-image-[a-z]+-[a-z]+-\d", resource.name)
+    ]
     return found
 
 
@@ -120,11 +123,34 @@ def test_a_build_is_tried_on_the_cheapest_gpu_of_the_stack_before_it_is_distribu
     assert role.endswith(":role/aws-service-role/imagebuilder.amazonaws.com/AWSServiceRoleForImageBuilder")
 
 
-def test_a_canary_is_of_the_cheapest_type_that_runs_the_image():
+def test_a_canary_is_of_any_type_of_the_stack_that_runs_the_image_the_cheapest_first():
     pools = [pool(types=["p4d.24xlarge", "g6.xlarge"]), pool(name="old", types=["p3.2xlarge", "g5.xlarge"])]
 
-    assert canary_types(stack(pools=pools)) == ["g6.xlarge"]
+    assert canary_types(stack(pools=pools)) == ["g6.xlarge", "g5.xlarge", "p4d.24xlarge"]
     assert canary_types(stack(pools=pools, image={"id": "ami-0123456789abcdef0", "canary": False})) == []
+
+
+def test_a_canary_can_be_tried_in_every_zone_and_only_the_first_has_a_schedule(built):
+    pipelines = {
+        resource.inputs["name"]: resource.inputs
+        for resource in built.of_type(BUILDER.format("imagePipeline", "ImagePipeline"))
+    }
+    places = {
+        resource.outputs["arn"]: resource.inputs["subnetId"]
+        for resource in built.of_type(
+            BUILDER.format("infrastructureConfiguration", "InfrastructureConfiguration")
+        )
+    }
+    subnets = built.outputs["private_subnet_ids"]
+
+    assert {
+        name: places[pipeline["infrastructureConfigurationArn"]] for name, pipeline in pipelines.items()
+    } == {"gpu-fleet-test": subnets["us-east-1a"], "gpu-fleet-test-us-east-1b": subnets["us-east-1b"]}
+    assert [name for name, pipeline in pipelines.items() if pipeline.get("schedule")] == ["gpu-fleet-test"]
+    assert len({pipeline["imageRecipeArn"] for pipeline in pipelines.values()}) == 1
+    assert all(
+        pipeline["workflows"] == pipelines["gpu-fleet-test"]["workflows"] for pipeline in pipelines.values()
+    )
 
 
 def test_without_a_canary_image_builders_own_test_runs(register):

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
@@ -14,7 +14,15 @@ from stacks.errors import StacksError
 from stacks.images import command
 from stacks.images.alicloud import AlicloudBuilds
 from stacks.images.aws import AwsBuilds
-from stacks.images.builds import POLL_S, Build, BuildState, before, follow
+from stacks.images.builds import (
+    POLL_S,
+    RETRY_S,
+    Build,
+    BuildState,
+    before,
+    follow,
+    follow_until_tried,
+)
 from stacks.payload import image_files
 from stacks.settings import stack_files
 from tests.stacks import alicloud_account, alicloud_examples, aws_account
@@ -659,11 +667,13 @@ def test_without_the_setting_no_scanner_is_asked(run):
 
 def test_a_pipeline_keeps_findings_only_where_the_setting_says_so(register):
     pipeline = "aws:imagebuilder/imagePipeline:ImagePipeline"
-    (scanning,) = register(SCANNED).of_type(pipeline)
-    (plain,) = register(BUILDING).of_type(pipeline)
+    scanning, plain = register(SCANNED).of_type(pipeline), register(BUILDING).of_type(pipeline)
 
-    assert scanning.inputs["imageScanningConfiguration"] == {"imageScanningEnabled": True}
-    assert "imageScanningConfiguration" not in plain.inputs
+    assert scanning
+    assert plain
+    for declared in scanning:
+        assert declared.inputs["imageScanningConfiguration"] == {"imageScanningEnabled": True}
+    assert not [declared for declared in plain if "imageScanningConfiguration" in declared.inputs]
 
 
 @pytest.mark.parametrize(
@@ -679,3 +689,71 @@ def test_a_pipeline_keeps_findings_only_where_the_setting_says_so(register):
 def test_a_scan_that_no_scanner_would_make_is_refused(refused, says):
     with pytest.raises(StacksError, match=says):
         refused()
+
+
+ELSEWHERE = f"{PIPELINE}-us-east-1b"
+NO_ROOM = {
+    "name": "LaunchCanary",
+    "status": "FAILED",
+    "message": "InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity",
+}
+
+
+def full(cloud, tries):
+    """Whose canary finds no instance so many times; its pipeline stands in two zones."""
+    home = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
+    other = {"arn": ELSEWHERE, "name": "gpu-fleet-test-us-east-1b", "imageRecipeArn": RECIPE}
+    cloud.statuses = ["FAILED"] * tries + ["AVAILABLE"]
+    cloud.account.answers |= {
+        "imagebuilder:ListImagePipelines": {"imagePipelineList": [other, home]},
+        "imagebuilder:ListWorkflowExecutions": {
+            "workflowExecutions": [{"type": "TEST", "status": "FAILED", "workflowExecutionId": EXECUTION}]
+        },
+        "imagebuilder:ListWorkflowStepExecutions": {"steps": [NO_ROOM]},
+    }
+    return cloud
+
+
+def test_a_canary_that_finds_no_room_is_tried_in_the_next_zone(run):
+    cloud = full(Cloud(promoted=AMI.format(8)), 2)
+
+    said, waited = run(command.build, cloud.builds)
+
+    assert said.exit_code == 0, said.output
+    assert [asked["imagePipelineArn"] for asked in cloud.asked("StartImagePipelineExecution")] == [
+        PIPELINE,
+        ELSEWHERE,
+        PIPELINE,
+    ]
+    assert waited.count(RETRY_S) == 2
+    assert f"no room: build {BUILD_ARN.format(9)} failed: test: LaunchCanary: Insufficient" in said.output
+    assert cloud.parameter == AMI.format(9)
+
+
+def test_after_six_hours_without_room_nothing_is_promoted(run, monkeypatch):
+    cloud = full(Cloud(promoted=AMI.format(8)), 99)
+    started = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
+    hours = iter(range(99))
+
+    with pytest.raises(StacksError, match="no instance to test on in 6 hours, nothing is promoted"):
+        follow_until_tried(
+            cloud.builds,
+            cloud.builds.start(),
+            lambda line: None,
+            lambda: started + timedelta(minutes=20 * next(hours)),
+            lambda seconds: None,
+        )
+
+    assert 4 <= len(cloud.asked("StartImagePipelineExecution")) <= 10
+    assert cloud.parameter == AMI.format(8)
+
+
+def test_a_build_that_fails_for_another_reason_is_not_tried_again(run):
+    cloud = full(Cloud(), 1)
+    broken = NO_ROOM | {"message": "check-image exited with 1"}
+    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = {"steps": [broken]}
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert said.exit_code == 1
+    assert len(cloud.asked("StartImagePipelineExecution")) == 1
