@@ -420,7 +420,8 @@ def images(*numbers):
         {"ImageId": f"m-{number}", "ImageName": f"gpu-fleet-test_built_{number}", "CreationTime": str(number)}
         for number in numbers
     ]
-    return {"Images": {"Image": [*listed, {"ImageId": "m-x", "ImageName": "x", "CreationTime": "9"}]}}
+    other = {"ImageId": "m-x", "ImageName": "x", "CreationTime": "9"}
+    return {"Images": {"Image": [*listed, other]}, "TotalCount": len(listed) + 1}
 
 
 @pytest.fixture

@@ -349,8 +349,11 @@ def test_the_image_that_a_stack_would_boot_now_is_its_newest_build():
     built = IMAGE | {"ImageName": "gpu-fleet-test_built_2", "ImageId": "m-built", "CreationTime": "2"}
     image = {"id": "m-wz90000000000000000", "base_id": "m-2", "mode": "baked"}
 
-    after = look(stack(image=image), account(DescribeImages={"Images": {"Image": [built]}}))["image"]
-    before = look(stack(image=image), account(DescribeImages={"Images": {"Image": [IMAGE]}}))["image"]
+    def look_at(image_there):
+        answer = {"Images": {"Image": [image_there]}, "TotalCount": 1}
+        return look(stack(image=image), account(DescribeImages=answer))["image"]
+
+    after, before = look_at(built), look_at(IMAGE)
 
     assert after.says == "m-built (gpu-fleet-test_built_2), baked"
     assert before.says.startswith("m-wz90000000000000000 (gpu-fleet-7), bootstrapped until the first build")
