@@ -4,6 +4,7 @@ python loops.py KIND DIRECTORY WORKERS STOP_AT: writes DIRECTORY/weights.txt at 
 """
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpu_fleet.callbacks import guard
 from gpu_fleet.stopping.interrupt import Interruption, Reason
 
+RATE = float(os.environ.get("RATE", "0.05"))  # of learning
 STEPS, BATCH, SAMPLES = 11, 8, 48  # six steps an epoch
 
 
@@ -55,7 +57,7 @@ def hugging_face(directory, workers):
     arguments = TrainingArguments(
         output_dir=str(directory), max_steps=STEPS, per_device_train_batch_size=BATCH, report_to=[],
         dataloader_num_workers=workers, seed=0, save_strategy="no", use_cpu=True, disable_tqdm=True,
-        learning_rate=0.05,
+        learning_rate=RATE,
     )  # fmt: skip
     torch.manual_seed(0)
     model, callback = Net(), FleetCallback(directory)
@@ -74,9 +76,9 @@ def accelerate(directory, workers):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     loader = DataLoader(TensorDataset(*points()), BATCH, shuffle=True, num_workers=workers)
     model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for x, labels in FleetSteps(accelerator, directory).over(loader, STEPS):
+    for x, labels in FleetSteps(accelerator, directory, config={"rate": RATE}).over(loader, STEPS):
         optimizer.zero_grad()
         accelerator.backward(model(x, labels)["loss"])
         optimizer.step()
@@ -117,10 +119,10 @@ def lightning(directory, workers, loader_kind=Stateful):
             return self.net(*batch)["loss"]
 
         def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=0.05)
+            return torch.optim.AdamW(self.parameters(), lr=RATE)
 
     torch.manual_seed(0)
-    model, callback = Module(), FleetCallback(directory)
+    model, callback = Module(), FleetCallback(directory, config={"rate": RATE})
     loader = loader_kind(TensorDataset(*points()), BATCH, num_workers=workers)
     trainer = Trainer(
         max_steps=STEPS, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],

@@ -13,7 +13,10 @@ pytestmark = [pytest.mark.libraries, pytest.mark.timeout(900)]
 
 
 def run(python: Path, kind: str, folder: Path, workers: int, stop_at: int = 0) -> tuple[int, str]:
-    """One training as its library's users start it: its exit status, and all it said."""
+    """One training as its library's users start it: its exit status, and all it said.
+
+    The environment is this process's.
+    """
     done = subprocess.run(
         [python, HERE / "loops.py", kind, folder, str(workers), str(stop_at)],
         capture_output=True,
@@ -40,6 +43,27 @@ def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
     assert not written
     assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
     assert "not exact" not in undisturbed[1]
+
+
+@pytest.mark.parametrize(
+    ("library", "key"),
+    [
+        ("hugging_face", "arguments.learning_rate"),
+        ("accelerate", "run.rate"),
+        ("lightning", "run.rate"),
+    ],
+)
+def test_another_learning_rate_in_the_same_folder_is_refused(
+    library: str, key: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = run(python, library, tmp_path, workers=0, stop_at=8)
+    monkeypatch.setenv("RATE", "0.1")
+
+    status, said = run(python, library, tmp_path, workers=0)
+
+    assert (stopped[0], status) == (85, 65), stopped[1] + said
+    assert f"  {key}  0.05 -> 0.1" in said
+    assert "Traceback" not in said
 
 
 def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_path: Path) -> None:

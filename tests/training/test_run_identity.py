@@ -358,7 +358,7 @@ def test_a_start_that_is_refused_leaves_the_result_of_a_finished_run(
     assert (tmp_path / "run/result.json").read_bytes() == result
 
 
-def test_a_run_that_goes_on_has_no_result_until_it_ends(table: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_result_before_its_last_step(table: dict[str, Any], tmp_path: Path) -> None:
     train_rank(table, stop_at=2)
 
     with pytest.raises(AssertionError, match="ended without a word"):

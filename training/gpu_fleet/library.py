@@ -46,8 +46,7 @@ from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
-CONFIG, DATA = "run.", "data"  # of the keys of an identity
-NONE = "(none)"  # of a key that only a checkpoint has, or only the run
+DATA = "data"  # of the keys of an identity
 PLAIN = (Tensor, int, float, bool, str, bytes, type(None))
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class Run:
 
     def _open(self) -> None:
         # rank 0's counts: what the checkpoints carry; that of others may name their rank or device
-        self._identity = self._where.on_first(self._identity_now)
+        self._identity = self._where.on_first(lambda: run_identity.of_script(self._config, self.directory))
         self._root = self.directory / FOLDER
         uri = place_of_checkpoints(self._uri, "", self.directory)
         self._store = self._where.together(lambda: CheckpointStore(uri)) if uri else None
@@ -132,10 +131,6 @@ class Run:
             self._where, self._interruption, AGREE_EVERY_S, save_due=self._due_by_time, moved=lambda: None
         )
         self._restore()
-
-    def _identity_now(self) -> run_identity.Identity:
-        table = dict(run_identity.flattened({CONFIG.rstrip("."): self._config}))
-        return table | own_code.identity(own_code.files(self.directory, with_main=True))
 
     def _take_directory(self) -> None:
         try:
@@ -155,9 +150,8 @@ class Run:
         if manifest is None:
             return
         self._saved = manifest
-        absent = {key: NONE for key in manifest.identity if key.startswith(CONFIG)}
         others = [key for key in self._allow if not key.startswith(DATA)]
-        self._check_same(absent | self._identity, others)
+        self._check_same(self._identity, others)
         self._where.together(lambda: self._apply(self._root / local.folder_name(manifest.step)))
         self._resumed_from = self._saved_step = self.step = manifest.step
         if self._saver is not None:
@@ -168,14 +162,11 @@ class Run:
         """Raises IdentityError where the checkpoint that the run goes on from is of another one."""
         if self._saved is None:
             return
-        absent = {key: NONE for key in now if key.startswith(CONFIG)}
-        run_identity.check(
-            absent | self._saved.identity,
-            now,
-            allowed,
-            self._saved.step,
-            str(self._root),
-            how="Run(allow=[{keys}])",
+        saved = self._saved.identity
+        if all(key.startswith(DATA) for key in now):  # which the loop gives after all else was compared
+            saved = {key: value for key, value in saved.items() if key.startswith(DATA)}
+        run_identity.check_script(
+            saved, now, allowed, self._saved.step, str(self._root), how="Run(allow=[{keys}])"
         )
 
     def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:

@@ -10,11 +10,12 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpu_fleet import config
+from gpu_fleet import config, own_code
 from gpu_fleet.data.dataset import Dataset, Description
 from gpu_fleet.data.own_data import OwnData
 from gpu_fleet.errors import IdentityError, suggestion
@@ -48,6 +49,9 @@ HARMLESS = {
 }
 # Schedules that do not ask how long the run is: with these a longer run begins with the shorter one.
 UNBOUNDED_SCHEDULES = ("constant", "step")
+CONFIG, CODE = "run.", "code."  # of the keys of a user's own program
+OF_SCRIPT = (CONFIG, CODE)
+NONE = "(none)"  # of a key of its configuration that only a checkpoint has, or only the run
 LENGTH = ("run.epochs", "run.steps")
 ANOTHER = "another at each reading"  # the content of data that draw from a generator of their own
 SHAPE = "data*.shape"  # is a key of such data alone
@@ -92,6 +96,12 @@ def _text(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(str(_text(item)) for item in value)
     return ADDRESS.sub("", str(value))
+
+
+def of_script(settings: Mapping[str, Any], directory: Path) -> Identity:
+    """The part of the identity that a user's own program and its configuration decide."""
+    table = dict(flattened({CONFIG.rstrip("."): settings}))
+    return table | own_code.identity(own_code.files(directory, with_main=True))
 
 
 def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
@@ -172,3 +182,11 @@ def check(
         f"{begin}to go on with it all the same: {flags}\n"
         "to begin a new run from its weights: --branch NAME; to begin anew: another run.directory"
     )
+
+
+def check_script(
+    saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str, *, how: str
+) -> None:
+    """The same for a user's own program, whose configuration also differs by a key that is new or gone."""
+    gone, new = ({key: NONE for key in table if key.startswith(CONFIG)} for table in (saved, now))
+    check(new | saved, gone | now, allowed, step, where, how=how)

@@ -4,11 +4,11 @@ Exact at the same number of processes where the loader shuffles by a seed of its
 `Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.callbacks.guard import Guard, newest
+from gpu_fleet.callbacks.guard import Guard
 from gpu_fleet.state import capture_rng, restore_rng
 
 DONE = "whole"  # written last
@@ -18,11 +18,23 @@ class FleetSteps:
     """The steps of a loop: from the newest checkpoint on, saved now and then, ended at a notice."""
 
     def __init__(
-        self, accelerator: Any, directory: str | Path, *, uri: str = "", every_steps: int = 0
+        self,
+        accelerator: Any,
+        directory: str | Path,
+        *,
+        uri: str = "",
+        every_steps: int = 0,
+        config: Mapping[str, Any] | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
-        """Everything that is saved has to be prepared or registered with `accelerator` before `over`."""
+        """Everything that is saved has to be prepared or registered with `accelerator` before `over`.
+
+        What decides the result, such as the learning rate, is in `config`; `allow` as of Run.
+        """
         self._accelerator, self._every_steps = accelerator, every_steps
-        self._guard = Guard(directory, uri)
+        self._guard = Guard(
+            directory, uri, pattern="step-*", mark=DONE, config=config, allow=allow, name="FleetSteps"
+        )
         self.step = 0
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
@@ -31,14 +43,22 @@ class FleetSteps:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
             )
-        self._guard.bring()
-        if (folder := newest(self._guard.directory, "step-*", DONE)) is not None:
+        folder = self._guard.newest()
+        self._guard.begin(self._deciding(loader), getattr(loader, "dataset", None))
+        if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
-        self._guard.begin()
         while self.step < steps:
             yield from self._epoch(loader, steps)
         self._guard.end()
+
+    def _deciding(self, loader: Any) -> dict[str, Any]:
+        accelerator = self._accelerator
+        return {
+            "batch_size": getattr(loader, "total_batch_size", None),
+            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+            "mixed_precision": str(accelerator.mixed_precision),
+        }
 
     def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
         epoch, done = divmod(self.step, len(loader))

@@ -1,9 +1,9 @@
-"""A notice for a library's own loop, and its folder of checkpoints kept in the bucket."""
+"""A notice for a library's own loop, and its folder of checkpoints: claimed, and kept in the bucket."""
 
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet import exit_codes, outcome
+from gpu_fleet.callbacks.claim import Claim
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.errors import TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
@@ -19,34 +20,67 @@ from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 POLL_S = 1.0
+# Of a process, by Lightning's own launcher, srun and mpirun: all are 0 of the first alone.
+PLACES = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 log = logging.getLogger(__name__)
 
 
 class Guard:
     """Listens for notices from `begin` to `end`; every rank has one and calls it alike."""
 
-    def __init__(self, directory: str | Path, uri: str = "") -> None:
-        """`uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere."""
+    def __init__(
+        self,
+        directory: str | Path,
+        uri: str = "",
+        *,
+        pattern: str,
+        mark: str = "",
+        config: Mapping[str, Any] | None = None,
+        allow: Sequence[str] = (),
+        name: str = "FleetCallback",
+    ) -> None:
+        """Checkpoints are entries `pattern`, which has one * for the step, with the file `mark` in them.
+
+        `uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere. `config` and `allow` as of
+        Run; `name` is what a user calls it by.
+        """
         self.directory = Path(directory)
+        self._pattern, self._mark = pattern, mark
+        self._claim: Claim | None = None
         with self._leaving():
             place = place_of_checkpoints(uri, "", self.directory)
             self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
+        how = f"{name}(allow=[{{keys}}])"
+        if _rank() == 0:
+            self._claim = Claim(self.directory, place, config or {}, allow, how)
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
 
-    def bring(self) -> None:
-        """Fills the folder from the bucket: one rank of each instance, while the others wait at the folder.
+    def newest(self) -> str | None:
+        """The newest whole checkpoint, from the bucket where this disk has none; None for a new run.
 
-        Every rank asks, since there may be no process group yet, and Lightning makes its own only later.
+        One rank of each instance brings it, while the others wait at the folder. Every rank asks, since there
+        may be no process group yet, and Lightning makes its own only later.
         """
-        if self._sync is not None:
-            with self._leaving():
+        with self._leaving():
+            if self._claim is not None:
+                self._claim.take()
+            if self._sync is not None:
                 self._sync.down()
+            checkpoint = newest(self.directory, self._pattern, self._mark)
+            if self._claim is not None:
+                self._claim.check(checkpoint)
         if dist.is_initialized():
             dist.barrier()
+        return checkpoint
 
-    def begin(self) -> None:
-        """From now on notices are heard."""
+    def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
+        """From now on notices are heard. Ends a run that goes on with other `arguments` or `samples`."""
+        with self._leaving():
+            if self._claim is not None:
+                self._claim.take()
+                checkpoint = newest(self.directory, self._pattern, self._mark)
+                self._claim.check_all(checkpoint, arguments, samples)
         self._interruption.__enter__()
 
     def stopping(self) -> bool:
@@ -62,14 +96,13 @@ class Guard:
 
     def saved(self) -> None:
         """A checkpoint is on this disk; called by all ranks, each of which may have written its own files."""
-        if self._sync is None:
-            return
         if dist.is_initialized():
             dist.barrier()
-        if _rank() == 0:
-            sync = self._sync
-            with self._leaving():
-                patiently(lambda: sync.up(last=True, final=True))
+        with self._leaving():
+            if self._claim is not None:
+                self._claim.saved()
+                if (sync := self._sync) is not None:
+                    patiently(lambda: sync.up(last=True, final=True))
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
@@ -77,12 +110,16 @@ class Guard:
         try:
             yield
         except TrainingError as error:
+            if self._claim is not None:
+                self._claim.release()
             error.shared = error.shared or int(os.environ.get("LOCAL_RANK", "0")) > 0
             outcome.leave(self.directory, error, _rank())
 
     def end(self) -> None:
         """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
         self.saved()
+        if self._claim is not None:
+            self._claim.release()
         self._interruption.__exit__(None, None, None)  # only now: no signal cuts the last upload off
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)
@@ -90,8 +127,12 @@ class Guard:
 
 
 def _rank() -> int:
-    """Before the ranks have met, as the launcher says it."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    """Before the ranks have met, as the launcher says it; of some launchers only whether it is the first."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"])
+    return sum(int(os.environ.get(name, "0")) for name in PLACES)
 
 
 def newest(directory: Path, pattern: str, mark: str = "") -> str | None:

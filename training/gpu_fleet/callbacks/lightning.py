@@ -5,7 +5,7 @@ ResumableLoader here or StatefulDataLoader of torchdata; with any other it reads
 says so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
 from torch.utils.data import DataLoader
 
-from gpu_fleet.callbacks.guard import Guard, newest
+from gpu_fleet.callbacks.guard import Guard
 from gpu_fleet.state import capture_rng, restore_rng
 
 
@@ -41,14 +41,23 @@ class ResumableLoader(DataLoader[Any]):
 class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     """Saves and ends at a notice, and keeps a folder of checkpoints in the bucket."""
 
-    def __init__(self, directory: str | Path, *, uri: str = "", every_steps: int = 0) -> None:
-        self._guard, self._every_steps = Guard(directory, uri), every_steps
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        uri: str = "",
+        every_steps: int = 0,
+        config: Mapping[str, Any] | None = None,
+        allow: Sequence[str] = (),
+    ) -> None:
+        """What decides the result beside data, code and hyperparameters is in `config`; `allow` as of Run."""
+        self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
+        self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
 
     def newest(self) -> str | None:
         """The newest checkpoint, from the bucket where this disk has none; None for a new run."""
-        self._guard.bring()
-        return newest(self._guard.directory, "step-*.ckpt")
+        return self._guard.newest()
 
     def state_dict(self) -> dict[str, Any]:
         """The generators of every rank, which Lightning does not save; called by all ranks alike."""
@@ -74,7 +83,14 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             trainer.print(
                 f"gpu-fleet: not exact in the midst of an epoch: {type(loader).__name__} has no state_dict"
             )
-        self._guard.begin()
+        batch_size = getattr(loader, "batch_size", None)
+        arguments = {
+            "batch_size": batch_size and batch_size * trainer.world_size * trainer.accumulate_grad_batches,
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "precision": str(trainer.precision),
+            **{f"hparams.{name}": value for name, value in dict(pl_module.hparams).items()},
+        }
+        self._guard.begin(arguments, getattr(loader, "dataset", None))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._generators is not None:  # only now: making the loader's iterator draws from them

@@ -1,0 +1,236 @@
+"""A folder of a callback is one run's: another process, configuration, data or arguments are refused."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_fleet.callbacks.guard import Guard
+from gpu_fleet.callbacks.huggingface import FleetCallback
+from gpu_fleet.checkpoint import lease as leases
+from gpu_fleet.checkpoint.lease import RELEASED, Holder, RunLease
+from gpu_fleet.checkpoint.store import CheckpointStore
+
+ARGUMENTS = {"learning_rate": 0.1}
+ELSEWHERE = Holder("elsewhere", "boot", 1)
+# A process that has the folder, as local.lock does, until its input ends.
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.truncate(0)
+file.write("process 7 on here")
+file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def points(seed: int = 0) -> list[torch.Tensor]:
+    return list(torch.randn(9, 3, generator=torch.Generator().manual_seed(seed)))
+
+
+def trained(
+    folder: Path, arguments: Any = None, samples: Any = None, *, saves: bool = True, **options: Any
+) -> str | None:
+    """One training of a library with a guard, which saves step 4; what it went on from."""
+    guard = Guard(folder, pattern="step-*", **options)
+    found = guard.newest()
+    guard.begin(ARGUMENTS if arguments is None else arguments, points() if samples is None else samples)
+    if saves:
+        (folder / "step-4").mkdir(exist_ok=True)
+    guard.end()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("other", "row"),
+    [
+        ({"config": {"width": 8}}, "run.width  4 -> 8"),
+        ({"config": {}}, "run.width  4 -> (none)"),
+        ({"arguments": {"learning_rate": 0.2}}, "arguments.learning_rate  0.1 -> 0.2"),
+        ({"samples": points()[:8]}, "data.samples  9 -> 8"),
+        ({"samples": points(seed=1)}, "data.content"),
+    ],
+    ids=["configuration", "a key gone", "arguments", "length", "content"],
+)
+def test_another_run_in_the_folder_is_refused_and_may_be_allowed(
+    other: dict[str, Any], row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = {"config": {"width": 4}}
+    trained(tmp_path, **first)
+    key = row.split(maxsplit=1)[0]
+    allow = ["data.samples", "data.content"] if "data" in row else [key]
+
+    with pytest.raises(SystemExit) as ended:
+        trained(tmp_path, **first | other)
+    said = capsys.readouterr().err
+    went_on_from = trained(tmp_path, **first | other, allow=allow)
+    again = trained(tmp_path, **first | other)
+
+    assert (ended.value.code, row in said, "Traceback" in said) == (65, True, False), said
+    assert f"checkpoint of step 4 in {tmp_path} is of another run" in said
+    assert f"'{key}'" in said.partition("to go on all the same: FleetCallback(allow=[")[2]
+    assert went_on_from == again == str(tmp_path / "step-4")
+
+
+def test_a_folder_without_a_checkpoint_is_any_runs(tmp_path: Path) -> None:
+    """As after a kill before the first save."""
+    trained(tmp_path, config={"width": 4}, saves=False)
+
+    assert trained(tmp_path, config={"width": 8}) is None
+
+
+def test_a_folder_of_an_earlier_trainer_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "step-4").mkdir()
+
+    assert trained(tmp_path, config={"width": 4}) == str(tmp_path / "step-4")
+
+
+def test_samples_that_only_a_sampler_can_ask_for_are_not_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = {"a": torch.zeros(1)}
+    trained(tmp_path, samples=named)
+
+    assert trained(tmp_path, samples=named) is not None
+    assert "event=data-not-compared" in caplog.text
+
+
+def test_a_second_process_in_the_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path)
+    words = [sys.executable, "-c", HOLDER, str(tmp_path / ".gpu-fleet/lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        with pytest.raises(SystemExit) as ended:
+            trained(tmp_path)
+        first.communicate()
+
+    assert ended.value.code == 75
+    assert f"{tmp_path} is in use by process 7 on here" in capsys.readouterr().err
+    assert trained(tmp_path) is not None
+
+
+@pytest.fixture
+def uri(bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(leases, "LOOK_EVERY_S", 0.05)
+    return f"s3://{bucket}/mine"
+
+
+def test_a_second_instance_is_refused_until_the_lease_is_released(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = CheckpointStore(uri)
+    first = RunLease(store, ELSEWHERE, renew_every_s=0.05)
+    first.acquire()
+
+    with pytest.raises(SystemExit) as ended:
+        trained(tmp_path / "here", uri=uri)
+    first.release()
+    trained(tmp_path / "there", uri=uri)
+
+    assert ended.value.code == 65
+    assert f"{uri} is in use by process 1 on elsewhere" in capsys.readouterr().err
+    lease = store.newest_lease()
+    assert lease is not None
+    assert lease.content == RELEASED
+
+
+def test_a_run_without_its_lease_uploads_nothing(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard = Guard(tmp_path, uri, pattern="step-*")
+    guard.newest()
+    guard.begin(ARGUMENTS, points())
+    CheckpointStore(uri).claim_lease(2, json.dumps(vars(ELSEWHERE)))
+    (tmp_path / "step-4").mkdir()
+    (tmp_path / "step-4/state").write_text("late")
+
+    with pytest.raises(SystemExit) as ended:
+        guard.saved()
+
+    assert ended.value.code == 65
+    assert "was taken over by process 1 on elsewhere" in capsys.readouterr().err
+    assert CheckpointStore(uri).sizes("contents") == {}
+
+
+def test_the_identity_travels_with_the_checkpoints(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here/step-4").mkdir(parents=True)
+    (tmp_path / "here/step-4/state").write_text("whole")
+    trained(tmp_path / "here", uri=uri, config={"width": 4})
+
+    with pytest.raises(SystemExit) as ended:
+        trained(tmp_path / "there", uri=uri, config={"width": 8})
+
+    assert ended.value.code == 65
+    assert "run.width  4 -> 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
+def test_another_rank_claims_nothing(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own launcher, which starts the others, sets no RANK."""
+    monkeypatch.setenv(variable, "1")
+
+    trained(tmp_path, config={"width": 4})
+
+    assert not (tmp_path / "gpu-fleet.json").exists()
+
+
+def hugging_face(**changed: Any) -> Callable[[Path], None]:
+    arguments = {
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "linear",
+        "max_steps": 9,
+        "num_train_epochs": 3.0,
+        "train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "world_size": 2,
+        "logging_steps": 5,
+    }
+
+    def train(folder: Path) -> None:
+        callback = FleetCallback(folder)
+        callback.newest()
+        args: Any = SimpleNamespace(ignore_data_skip=False, **arguments | changed)
+        callback.on_train_begin(args, None, None, train_dataloader=SimpleNamespace(dataset=points()))
+        (folder / "checkpoint-4").mkdir(exist_ok=True)
+        (folder / "checkpoint-4/trainer_state.json").touch()
+        callback.on_train_end(args, None, None)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "row"),
+    [
+        ({}, {"learning_rate": 0.2}, "arguments.learning_rate"),
+        ({}, {"max_steps": 12}, "arguments.max_steps"),
+        ({}, {"world_size": 1}, "arguments.batch_size  16 -> 8"),
+        ({}, {"world_size": 1, "gradient_accumulation_steps": 2}, ""),
+        ({}, {"logging_steps": 1}, ""),
+        ({"lr_scheduler_type": "constant"}, {"lr_scheduler_type": "constant", "max_steps": 12}, ""),
+    ],
+)
+def test_of_the_trainers_arguments_those_count_that_change_the_result(
+    before: dict[str, Any], now: dict[str, Any], row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hugging_face(**before)(tmp_path)
+
+    if not row:
+        hugging_face(**now)(tmp_path)
+        return
+    with pytest.raises(SystemExit) as ended:
+        hugging_face(**now)(tmp_path)
+
+    assert (ended.value.code, row in capsys.readouterr().err) == (65, True)

@@ -1,0 +1,132 @@
+"""Whose folder of checkpoints it is: one process at a time has it, and no other run goes on in it.
+
+As `Run` does: a lock on this disk, a lease in the bucket, and what decides the result beside the checkpoints,
+in gpu-fleet.json, as it was at the last save. Rank 0 holds all three.
+"""
+
+import atexit
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torch.utils.data import default_collate
+
+from gpu_fleet import run_identity
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.folder_files import OURS
+from gpu_fleet.checkpoint.lease import Holder, RunLease
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.data.own_data import adapted
+from gpu_fleet.errors import CheckpointError, ConfigError, DataError, IdentityError, OwnCodeError
+from gpu_fleet.files import write_bytes
+from gpu_fleet.run_identity import Identity
+
+IDENTITY = "gpu-fleet.json"  # in the folder, and with it in the bucket
+ARGUMENTS = "arguments"  # of the library, in the keys of an identity
+log = logging.getLogger(__name__)
+
+
+class Claim:
+    """On a folder and on its place in the bucket; empty for none."""
+
+    def __init__(
+        self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
+    ) -> None:
+        """`how` says, with {keys}, what a user writes to allow some of what differs."""
+        self._directory, self._place, self._how = directory, place, how
+        self._config, self._allow = dict(config), tuple(allow)
+        self._lock: IO[str] | None = None
+        self._lease: RunLease | None = None
+        self._identity: Identity = {}
+
+    def take(self) -> None:
+        """Raises CheckpointError while another process has the folder, RunLeaseError of the place."""
+        if self._lock is not None:
+            return
+        ours = self._directory / OURS
+        try:
+            ours.mkdir(parents=True, exist_ok=True)
+            self._lock = local.lock(ours)
+        except OSError as error:
+            raise CheckpointError(f"{self._directory}: cannot be written: {error.strerror}") from error
+        if self._place:
+            lease = RunLease(CheckpointStore(self._place), Holder.this())
+            lease.acquire()
+            self._lease = lease
+            atexit.register(self.release)  # whatever the library's loop ends with
+
+    def check(self, checkpoint: str | None) -> None:
+        """Raises IdentityError where the checkpoint is of another configuration or other code."""
+        self._identity = run_identity.of_script(self._config, self._directory)
+        allowed = [key for key in self._allow if key.startswith(run_identity.OF_SCRIPT)]
+        self._compare(checkpoint, allowed)
+
+    def check_all(self, checkpoint: str | None, arguments: Mapping[str, Any], samples: Any) -> None:
+        """The same with the library's `arguments` and the data set, which are known only later."""
+        further = dict(run_identity.flattened({ARGUMENTS: arguments, "data": _described(samples)}))
+        self._identity = run_identity.of_script(self._config, self._directory) | further
+        self._compare(checkpoint, self._allow)
+        if checkpoint is None:
+            self._write()
+
+    def _compare(self, checkpoint: str | None, allowed: Sequence[str]) -> None:
+        saved = self._saved() if checkpoint is not None else {}
+        if checkpoint is not None and saved:
+            step = int("".join(filter(str.isdigit, Path(checkpoint).name)))
+            run_identity.check_script(
+                saved, self._identity, allowed, step, str(self._directory), how=self._how
+            )
+
+    def _saved(self) -> Identity:
+        """Empty of a folder that an earlier trainer left, which compares nothing."""
+        file = self._directory / IDENTITY
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            raise IdentityError(f"{file}: cannot be read: {error}") from error
+
+    def _write(self) -> None:
+        file = self._directory / IDENTITY
+        staged = self._directory / OURS / IDENTITY
+        try:
+            write_bytes(staged, (json.dumps(self._identity, indent=1, sort_keys=True) + "\n").encode())
+            staged.replace(file)
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be written: {error.strerror}") from error
+
+    def saved(self) -> None:
+        """A checkpoint of this run is down. Raises RunLeaseError when another process has the run by now."""
+        if self._lease is not None:
+            self._lease.check()
+        if self._identity != self._saved():
+            self._write()
+
+    def release(self) -> None:
+        """Others may begin."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+            atexit.unregister(self.release)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _described(samples: Any) -> dict[str, Any]:
+    """What is known of a data set that the library's loader reads by a sampler of its own."""
+    if samples is None:
+        return {}
+    try:
+        data = adapted(samples, "the data set", default_collate, ConfigError)
+        return {"samples": len(data), **run_identity.of_data(data)}
+    except (
+        ConfigError,
+        DataError,
+        OwnCodeError,
+    ) as error:  # its sampler may ask for other things than numbers
+        log.warning("event=data-not-compared error=%r", str(error))
+        return {}
