@@ -3,9 +3,11 @@
 import runpy
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import boto3
 import pytest
@@ -21,6 +23,7 @@ from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.stopping.interrupt import Reason
+from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.programs import ROOT, Program, started
 from tests.training.ranks import run_ranks
 
@@ -149,6 +152,71 @@ def test_of_two_that_keep_one_folder_the_second_does_not_begin(
     assert (refused.exit_code, began, after.exit_code) == (65, False, 0)
     assert f"{place}/folder is in use by process 1 on another" in refused.output
     assert begun.exists()
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["in the midst", "at the end"])
+def test_an_upload_that_hangs_is_given_up_and_reported(
+    *, begins: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the last one hangs or one before it, which the last one would wait for."""
+    hung, release = threading.Event(), threading.Event()
+
+    def hang(_store: ObjectStore, name: str, _content: Any, _moved: Any = None) -> None:
+        hung.set()
+        if begins:
+            (tmp_path / "here/hung").touch()
+        release.wait(60)
+        raise CheckpointError(name)
+
+    def leave(status: int) -> NoReturn:
+        sys.exit(status)
+
+    monkeypatch.setattr(ObjectStore, "put", hang)
+    monkeypatch.setattr(any_command, "_leave", leave)
+    monkeypatch.setattr(any_command, "SILENT_S", 0.3)
+    monkeypatch.setattr(any_command, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("gpu_fleet.checkpoint.folder_files.QUIET_S", 0.0)
+    folder, place = tmp_path / "here", f"s3://{bucket}/mine"
+    waits = f"until [ -e {folder}/hung ]; do sleep 0.02; done" if begins else "true"
+    every_s = "0.1" if begins else "3600"
+    flags = ["--checkpoints", str(folder), "--uri", place, "--every-s", every_s]
+
+    done = CliRunner().invoke(main, ["run", *flags, "--", "sh", "-c", f"echo 1 > {folder}/step; {waits}"])
+    release.set()
+
+    assert hung.is_set()
+    assert done.exit_code == 75, done.output
+    assert f"error: {place} has not answered for 0 s: it lacks what {folder} has had" in done.output
+    assert (folder / "step").read_text() == "1\n"
+
+
+def test_a_store_that_moves_something_is_not_silent(tmp_path: Path) -> None:
+    now = [0.0]
+    silences: list[float] = []
+
+    class Slow:
+        uri = "s3://bucket/mine"
+
+        def get(self, name: str) -> None:
+            now[0] += 20
+            silences.append(sync.still_s())
+
+        def sizes(self, _folder: str) -> dict[str, int]:
+            return {}
+
+        def put(self, name: str, content: Any, moved: Callable[[int], None] = lambda _: None) -> None:
+            for _ in range(4):
+                now[0] += 20
+                silences.append(sync.still_s())
+                moved(1)
+
+    (tmp_path / "x").write_text("one")
+    sync = FolderSync(tmp_path, cast("ObjectStore", Slow()), clock=lambda: now[0])
+
+    sync.up(last=True)
+
+    assert max(silences[:5]) == 20
+    assert sync.still_s() == 0
 
 
 def test_a_program_that_is_not_there_is_reported() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from click.testing import CliRunner, Result
 
 from gpu_fleet import any_command, outcome
-from gpu_fleet.callbacks import guard
+from gpu_fleet.callbacks import claim, guard
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.errors import IdentityError, StoreError
 from tests.training.ranks import run_ranks
@@ -291,6 +291,24 @@ def test_a_command_that_lost_its_run_is_terminated(
     assert store.objects[f"{URI}/folder.json"] == b"{}"
 
 
+class FreeLease:
+    """Of a place that nobody else wants; see test_claim.py for others."""
+
+    def acquire(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def guarding(folder: Path, store: Store) -> guard.Guard:
+    """A guard on a store that is in this process alone."""
+    guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]
+    claim.CheckpointStore = lambda _uri: store  # type: ignore[misc,assignment]
+    claim.RunLease = lambda *_: FreeLease()  # type: ignore[misc,assignment]
+    return guard.Guard(folder, URI, pattern="step-*.ckpt")
+
+
 def bring_rank(folder: Path, objects: Objects) -> str | None:
     """What one rank takes for the newest checkpoint, before there is a process group.
 
@@ -304,10 +322,8 @@ def bring_rank(folder: Path, objects: Objects) -> str | None:
             time.sleep(0.01)
 
     store.before = slowly
-    guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]  # of this process alone
-    guarded = guard.Guard(folder, URI)
-    guarded.bring()
-    newest = guard.newest(folder, "step-*.ckpt")
+    guarded = guarding(folder, store)
+    newest = guarded.newest()
     looked.touch()
     return newest
 
@@ -326,8 +342,7 @@ def saved_rank(folder: Path) -> set[str]:
     dist.init_process_group("gloo")
     rank, store, looked = dist.get_rank(), Store({}), folder.with_name("looked")
     store.before = lambda _verb, _name: looked.touch()
-    guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]  # of this process alone
-    guarded = guard.Guard(folder, URI)
+    guarded = guarding(folder, store)
     until_s = time.monotonic() + 0.5
     while rank and not looked.exists() and time.monotonic() < until_s:
         time.sleep(0.01)
@@ -346,13 +361,15 @@ def test_a_refusal_in_a_callback_is_one_message(
 ) -> None:
     """No loop of another library knows our errors; `train run` around it reads that no other try helps."""
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
-    monkeypatch.setattr(guard, "ObjectStore", lambda _uri: store)
+    monkeypatch.setattr(guard, "ObjectStore", guard.ObjectStore)  # to be set back
+    monkeypatch.setattr(claim, "CheckpointStore", claim.CheckpointStore)
+    monkeypatch.setattr(claim, "RunLease", claim.RunLease)
     there = files(tmp_path / "there", step="3")
 
     with pytest.raises(SystemExit) as brought:
-        guard.Guard(there, URI).bring()
+        guarding(there, store).newest()
     with pytest.raises(SystemExit) as saved:
-        guard.Guard(there, URI).saved()
+        guarding(there, store).saved()
 
     said = capsys.readouterr().err.splitlines()
     assert (brought.value.code, saved.value.code, len(said)) == (65, 65, 2)

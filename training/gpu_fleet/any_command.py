@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import click
 
@@ -20,15 +20,18 @@ from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError, CommandError, IdentityError
+from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, SilentStoreError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
-from gpu_fleet.storage.object_store import ObjectStore, patiently
+from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, patiently
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
 LEASED = "folder"  # below the place of the checkpoints: who keeps the folder
+SILENT_S = 30.0  # in which nothing moves: the last upload is given up
+RELEASE_S = 5.0  # to give the lease back
+NOTICE_PATIENCE_S = 60.0  # of the two minutes that AWS gives
 AGAIN_S = 2.5  # once a sync was put off for a file that was being written
 log = logging.getLogger(__name__)
 
@@ -66,12 +69,23 @@ def run(
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if checkpoints:
         checkpoints.mkdir(parents=True, exist_ok=True)
-    with _held(place):
-        if sync is not None:
-            sync.down()
-        start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
-        ends_with = _run_child(start, checkpoints, sync, every_s)
+    start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
+    try:
+        with _held(place):
+            if sync is not None:
+                sync.down()
+            ends_with = _run_child(start, checkpoints, sync, every_s)
+    except SilentStoreError as error:
+        click.echo(f"error: {error}", err=True)
+        _leave(error.exit_status)
     sys.exit(ends_with)
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process at once: threads that hang in a socket would be waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @contextmanager
@@ -87,8 +101,10 @@ def _held(place: str) -> Iterator[None]:
     lease.acquire()
     try:
         yield
-    finally:
-        lease.release()
+    finally:  # a bucket that does not answer does not hold us up: the lease ends by itself
+        releasing = threading.Thread(target=lease.release, name="release", daemon=True)
+        releasing.start()
+        releasing.join(RELEASE_S)
 
 
 def _run_child(
@@ -104,8 +120,9 @@ def _run_child(
             status = child.wait(lambda: keeper.lost)
         ends_with = status_of(status, interruption.reason, checkpoints, child.started_at_s)
         if sync is not None:  # in here, so that no signal cuts it off
-            last = status >= 0  # a program that was killed may have left a half-written file
-            patiently(lambda: sync.up(last=last, final=True))
+            whole = status >= 0  # a program that was killed may have left a half-written file
+            patience_s = PATIENCE_S if interruption.reason is Reason.NONE else NOTICE_PATIENCE_S
+            keeper.finish(last=whole, within_s=patience_s)
     return ends_with
 
 
@@ -131,7 +148,33 @@ class Keeper:
         self._ended.set()
         if self._sync is not None:
             self._sync.give_up()
+
+    def finish(self, *, last: bool, within_s: float) -> None:
+        """Takes over what the folder has at the end; `last` as of FolderSync.up. Raises CheckpointError.
+
+        SilentStoreError where the bucket moves nothing for SILENT_S; a request ends after 80 s by itself.
+        """
+        sync, failures = self._sync, list[CheckpointError]()
+        assert sync is not None
+
+        def take_over() -> None:
             self._thread.join()
+            try:
+                patiently(lambda: sync.up(last=last, final=True), within_s)
+            except CheckpointError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=take_over, name="folder-last", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(LOOK_EVERY_S)
+            if thread.is_alive() and (still_s := sync.still_s()) >= SILENT_S:
+                raise SilentStoreError(
+                    f"{sync.uri} has not answered for {still_s:.0f} s: it lacks what {sync.folder} has had "
+                    "since its last sync, which is on this disk alone; run it again here"
+                )
+        if failures:
+            raise failures[0]
 
     def _keep(self) -> None:
         assert self._sync is not None

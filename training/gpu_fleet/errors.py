@@ -64,6 +64,10 @@ class StoreError(CheckpointError):
         self.for_good = not passing
 
 
+class SilentStoreError(CheckpointError):
+    """An object store has not answered for so long that nobody waits for it; the request may still run."""
+
+
 class IdentityError(CheckpointError):
     """A checkpoint is of another run: another configuration, or other data."""
 

@@ -76,6 +76,7 @@ class FolderSync:
     ) -> None:
         """`clock` gives seconds of the epoch, as the times of files are; `sleep` is between two tries."""
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
+        self.folder, self.uri = folder, store.uri
         self._files = FolderFiles(folder, clock)
         self._listed: Records = {}  # what the list in the store says
         self._there: set[str] | None = None  # hashes whose contents are in the store
@@ -83,6 +84,20 @@ class FolderSync:
         self._restless: frozenset[str] = frozenset()  # that were being written at the last commit too
         self._waiting_since: float | None = None
         self._given_up = threading.Event()
+        self._asked_at: float | None = None  # when what the store is to do began, or last moved something
+
+    def still_s(self) -> float:
+        """Seconds since the store was asked for something that has moved nothing yet; asked by any thread."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else self._clock() - asked_at
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self._asked_at = self._clock()
+        try:
+            yield
+        finally:
+            self._asked_at = None
 
     def down(self) -> int:
         """Brings the folder back where it has no files or older ones, which it sets aside; the files brought.
@@ -230,7 +245,8 @@ class FolderSync:
             self._restless, self._waiting_since = look.unsettled, None
             return False
         with _alone(self._folder):
-            there = self._store.get(LIST)
+            with self._asking():
+                there = self._store.get(LIST)
             former = self._former(there, look)
             if there is None and not look.records:
                 return False
@@ -280,7 +296,8 @@ class FolderSync:
     def _upload(self, look: Look) -> Look:
         """Brings up the contents that are not there; a file that has changed since the look is not whole."""
         if self._there is None:
-            self._there = set(self._store.sizes(CONTENTS))
+            with self._asking():
+                self._there = set(self._store.sizes(CONTENTS))
         changed = {
             name
             for name, record in look.records.items()
@@ -294,19 +311,23 @@ class FolderSync:
         assert self._there is not None
         content = f"{CONTENTS}/{record.sha256}"
         if record.link:
-            self._store.put(content, self._files.target(name).encode())
+            with self._asking():
+                self._store.put(content, self._files.target(name).encode())
         else:
             if not self._files.is_as_hashed(name):
                 return False
-            self._store.put(content, self._folder / name, self._go_on)
+            with self._asking():
+                self._store.put(content, self._folder / name, self._go_on)
             if not self._files.is_as_hashed(name):
-                self._store.delete(content)
+                with self._asking():
+                    self._store.delete(content)
                 return False
         self._there.add(record.sha256)
         return True
 
     def _go_on(self, _bytes: int) -> None:
         """Called while a file goes up; raises CheckpointError when that is to end."""
+        self._asked_at = self._clock()
         if self._given_up.is_set():
             raise CheckpointError(f"{self._store.uri}: given up for a newer state of {self._folder}")
 
@@ -316,14 +337,16 @@ class FolderSync:
             {name: _row(record) for name, record in records.items()}, indent=1, sort_keys=True
         ).encode()
         self._know([*lists, _sha256(listed)], contents | _hashes(records))
-        self._store.put(LIST, listed)
+        with self._asking():
+            self._store.put(LIST, listed)
         self._remove(contents - _hashes(records))
         self._know([_sha256(listed)], _hashes(records))
 
     def _remove(self, stale: set[str]) -> None:
         """Contents that this folder had and has no more; never those of another process."""
         for content in sorted(stale):
-            self._store.delete(f"{CONTENTS}/{content}")
+            with self._asking():
+                self._store.delete(f"{CONTENTS}/{content}")
             if self._there is not None:
                 self._there.discard(content)
 
