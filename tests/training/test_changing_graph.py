@@ -1,10 +1,12 @@
 """A user's own model may use other parameters in every step, micro-batch and rank."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_fleet import train
 from gpu_fleet.models import pretrained
 from tests.training.commands import tried
 from tests.training.examples import changed, losses, train_on
@@ -66,9 +68,45 @@ def test_a_graph_that_is_not_what_it_was_said_to_be_is_one_message(
     ends = tried(2, changed(table, parallel={"static_graph": True}), tmp_path)
 
     statuses = [status for status, said in ends if "set parallel.static_graph = false" in said]
-    assert statuses in ([65], [65, 65])  # another rank may only lose touch with the one that noticed
+    assert statuses == [65]  # another rank may notice it too, or only lose touch with the one that did
     assert "parallel.static_graph" in (tmp_path / "run" / "failure.json").read_text()  # what `launch` obeys
     assert not any("Traceback" in said for _, said in ends)
+
+
+ALL_USED = """
+class Plain(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 1)
+
+    def forward(self, inputs):
+        return super().forward(inputs)[:, 0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "expected"),
+    [("Plain", {}, 1), ("Plain", {"static_graph": False}, 0), ("Experts", {}, 0)],
+)
+def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(
+    name: str, keys: dict[str, Any], expected: int, table: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "experts.py"
+    file.write_text(EXPERTS + ALL_USED)
+    table = changed(table, model={"name": f"{file}:{name}"}, parallel=keys, run={"batch_size": 2, "steps": 3})
+
+    ends = tried(2, table, tmp_path)
+
+    assert [status for status, _ in ends] == [0, 0], ends
+    assert [said.count("parallel.static_graph = true spares that") for _, said in ends] == [expected, 0]
+
+
+def test_torchs_own_advice_is_not_printed_by_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+
+    train.start_logging(1)
+
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gpu_fleet.errors import ConfigError, suggestion
@@ -73,7 +81,14 @@ class Model(Section):
     name: str
     options: dict[str, Any] = {}  # of AutoModelFor...: keys of config.json to be changed
     weights: str = ""  # a local folder of weights to begin with
-    config: str = ""  # AutoModelFor... only: a folder with a config.json, where there are no weights
+    config: str = ""  # AutoModelFor... only: a config.json or its folder, where there are no weights
+
+    @field_validator("config")
+    @classmethod
+    def folder_of(cls, config: str) -> str:
+        """A config.json and the folder that it is in are the same."""
+        path = Path(config)
+        return str(path.parent) if path.name == "config.json" else config
 
 
 class Data(Section):

@@ -9,6 +9,7 @@ from gpu_fleet import exit_codes
 class TrainingError(Exception):
     """Something a user can act on; the message says what, where and what is allowed."""
 
+    silent = False  # whether another rank says the same
     shared = False  # whether every rank raises the same, so that rank 0 speaks for all
     for_good = True  # whether another try would end the same way
 

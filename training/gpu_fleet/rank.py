@@ -1,6 +1,8 @@
 """One rank of a run: joins the others and trains; says what a user can do about an error."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -41,6 +43,7 @@ def run_rank(settings: config.Config) -> None:
                 sources(rebalance=settings.interrupt.rebalance), settings.interrupt.poll_s
             ) as interruption,
             world(settings.parallel) as where,
+            first_of_ranks(),
         ):
             train_model(settings, where, interruption)
     except OSError as error:
@@ -56,6 +59,26 @@ def run_rank(settings: config.Config) -> None:
         raise explained(error, settings) from error
 
 
+@contextmanager
+def first_of_ranks() -> Iterator[None]:
+    """Of what several ranks may notice of the graph in the same step, the first to do so speaks for all."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_graph(error) or not dist.is_initialized():
+            raise
+        explanation = other_graph(twice=MARKED_TWICE in str(error))
+        with suppress(RuntimeError):  # the store may be gone with its process
+            store = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]  # missing from its hints
+            explanation.silent = store.add("gpu-fleet/other-graph", 1) > 1
+        raise explanation from error
+
+
+def is_of_graph(error: Exception) -> bool:
+    """Whether DistributedDataParallel complains of the parameters that a step uses."""
+    return any(sign in str(error) for sign in (MARKED_TWICE, *GRAPH_CHANGED))
+
+
 def explained(error: Exception, settings: config.Config) -> Exception:
     """What a user can do about an error of torch or of their own code; the error itself where none knows."""
     text = str(error)
@@ -65,7 +88,7 @@ def explained(error: Exception, settings: config.Config) -> Exception:
         lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
         lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
         return lost
-    if MARKED_TWICE in text or any(sign in text for sign in GRAPH_CHANGED):
+    if is_of_graph(error):
         return other_graph(twice=MARKED_TWICE in text)
     if INDEX_ON_GPU in text:
         return OwnCodeError(

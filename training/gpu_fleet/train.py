@@ -85,14 +85,18 @@ def shown_errors() -> Iterator[None]:
     try:
         yield
     except TrainingError as error:
-        if rank == 0 or not (error.shared or isinstance(error, ConfigError)):
+        if not error.silent and (rank == 0 or not (error.shared or isinstance(error, ConfigError))):
             where = f"rank {rank}: " if rank else ""
             click.echo(f"error: {where}{error}", err=True)
         sys.exit(error.exit_status)
 
 
 def start_logging(rank: int) -> None:
-    """One event a line on stderr; ranks other than 0 speak only when something is wrong."""
+    """One event a line on stderr; ranks other than 0 speak only when something is wrong.
+
+    Of torch's C++ the errors: each rank has its own advice, in words that name none of our keys.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, after this
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format=f"time=%(asctime)s level=%(levelname)s rank={rank} %(message)s",

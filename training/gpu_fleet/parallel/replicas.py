@@ -1,10 +1,12 @@
 """A model that every rank holds whole: DistributedDataParallel, with gradients that may be compressed."""
 
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,12 +14,13 @@ from gpu_fleet import config, own_code, precision
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.models import pretrained
-from gpu_fleet.parallel.spread import Whole
+from gpu_fleet.parallel.spread import LossFunction, Whole
 from gpu_fleet.world import World
 
 # PowerSGD compresses from here on: the first, large gradients are over.
 POWERSGD_FIRST_STEP = 10
 
+log = logging.getLogger(__name__)
 PASSES_UNTIL_SETTLED = 2  # a static graph is noted in the first, the groups of gradients in the second
 
 
@@ -36,6 +39,7 @@ class Replicas(Whole):
             forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
         )
         super().__init__(model, self._parallel, settings, where.device)
+        self._looks_alone = not self._static and settings.parallel.static_graph is None and where.leads
         self._rank, self._compression_rank = where.rank, settings.parallel.powersgd_rank
         self._compression: powerSGD_hook.PowerSGDState | None = None
         if self._compression_rank:
@@ -44,6 +48,20 @@ class Replicas(Whole):
                 matrix_approximation_rank=self._compression_rank,
                 start_powerSGD_iter=POWERSGD_FIRST_STEP,
             )
+
+    def accumulate(
+        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+    ) -> Tensor | None:
+        """After the first step rank 0 says where torch looks in vain for parameters that are left out."""
+        mean = super().accumulate(batches, scale, loss)
+        if self._looks_alone:
+            self._looks_alone = False
+            if all(p.grad is not None for p in self._module.parameters() if p.requires_grad):
+                log.warning(
+                    "event=all-parameters-used help='torch looks in each step for those that are left out: "
+                    "parallel.static_graph = true spares that where every step uses all'"
+                )
+        return mean
 
     def rehearse(self, batch: Batch) -> None:
         """Passes that leave no trace in weights and buffers; they may draw from the generators.
