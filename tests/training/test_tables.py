@@ -80,9 +80,18 @@ def test_pictures_without_splits_train_and_resume_bit_by_bit(unsplit: Path, tmp_
     assert resumed["parameters_sha256"] == straight["parameters_sha256"]
 
 
-def test_all_held_out_leaves_nothing_to_train(unsplit: Path) -> None:
-    with pytest.raises(DataError, match="holds no samples"):
-        names_of(unsplit, "train", held_out=1.0)
+@pytest.mark.parametrize(
+    ("held_out", "split", "without"), [(1.0, "train", "training"), (0.0, "val", "val"), (0.001, "val", "val")]
+)
+def test_a_split_that_gets_nothing_is_refused_with_what_would_do(
+    held_out: float, split: str, without: str, unsplit: Path
+) -> None:
+    message = (
+        rf"data\.held_out = {held_out}: leaves none of the \d+ samples of .* for {without}; 0\.017 to 0\.98"
+    )
+
+    with pytest.raises(DataError, match=message):
+        names_of(unsplit, split, held_out=held_out)
 
 
 @pytest.mark.parametrize("augmentation", ["none", "resized_crop"])

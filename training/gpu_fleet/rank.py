@@ -69,7 +69,7 @@ def first_of_ranks() -> Iterator[None]:
             raise
         explanation = other_graph(twice=MARKED_TWICE in str(error))
         with suppress(RuntimeError):  # the store may be gone with its process
-            store = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]  # missing from its hints
+            store = dist.distributed_c10d._get_default_store()
             explanation.silent = store.add("gpu-fleet/other-graph", 1) > 1
         raise explanation from error
 

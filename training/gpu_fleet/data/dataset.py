@@ -126,6 +126,17 @@ def split_of(size: int, settings: config.Data, training: bool) -> Array:
     return np.sort(order[held_out:] if training else order[:held_out])
 
 
+def split_problem(size: int, settings: config.Data, training: bool) -> str:
+    """What is wrong with a split that got nothing of `size` samples, and what would do."""
+    split = "training" if training else "val"
+    if size <= 1:
+        return f"data.path = {settings.path!r}: holds {size} samples, too few for train and val"
+    return (
+        f"data.held_out = {settings.held_out}: leaves none of the {size} samples of {settings.path} for "
+        f"{split}; {1 / size:.2g} to {1 - 1 / size:.2g} does, or folders train and val of your own"
+    )
+
+
 def class_names(folder: Path) -> tuple[str, ...]:
     """The class folders of a split, sorted by name."""
     if not folder.is_dir():

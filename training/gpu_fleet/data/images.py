@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_unsplit, split_of
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_unsplit, split_of, split_problem
 from gpu_fleet.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -32,7 +32,10 @@ def open_split(
     if folder.is_dir() or not is_unsplit(folder.parent):
         return ImageFolder(folder, description.classes, settings, training)
     pictures = ImageFolder(folder.parent, description.classes, settings, training)
-    pictures.keep(split_of(len(pictures), settings, training))
+    kept = split_of(len(pictures), settings, training)
+    if len(pictures) and not len(kept):
+        raise DataError(split_problem(len(pictures), settings, training))
+    pictures.keep(kept)
     return pictures
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import IterableDataset, default_collate
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of
+from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of, split_problem
 from gpu_fleet.data.loader import Batch, CountOf
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records, folder_of
@@ -236,6 +236,8 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     if rows is None and UNSPLIT in splits:
         kept = split_of(len(splits[UNSPLIT]), settings, training=split == "train")
         rows = splits[UNSPLIT].select(kept) if len(kept) else None
+        if rows is None and split == "train":
+            raise DataError(split_problem(len(splits[UNSPLIT]), settings, training=True))
     if rows is None:
         if split == "val":
             return None
