@@ -4,9 +4,11 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 from hypothesis import settings
 
@@ -17,6 +19,10 @@ from tests.reaper.alicloud_api import UNDOCUMENTED
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
 # nearly half a million of their objects in every full collection after it.
 gc.disable()
+
+# Each botocore session would read the descriptions of its services anew, a tenth of a second a client. They
+# never change: one reader serves all sessions of this process.
+botocore.session.create_loader = cache(botocore.session.create_loader)
 
 # Processes that a test starts take the trainer of this checkout too, whichever is installed: a git worktree
 # often shares the environment of another.
@@ -55,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, but for what the modules made."""
     gc.freeze()
+    # at Python's own 700 objects a fifth of a test that sweeps was collecting
+    gc.set_threshold(100_000, 50, 50)
     gc.enable()
 
 

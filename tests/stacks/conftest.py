@@ -14,6 +14,9 @@ from stacks.rehearsal import invokes, monitor, program
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.settings import Stack, stack_files
+from tests.stacks.deflating import deflate_once
+
+deflate_once()
 
 AWS_STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
 

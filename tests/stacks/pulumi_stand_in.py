@@ -1,17 +1,19 @@
 """A `pulumi` for PATH: keeps a state in a file, and destroys it in moto by the engine's own rules.
 
-Run as a program it reads and writes the file that ``GPU_FLEET_TEST_STATE`` names, and writes each of its
-command lines down beside it.
+The program is a few lines of shell, which write each of its command lines down beside the state that
+``GPU_FLEET_TEST_STATE`` names, and hand a ``destroy`` to the test: a process of its own would take longer to
+import moto than to destroy a stack.
 """
 
 import json
 import os
-import stat
-import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from stacks.rehearsal.clients import RegionClients
@@ -20,7 +22,8 @@ from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
 
 VARIABLE = "GPU_FLEET_TEST_STATE"
-ROOT = Path(__file__).parents[2]
+ASKED, ANSWERED = "asked", "answered"  # two pipes beside the state
+END = "end"
 
 
 PROGRAM = f"""#!/bin/sh
@@ -28,18 +31,29 @@ cd "$(dirname "${VARIABLE}")"
 printf '%s\\037' "$@" >> calls
 echo >> calls
 [ "$1 $2" = "stack export" ] && exec cat export.json
-PYTHONPATH={ROOT} exec {sys.executable} {__file__} "$@"
+tail -n 1 calls > {ASKED}
+{{ read -r code; cat >&2; }} < {ANSWERED}
+exit "$code"
 """
 
 
-def install(folder: Path, registrations: Sequence[Registration]) -> Path:
-    """Put the program into a folder and a state beside it; gives the state's file."""
+@contextmanager
+def installed(folder: Path, registrations: Sequence[Registration]) -> Iterator[Path]:
+    """The program in a folder, and a state beside it, whose file this gives."""
     program = folder / "pulumi"
     program.write_text(PROGRAM)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)
     path = folder / "state.json"
     write(path, registrations)
-    return path
+    for pipe in (ASKED, ANSWERED):
+        os.mkfifo(folder / pipe)
+    engine = Thread(target=answer, args=(path,))
+    engine.start()
+    try:
+        yield path
+    finally:
+        path.with_name(ASKED).write_text(END)
+        engine.join()
 
 
 def write(path: Path, registrations: Sequence[Registration]) -> None:
@@ -86,17 +100,23 @@ def exported(registrations: Sequence[Registration]) -> dict[str, Any]:
     return {"version": 3, "deployment": {"manifest": {}, "resources": resources}}
 
 
-def main(arguments: list[str]) -> int:
+def answer(path: Path) -> None:
+    """Destroy what is asked for, until the end."""
+    while (asked := path.with_name(ASKED).read_text()) != END:
+        try:
+            code, said = engine(path, asked.rstrip("\n").split("\037")[:-1])
+        except Exception:  # noqa: BLE001 - the program fails with it, and so does its test
+            code, said = 1, traceback.format_exc()
+        path.with_name(ANSWERED).write_text(f"{code}\n{said}")
+
+
+def engine(path: Path, arguments: Sequence[str]) -> tuple[int, str]:
+    """The exit code of a command line, and what it says."""
     assert arguments[0] == "destroy", arguments
-    path = Path(os.environ[VARIABLE])
     clients = RegionClients("us-east-1")
     done = destroy(read(path), clients, DELETERS, excluded(arguments))
     clients.pool.close()
     write(path, done.left)
-    sys.stderr.writelines(f"error: {urn}: {said}\n" for urn, said in done.failed.items())
-    sys.stderr.writelines(f"error: {urn}: protected\n" for urn in done.refused)
-    return 255 if done.failed or done.refused else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    failed = [f"error: {urn}: {said}\n" for urn, said in done.failed.items()]
+    refused = [f"error: {urn}: protected\n" for urn in done.refused]
+    return 255 if failed or refused else 0, "".join([*failed, *refused])

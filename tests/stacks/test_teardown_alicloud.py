@@ -176,13 +176,15 @@ class Fleet:
 @pytest.fixture
 def fleet(tmp_path, monkeypatch) -> Iterator[Fleet]:
     rehearsed = shipped(NAME)
-    state = pulumi_stand_in.install(tmp_path, rehearsed.registrations)
-    monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
+    monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(tmp_path / "state.json"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     first, *others = [resource.id for resource in rehearsed.of_type(GROUP)]
     world = World(rehearsed, {first: ["i-busy"], **{other: [] for other in others}}, {"i-busy": "Running"})
     world.protected.add("i-busy")
-    with moto_server("us-east-1"):
+    with (
+        moto_server("us-east-1"),
+        pulumi_stand_in.installed(tmp_path, rehearsed.registrations) as state,
+    ):
         s3 = boto3.client("s3", region_name="us-east-1")
         for each_resource in rehearsed.of_type(BUCKET):
             s3.create_bucket(Bucket=each_resource.id)

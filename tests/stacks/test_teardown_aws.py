@@ -81,10 +81,10 @@ class Fleet:
 def standing(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
     with moto_server(REGION), conditions_left_out():
         rehearsed = run_program(name)
-        state = pulumi_stand_in.install(folder, rehearsed.registrations)
-        monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
-        monkeypatch.setenv("PATH", str(folder), prepend=":")
-        yield Fleet(name, rehearsed, state)
+        with pulumi_stand_in.installed(folder, rehearsed.registrations) as state:
+            monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
+            monkeypatch.setenv("PATH", str(folder), prepend=":")
+            yield Fleet(name, rehearsed, state)
 
 
 @pytest.fixture
