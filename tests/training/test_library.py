@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from gpu_fleet import Run, library, outcome, run_identity
+from gpu_fleet.checkpoint import local
+from gpu_fleet.errors import CheckpointError
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
@@ -245,6 +247,23 @@ def test_a_checkpoint_that_does_not_fit_fails_for_good(
 
     assert end.value.code == 65
     assert "error: Run(model=...): the checkpoint does not fit it: " in capsys.readouterr().err
+
+
+def is_free(directory: Path) -> bool:
+    """Whether another process may have the folder of a run."""
+    try:
+        local.lock(directory / "checkpoints").close()
+    except CheckpointError:
+        return False
+    return True
+
+
+def test_a_folder_is_another_processes_once_the_loop_is_over(tmp_path: Path) -> None:
+    with Run(tmp_path, model=nn.Linear(3, 1)) as run:
+        meanwhile = run_ranks(is_free, 1, tmp_path)
+
+    assert (meanwhile, run_ranks(is_free, 1, tmp_path)) == ([False], [True])
+    assert run is not None  # it is over, and not yet collected
 
 
 def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:

@@ -332,6 +332,8 @@ class Run:
             elif self._saver is not None:  # a save that has begun comes to its end
                 self._saver.close()
         finally:
+            if self._lock is not None:
+                self._lock.close()  # another process may have the folder now
             self._interruption.__exit__(kind, error, trace)
 
     def _fail(self, error: TrainingError) -> NoReturn:

@@ -230,6 +230,7 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     finally:
         checkpoints.abandon()
         writer.close()
+        checkpoints.release()
 
 
 def open_data(

@@ -90,7 +90,7 @@ class Checkpoints:
         self._store = (
             where.together(lambda: CheckpointStore(uri, settings.checkpoint.endpoint)) if uri else None
         )
-        self._lock: IO[str] | None = None  # held by rank 0 for as long as it lives
+        self._lock: IO[str] | None = None  # held by rank 0 until it is released
         self._lease = RunLease(self._store, Holder.this()) if self._store and where.leads else None
         where.on_first(self._check_writable)
         self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
@@ -318,3 +318,9 @@ class Checkpoints:
             self._closed()
         except CheckpointError as error:
             log.error("event=checkpoint-lost error=%r", str(error))
+
+    def release(self) -> None:
+        """Lets another process have the run's folder, where nothing of this one writes any more."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
