@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from tests.image.side_by_side import GroupScheduling
 from tests.longest import longest_first
+from tests.preloaded import preloaded
 from tests.reaper.alicloud_api import UNDOCUMENTED
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
@@ -73,3 +74,10 @@ def _answers_are_documented() -> Iterator[None]:
     found = sorted(set(UNDOCUMENTED))
     UNDOCUMENTED.clear()
     assert found == []
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Trainers that a test starts are forked, packages and all; see tests/preloaded.py."""
+    with preloaded():
+        yield

@@ -286,6 +286,11 @@ class Fleet:
         words = shlex.split(self._led(box, parser["Service"]["ExecStart"].replace("%i", name)))
         command = [part for word in words for part in _expanded(word, options)]
         own = {**box.player.environment(), **options, "HOME": str(box.folder / "scratch")}
+        assert command[0] == f"{box.folder}/opt/gpu-fleet/venv/bin/python"
+        command[0], own["PYTHONPATH"] = (
+            sys.executable,
+            f"{box.folder}/{LIB}",
+        )  # as it would by itself, see PYTHON
         log = box.folder / f"trainer-{name}.log"
         started = processes.child(command, log, own, inherit=False, cwd=box.folder / "scratch")
         return self._ended.enter_context(started)

@@ -15,6 +15,7 @@ from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.moto_server import environment, moto_server
 from stacks.rehearsal.program import run_program
 from tests.acceptance.fleet import FastClock, Fleet
+from tests.preloaded import preloaded
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
 
@@ -67,6 +68,7 @@ def played(tmp_path_factory):
         environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}),
         moto_server(REGION),
         conditions_left_out(),
+        preloaded(),
         Fleet(RegionClients(REGION, pool), "aws-dev-accept", clock, folder / "instances") as fleet,
     ):
         clock.fleet = fleet

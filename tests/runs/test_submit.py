@@ -22,6 +22,7 @@ from stacks.aws.stack import build
 from stacks.rehearsal import sweeps
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
+from tests.preloaded import preloaded
 from tests.runs.instances import REGION, content_of, only_those_named, stand_ins
 from tests.stacks import examples
 from tests.training.examples import changed, gpt_table, write_tokens
@@ -53,7 +54,7 @@ LONGEST_S = 120
 def fleet(tmp_path_factory):
     """The stack in moto, with two instances that a user took and that passed their gate."""
     folder = tmp_path_factory.mktemp("fleet")
-    with moto_server(REGION):
+    with moto_server(REGION), preloaded():
         rehearsed = run_program(SETTINGS.name, program=lambda: build(SETTINGS), config={})
         for kind in ("data", "records", "checkpoints"):
             # moto holds denials of a bucket policy without their conditions, so that nobody could write

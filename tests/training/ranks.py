@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 from gpu_fleet.checkpoint import saver
 
 PRELOADED = [
+    "torch.distributed.checkpoint._fsspec_filesystem",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.pipelining",
     "torch._inductor.compile_fx",
@@ -29,6 +30,7 @@ PRELOADED = [
     "PIL.PngImagePlugin",
     "gpu_fleet.rank",
     "gpu_fleet.checkpoint.sharded",
+    "tests.training.warm",
 ]
 DEADLINE_S = 120.0  # of a test: a hang must end as a failure
 # To load PRELOADED, once in a session: 7 s on a free core, 68 s were seen on one that six others wanted.

@@ -87,7 +87,7 @@ def undisturbed_rank(folder: Path, steps: int) -> None:
 
 
 def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
-    bucket: str, no_fleet: Path, tmp_path: Path
+    bucket: str, no_fleet: Path, forked: None, tmp_path: Path
 ) -> None:
     """Stopped by a notice on one instance, it goes on on another, by what is in the bucket."""
     with program(tmp_path / "here", bucket, 10**6) as first:

@@ -67,7 +67,7 @@ def running(
 
 
 def test_drained_pods_save_and_their_successors_finish(
-    manifests: list[dict[str, Any]], digits: Path, tmp_path: Path
+    manifests: list[dict[str, Any]], digits: Path, forked: None, tmp_path: Path
 ) -> None:
     policy = manifests[-1]["spec"]["podFailurePolicy"]
     volumes = {"datasets": digits.parent, "results": tmp_path / "results"}

@@ -443,7 +443,7 @@ def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
     assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1
 
 
-def test_two_instances_meet_and_start_their_trainers(tmp_path):
+def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):
     """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
     addresses = ("127.0.0.1", "127.0.0.2")
     with socket.create_server((addresses[0], 0)) as free:  # other tests meet at the port of every day
@@ -471,7 +471,7 @@ def test_two_instances_meet_and_start_their_trainers(tmp_path):
     assert all("Train as CONFIG_FILE says" in text for text in said)
 
 
-def test_a_loss_that_is_no_number_is_not_tried_again(digits, tmp_path):
+def test_a_loss_that_is_no_number_is_not_tried_again(digits, forked, tmp_path):
     overrides = (
         "--data.path",
         digits,

@@ -1,0 +1,338 @@
+"""Starts trainers by forking a process that has torch loaded: a tenth of a second in place of four.
+
+Inside ``preloaded()`` a ``subprocess.Popen`` of ``python -m gpu_fleet ...`` or torchrun asks a server, which
+has packages loaded and no module of ours, to fork. What comes of it is a child of whoever asked, as after an
+exec: with its process id, session, signals, exit status, folder, streams, words and variables, which
+``/proc`` shows. It runs the module as ``python -m`` does, and forks what it starts in turn.
+
+Unlike a new interpreter it has the server's hash seed, and what packages read of the environment while they
+load. What is to be proven with that too is started outside of ``preloaded()``.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+PACKAGES = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.run",
+    "torch.distributed.tensor.parallel",
+    "torch.optim.swa_utils",
+    "torch.profiler",
+    "transformers.conversion_mapping",
+    "transformers.models.llama.modeling_llama",
+    "aliyunsdkcore.client",
+    "boto3",
+    "click",
+    "numpy",
+    "PIL.PngImagePlugin",
+    "psutil",
+    "pydantic",
+    "pynvml",
+    "safetensors.torch",
+    "tensorboardX",
+)
+TORCHRUN, TRAINER = "torch.distributed.run", "gpu_fleet"
+STARTERS = ("launch", "run", "work")  # commands of the trainer that start others
+# Of linux/prctl.h.
+PR_SET_NAME, PR_SET_MM, PR_SET_MM_ARG_END, PR_SET_CHILD_SUBREAPER = 15, 35, 9, 36
+# Bytes for a command line and an environment where /proc shows them; each begins as one long word.
+ROOM = 64 * 1024
+FILLER = "GPU_FLEET_TESTS_ROOM"
+Command = tuple[str, list[str]]  # module, or script with its folder; and what comes after it
+_lock = threading.Lock()
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def preloaded() -> Iterator[None]:
+    """Fork what this process and what it starts would load anew."""
+    before = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # the one place where all of it passes
+    _fork_from(_server, before)
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = before  # type: ignore[attr-defined]
+
+
+def _fork_from(server: Callable[[], socket.socket], execute: Callable[..., None]) -> None:
+    names = inspect.signature(execute)
+
+    def execute_or_fork(self: "subprocess.Popen[Any]", *given: Any) -> None:
+        asked = names.bind(self, *given).arguments
+        environment = dict(os.environ if asked["env"] is None else asked["env"])
+        words = [] if isinstance(asked["args"], str) else [os.fspath(word) for word in asked["args"]]
+        plain = not (asked["preexec_fn"] or asked["pass_fds"] or asked["shell"] or asked["executable"])
+        if not plain or _module_of(words, environment) is None:
+            execute(self, *given)
+            return
+        streams = [
+            own if stream == -1 else stream
+            for own, stream in enumerate((asked["p2cread"], asked["c2pwrite"], asked["errwrite"]))
+        ]
+        wanted = {
+            "words": words,
+            "environment": environment,
+            "folder": os.fspath(asked["cwd"] or Path.cwd()),
+            "session": asked["start_new_session"],
+            "group": asked["process_group"],
+        }
+        self.pid = _ask(server(), wanted, streams)
+        self._child_created = True  # type: ignore[attr-defined]
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+
+    subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
+
+
+def _module_of(words: Sequence[str], environment: Mapping[str, str]) -> Command | None:
+    """What this interpreter would run, where it is what the server forks; else None."""
+    if not words or shutil.which(words[0], path=environment.get("PATH")) != sys.executable:
+        return None
+    rest = [*words[1:]]
+    if rest[:1] == ["-u"]:
+        del rest[0]
+    if rest[:1] == ["-m"] and rest[1:2] in ([TORCHRUN], [TRAINER]):
+        return rest[1], rest[2:]
+    is_rank = "TORCHELASTIC_RUN_ID" in environment
+    return (rest[0], rest[1:]) if is_rank and rest and rest[0].endswith(".py") else None
+
+
+# who asks
+
+
+def _ask(server: socket.socket, wanted: Mapping[str, Any], streams: Sequence[int]) -> int:
+    """The process id of a new child of this process."""
+    with _lock:
+        # what loses its parent in between, the one that the server forks, gets this one for it
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            content = json.dumps(wanted).encode()
+            socket.send_fds(server, [len(content).to_bytes(8)], [*streams])
+            server.sendall(content)
+            return int.from_bytes(_exactly(server, 8))
+        finally:
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _exactly(pipe: socket.socket, count: int) -> bytes:
+    content = b""
+    while len(content) < count:
+        part = pipe.recv(count - len(content))
+        if not part:
+            raise EOFError("the other end is closed")
+        content += part
+    return content
+
+
+@cache
+def _server() -> socket.socket:
+    """The server of this process, which ends with it."""
+    here, there = socket.socketpair()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with there:
+        subprocess.Popen(
+            [sys.executable, "-P", __file__, str(there.fileno()), " " * ROOM],
+            env={**environment, "OMP_NUM_THREADS": "1", FILLER: " " * ROOM},
+            pass_fds=[there.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    assert _exactly(here, 6) == b"loaded"
+    return here
+
+
+# the server
+
+
+def main(pipe: socket.socket) -> None:
+    """Load the packages, and fork as long as somebody may ask."""
+    for package in PACKAGES:
+        importlib.import_module(package)
+    conversions = sys.modules["transformers.conversion_mapping"]
+    conversions.get_checkpoint_conversion_mapping(
+        "llama"
+    )  # as every export asks for them, a tenth of a second
+    gc.collect()
+    gc.freeze()  # a child's collector would else copy each page with an object of theirs
+    pipe.sendall(b"loaded")
+    serve(pipe)
+
+
+def serve(pipe: socket.socket) -> None:
+    """Fork for the one at the other end of the pipe until it is closed, and become each child on its side."""
+    while True:
+        size, streams, _, _ = socket.recv_fds(pipe, 8, 3)
+        if not size:
+            os._exit(0)
+        wanted = json.loads(_exactly(pipe, int.from_bytes(size)))
+        reading, writing = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            child = os.fork()
+            if child:
+                os.write(writing, child.to_bytes(8))
+                os._exit(0)
+            os.close(reading)
+            os.close(writing)
+            pipe.close()
+            become(wanted, streams)
+        os.waitpid(middle, 0)  # now the child is of the one who asked
+        for stream in (*streams, writing):
+            os.close(stream)
+        pipe.sendall(os.read(reading, 8))
+        os.close(reading)
+
+
+# what it forks
+
+
+def become(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
+    """Go on as the program that was asked for, to its end."""
+    status = 1
+    try:
+        if wanted["session"]:
+            os.setsid()
+        if wanted["group"] != -1:
+            os.setpgid(0, wanted["group"])
+        for place, stream in enumerate(streams):
+            os.dup2(stream, place)
+        os.closerange(3, max(streams) + 1)
+        command = _module_of(wanted["words"], wanted["environment"])
+        assert command is not None
+        if command[0] == TORCHRUN or (command[0] == TRAINER and command[1][:1] and command[1][0] in STARTERS):
+            _fork_in_turn()
+        _look_new(wanted)
+        status = _run(*command)
+    except BaseException:  # noqa: BLE001 - the last word of a process
+        traceback.print_exc()
+    finally:
+        _end(status)
+
+
+def _fork_in_turn() -> None:
+    """A server for what this process will start, from before it has done anything."""
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        here.close()
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for place in range(3):
+            os.dup2(quiet, place)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it ends with the one who asks
+        with suppress(EOFError, OSError):
+            serve(there)
+        os._exit(0)
+    there.close()
+    _fork_from(lambda: here, subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+
+
+def _look_new(wanted: Mapping[str, Any]) -> None:
+    """What a process has from its exec on: environment, folder, streams, signals, chance, path."""
+    environment, words = wanted["environment"], wanted["words"]
+    os.environ.clear()
+    os.environ.update(environment)
+    _show(words, environment)
+    os.chdir(wanted["folder"])
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    unbuffered = words[1:2] == ["-u"]
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))  # noqa: SIM115 - to its end
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            open(place, "wb", 0 if unbuffered else -1, closefd=False),  # noqa: SIM115 - to its end
+            errors=errors,
+            line_buffering=place == 2,
+            write_through=unbuffered,
+        )
+        for place, errors in ((1, "strict"), (2, "backslashreplace"))
+    )
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    threads = environment.get("OMP_NUM_THREADS") or str(os.cpu_count())
+    sys.modules["torch"].set_num_threads(int(threads))
+    folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:0] = [str(Path.cwd()), *folders]
+    importlib.invalidate_caches()
+
+
+def _show(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Let /proc say this command line and environment."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    arguments_at, arguments_end, environment_at, environment_end = map(int, fields[45:49])
+    line = b"".join(os.fsencode(word) + b"\0" for word in words)
+    _write(line, arguments_at, arguments_end)
+    # root alone may; else the line is followed by empty words
+    _libc.prctl(PR_SET_MM, PR_SET_MM_ARG_END, ctypes.c_ulong(arguments_at + len(line)), 0, 0)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    _write(variables, environment_at, environment_end)
+    _libc.prctl(PR_SET_NAME, Path(sys.executable).name.encode(), 0, 0, 0)
+
+
+def _write(shown: bytes, begin: int, end: int) -> None:
+    room = end - begin
+    assert len(shown) < room, f"{len(shown)} bytes are more than the room for them"
+    ctypes.memmove(begin, shown + bytes(room - len(shown)), room)
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    """The exit status of a module, or of a script, whose folder takes the place of this one."""
+    sys.argv = [name, *arguments]
+    sys.orig_argv = [sys.executable, *([] if name.endswith(".py") else ["-m"]), *sys.argv]
+    try:
+        if name.endswith(".py"):
+            sys.path[0] = str(Path(name).resolve().parent)
+            runpy.run_path(name, run_name="__main__")
+        else:
+            sys.modules.pop(name, None)  # it is loaded, and would warn that it runs twice
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 - said as an interpreter says it
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(status: int) -> NoReturn:
+    """As an interpreter ends, but that memory is left to the kernel."""
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for what is no daemon
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

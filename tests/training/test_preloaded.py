@@ -1,0 +1,157 @@
+"""A forked trainer is to whoever starts it what one of its own interpreter is."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import preloaded
+from tests.training.programs import DIGITS, ROOT, torchrun
+
+WAYS = {"forked": preloaded.preloaded, "started": nullcontext}
+# What a program says of itself; torchrun gives it to `ranks`, of which this is one.
+REPORT = """
+import os, signal, sys, threading
+print(sys.argv[1:], os.getcwd(), sys.path[0], os.environ.get("WORD"), __name__)
+print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD)])
+print(signal.getsignal(signal.SIGINT).__name__)
+print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), sys.stdin.read(), threading.active_count())
+print([name for name in sys.modules if name.startswith("gpu_fleet")])
+"""
+ENDS = {
+    "a number": ("raise SystemExit(65)", 65, ""),
+    "nothing": ("raise SystemExit", 0, ""),
+    "words": ("raise SystemExit('no more')", 1, "no more\n"),
+    "an error": ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+    "Ctrl-C": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"),
+    "a kill": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+    "its end": ("import atexit; atexit.register(print, 'bye', file=__import__('sys').stderr)", 0, "bye\n"),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with WAYS[request.param]():
+        yield request.param
+
+
+def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """A script as torchrun starts one."""
+    script = folder / "script.py"
+    script.write_text(code)
+    own = {**os.environ, "TORCHELASTIC_RUN_ID": "test", "WORD": "heard"}
+    return subprocess.run(
+        [sys.executable, script, *words],
+        env=own,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **how,
+    )
+
+
+@pytest.mark.parametrize("how", [{}, {"start_new_session": True}, {"process_group": 0}])
+def test_it_has_its_words_folder_variables_signals_session_and_streams(how, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    said = []
+
+    for way in WAYS.values():
+        with way():
+            said.append(run(REPORT, tmp_path, "--a", "b c", cwd=elsewhere, input="asked", **how))
+
+    forked, started = said
+    assert forked.stderr == started.stderr == ""
+    assert forked.stdout == started.stdout
+    assert f"['--a', 'b c'] {elsewhere} {tmp_path} heard __main__" in forked.stdout
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_it_ends_as_it_would(case, way, tmp_path):
+    code, status, words = ENDS[case]
+
+    done = run(code, tmp_path)
+
+    assert done.returncode == status
+    assert done.stderr.endswith(words)
+
+
+def test_a_mistake_is_said_in_the_same_words(way):
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_fleet", "trian"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert "no such command: trian (nearest: train)" in done.stderr or "no such command: trian" in done.stderr
+
+
+def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked, tmp_path):
+    """torchrun and two ranks, seen from outside: whose they are, their commands, their variables."""
+    arguments = (
+        "--data.path",
+        digits,
+        "--run.directory",
+        tmp_path,
+        "--run.epochs",
+        500,
+        "--checkpoint.every_steps",
+        5,
+    )
+    with torchrun(DIGITS, *arguments) as program:
+        program.wait_for("event=checkpoint step=")
+        agent = psutil.Process(program.process.pid)
+        ranks = [psutil.Process(program.worker(rank)) for rank in range(2)]
+        commands = [rank.cmdline() for rank in ranks]
+        parents = {rank.ppid() for rank in ranks}
+
+        os.kill(ranks[1].pid, signal.SIGTERM)
+
+        assert program.finish() == 0, program.said
+    assert parents == {agent.pid}
+    assert agent.pid == program.process.pid
+    assert all(command[:5] == [sys.executable, "-u", "-m", "gpu_fleet", "train"] for command in commands)
+    assert "reason='sigterm'" in program.said
+
+
+def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
+    arguments = (
+        "--data.path",
+        digits,
+        "--run.directory",
+        tmp_path,
+        "--run.epochs",
+        500,
+        "--checkpoint.every_steps",
+        5,
+    )
+    with torchrun(DIGITS, *arguments) as program:
+        program.wait_for("event=checkpoint step=")
+        family = psutil.Process(program.process.pid).children(recursive=True)
+        servers = [child for child in family if "RANK" not in child.environ()]
+
+        program.process.kill()
+
+        assert program.process.wait() == -signal.SIGKILL
+        _, alive = psutil.wait_procs(servers, timeout=10)
+    assert len(servers) == 1
+    assert alive == []
+
+
+def test_what_is_no_trainer_is_started(forked):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "False\n"
+    assert Path(preloaded.__file__).parent.parent == ROOT

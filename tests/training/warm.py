@@ -1,0 +1,11 @@
+"""What the server of ranks does last, once it has loaded all that it forks (see ranks.py)."""
+
+import gc
+
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+# Every export asks for these: a thousand regular expressions, a tenth of a second to compile.
+get_checkpoint_conversion_mapping("llama")
+# A rank's own collector would else look at half a million objects, and copy each page that holds one.
+gc.collect()
+gc.freeze()
