@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PROOFS := reaper reaper_mutants reaper_alicloud reaper_moto image first_boot guard
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image test-libraries lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test test-image test-libraries test-queue lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a s
 	@$(FLEET) rehearse $(STACK)
 
 test: $(READY) ## Run the tests
-	@$(PY) -m pytest -m "not image and not libraries" -n 2 --dist worksteal $(ARGS)
+	@$(PY) -m pytest -m "not image and not libraries and not queue" -n 2 --dist worksteal $(ARGS)
 
 # Two at a time, the modules of one `xdist_group` one after another: an emulated computer leaves half the cores idle.
 test-image: $(READY) ## Check what instances boot with: needs root and Debian packages
@@ -44,6 +44,9 @@ test-image: $(READY) ## Check what instances boot with: needs root and Debian pa
 
 test-libraries: $(READY) ## Check the callbacks with the libraries themselves, which this brings from PyPI
 	@$(PY) -m pytest -m libraries $(ARGS)
+
+test-queue: $(READY) ## Run jobs through Slurm itself: needs root and Debian packages
+	@$(PY) -m pytest -m queue -n 0 $(ARGS)
 
 lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
 	@$(VENV)/bin/ruff format --check .

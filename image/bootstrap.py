@@ -176,13 +176,24 @@ def _put(file: Path, text: str) -> None:
         print(f"event=bootstrap-report-failed reason={str(error)!r}", flush=True)  # noqa: T201 - the journal
 
 
+def mark_of(place: RecipePlace) -> str:
+    """Which steps of ``steps/ORDER`` are run here: a queue's controller has no GPU and is in no pool."""
+    if place.is_folder:
+        return "folder"
+    try:
+        queue = json.loads((place.root / "etc/gpu-fleet/queue.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "bootstrap"
+    return "controller" if queue.get("role") == "controller" else "bootstrap"
+
+
 def main() -> int:
     """Exit status 0 when every step is done, ``INCOMPLETE`` when one is not."""
     place = RecipePlace(
         Path(__file__).resolve().parent, Path(os.environ.get("GPU_FLEET_ROOT", "/")), os.environ["TARGET"]
     )
     order = (place.payload / "steps" / "ORDER").read_text(encoding="utf-8")
-    report = bootstrap(place, marked(order, place.target, "folder" if place.is_folder else "bootstrap"))
+    report = bootstrap(place, marked(order, place.target, mark_of(place)))
     failed = sorted(step for step, state in report.steps.items() if state != "done")
     print(f"event=bootstrap state={report.state} failed={','.join(failed) or 'none'}", flush=True)  # noqa: T201 - the journal
     if failed:

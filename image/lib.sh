@@ -18,6 +18,11 @@ fail() {
     exit 1
 }
 
+# queue_role: what this instance is to its stack's queue, controller or node; nothing without a queue.
+queue_role() {
+    sed -n 's/^ *"role": "\([a-z]*\)".*/\1/p' "$ROOT/etc/gpu-fleet/queue.json" 2>/dev/null || true
+}
+
 # packages_of GROUP: the packages of a group on this base, one a line.
 packages_of() {
     awk -v group="$1" '$1 == group { print $2 }' "$PAYLOAD/packages/$BASE.tsv"

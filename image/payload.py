@@ -28,6 +28,7 @@ PYTHON = (
     "image/console",
     "image/instance",
     "image/reaper",
+    "image/queue",
     "image/readiness",
     "image/runs",
 )

@@ -35,6 +35,7 @@ NOT_HERE = {
         "gpu-fleet-bootstrap.service": "a part of the user data",
         "vendor/": "a folder of the payload",
     },
+    "image/queue/README.md": {".gpu-fleet-queue/": "on the shared homes"},
     "image/reaper/README.md": {
         **dict.fromkeys(
             ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
@@ -43,7 +44,7 @@ NOT_HERE = {
     },
     "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
     "stacks/alicloud/README.md": dict.fromkeys(
-        ("dashboard.py", "image_roles.py", "sessions.py"), "files that AWS alone has"
+        ("dashboard.py", "image_roles.py", "queue.py", "sessions.py"), "files that AWS alone has"
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }

@@ -23,9 +23,9 @@ REQUESTS = f"{PREFIX}/requests"
 STATE = f"{PREFIX}/state.json"
 LEDGER = f"{PREFIX}/ledger"
 SCHEMA = 1
-# On an instance: the key of the request that it came for, or one of the two words.
+# On an instance: the key of the request that it came for, or one of the three words.
 TAG_TAKEN = "gpu-fleet:taken"
-SPARE, SHARED = "spare", "shared"
+SPARE, SHARED, QUEUED = "spare", "shared", "queued"
 LONGEST_HOURS = 14 * 24
 # A session's id has a colon, a user's has none: an IAM user's own id is no second name of the same user.
 REQUEST_KEY = re.compile(
@@ -101,7 +101,7 @@ class Coming:
     """An instance that is on its way, or waits for a place to start.
 
     Attributes:
-        purpose: the key of a request, ``spare`` or ``shared``.
+        purpose: the key of a request, ``spare``, ``shared`` or ``queued``.
         asked_at: since when it is wanted.
         group: where it is being started; empty while it waits.
         since: since when there.

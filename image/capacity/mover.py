@@ -25,6 +25,7 @@ from image.capacity.model import (
     state_of,
 )
 from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide, wants_money
+from image.capacity.queue_need import LONGEST, QUEUE, PoolNeed, needs_of
 from image.reaper.calls import Failure
 from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
@@ -125,6 +126,7 @@ class _Mover:
             MoneyLeft(None, {}, why=NO_METER),
             requests,
             self._firing(),
+            self._queue(now),
         )
         if wants_money(view, before):
             view = replace(view, money=self._money(fleet, now))
@@ -194,6 +196,17 @@ class _Mover:
             self._failures.append(Failure("*", "read alarms", str(error)))
             return frozenset()
         return frozenset(alarms[name] for name in firing if name in alarms)
+
+    def _queue(self, now: datetime) -> dict[str, PoolNeed] | None:
+        """What the queue's controller said last; nothing where it is silent or that cannot be read."""
+        if not self._policy.has_queue:
+            return None
+        try:
+            said = self._store.newest(QUEUE, LONGEST)
+            return needs_of(said.content, now) if said else {}
+        except CloudError as error:
+            self._failures.append(Failure("*", "read what the queue wants", str(error)))
+            return {}
 
     def _money(self, fleet: Inventory, now: datetime) -> MoneyLeft:
         """What may be spent; where that cannot be read nothing is."""

@@ -21,6 +21,7 @@ from enum import StrEnum
 from itertools import count
 
 from image.capacity.model import (
+    QUEUED,
     REMEMBERED,
     SHARED,
     SPARE,
@@ -31,6 +32,7 @@ from image.capacity.model import (
     Request,
     Trouble,
 )
+from image.capacity.queue_need import PoolNeed
 from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_TAKEN_AT, Group, Instance
 from image.reaper.policy import CapacityPolicy, Policy
 from image.reaper.times import format_time, parse_time
@@ -131,6 +133,7 @@ class PoolView:
         money: what may be spent.
         requests: that no pass has seen yet.
         firing: pools whose load asks for an instance more.
+        queue: pool -> what waits for its instances, on a stack with a queue; None without one.
     """
 
     now: datetime
@@ -140,6 +143,7 @@ class PoolView:
     money: MoneyLeft
     requests: Sequence[Request] = ()
     firing: frozenset[str] = frozenset()
+    queue: Mapping[str, PoolNeed] | None = None
 
 
 def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[PlacementDecision]]:
@@ -150,6 +154,7 @@ def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[Placeme
     made.accept()
     made.spares()
     made.load()
+    made.queue()
     made.expire()
     made.release()
     made.place()
@@ -161,7 +166,8 @@ def wants_money(view: PoolView, before: MoverState) -> bool:
     waiting = any(not coming.group for coming in before.coming)
     spares = any(pool.capacity and pool.capacity.spare for pool in view.policy.pools.values())
     troubled = any(coming.group for coming in before.coming)
-    return bool(waiting or troubled or spares or view.requests or view.firing)
+    jobs = any(need.jobs for need in (view.queue or {}).values())
+    return bool(waiting or troubled or spares or view.requests or view.firing or jobs)
 
 
 class _Pass:
@@ -339,7 +345,7 @@ class _Pass:
         """Instances that a user took, here or on their way."""
         mine = {key for key, request in self._requests.items() if request.owner == owner}
         here = sum(
-            self._purpose_of(instance) not in ("", SPARE, SHARED) and self._owner(instance) == owner
+            self._purpose_of(instance) not in ("", SPARE, SHARED, QUEUED) and self._owner(instance) == owner
             for instance in self._view.instances
         )
         return here + sum(coming.purpose in mine for coming in self._coming)
@@ -442,6 +448,21 @@ class _Pass:
                 continue
             if self._want_if_allowed(pool, SHARED, 1):
                 self._loads[pool] = self._now
+
+    def queue(self) -> None:
+        """As many instances as the jobs that wait need; one that waits for a place and is not needed goes."""
+        needs = self._view.queue
+        for pool, capacity in self._pools() if needs is not None else ():
+            need = (needs or {}).get(pool, PoolNeed(0, ()))
+            missing = need.wanted(capacity.max_size) - self._total(pool)
+            waits = [
+                coming
+                for coming in self._coming
+                if coming.pool == pool and coming.purpose == QUEUED and not coming.group
+            ]
+            for coming in waits[: max(0, -missing)]:
+                self._coming.remove(coming)
+            self._want_if_allowed(pool, QUEUED, missing)
 
     def _want_if_allowed(self, pool: str, purpose: str, number: int) -> bool:
         """Want instances for the pool itself; what keeps it from them is noted once."""
@@ -696,7 +717,9 @@ def _billed(hours: float | None) -> Decimal:
 
 
 def _who(owner: str, purpose: str) -> str:
-    return owner or {SPARE: "a hot spare", SHARED: "the pool's load"}.get(purpose, purpose)
+    return owner or {SPARE: "a hot spare", SHARED: "the pool's load", QUEUED: "the queue"}.get(
+        purpose, purpose
+    )
 
 
 def _held_beyond(instance: Instance, moment: datetime) -> bool:

@@ -125,12 +125,17 @@ def write_report(findings: Sequence[CheckResult], file: Path, now: datetime) -> 
         "schema_version": 1,
         "ready": None if waiting else ready,
         "at": now.isoformat(),
-        "checks": {finding.check: {"ok": finding.ok, "detail": finding.detail} for finding in findings},
+        "checks": {finding.check: _written(finding) for finding in findings},
         "waiting_for": [finding.check for finding in findings if finding.waiting],
     }
     replace_text(file, json.dumps(content, indent=1) + "\n")
     LOG.info("event=gate ready=%s file=%s", "waiting" if waiting else ready, file)
     return ready
+
+
+def _written(finding: CheckResult) -> dict[str, Any]:
+    counted = {} if finding.count is None else {"count": finding.count}
+    return {"ok": finding.ok, "detail": finding.detail, **counted}
 
 
 def _type_of(metadata: Metadata) -> str | None:

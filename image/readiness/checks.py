@@ -79,12 +79,14 @@ class CheckResult:
     Attributes:
         ok: whether the instance may be used.
         waiting: not ok yet, but it may become so without anybody's help.
+        count: what was counted, where that is the check.
     """
 
     check: str
     ok: bool
     detail: str
     waiting: bool = False
+    count: int | None = None
 
 
 def gpu_count(expected: Expected, seen: ProbedInstance) -> CheckResult:
@@ -92,7 +94,9 @@ def gpu_count(expected: Expected, seen: ProbedInstance) -> CheckResult:
     why = f": {seen.driver_problem}" if seen.driver_problem else ""
     ok = len(seen.gpus) == expected.gpus
     waiting = len(seen.gpus) < expected.gpus <= seen.gpus_to_come
-    return CheckResult("gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}", waiting)
+    return CheckResult(
+        "gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}", waiting, len(seen.gpus)
+    )
 
 
 def gpu_memory(expected: Expected, seen: ProbedInstance) -> CheckResult:

@@ -55,6 +55,7 @@ class CapacityPolicy:
         together: the instances of one request start in the same group: they stand close together.
         scale_out_alarms: alarms whose ALARM state asks for an instance more.
         on_demand_fallback: of a spot pool: where no spot instance is to be had, it buys on demand.
+        queue_gpus: GPUs of each instance, where the stack's queue fills the pool; None without a queue.
     """
 
     groups: tuple[str, ...]
@@ -63,6 +64,7 @@ class CapacityPolicy:
     together: bool = False
     scale_out_alarms: tuple[str, ...] = ()
     on_demand_fallback: bool = False
+    queue_gpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,11 @@ class Policy:
     take_max_per_person: int = 0
     session_document: str = ""
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether a queue starts jobs on the stack's instances."""
+        return any(pool.capacity and pool.capacity.queue_gpus is not None for pool in self.pools.values())
+
 
 def load(path: Path) -> Policy:
     """Read and check a policy file.
@@ -257,6 +264,7 @@ def _capacity(fields: Fields) -> CapacityPolicy:
         together=fields.flag("together", default=False),
         scale_out_alarms=fields.words("scale_out_alarms"),
         on_demand_fallback=fields.flag("on_demand_fallback", default=False),
+        queue_gpus=fields.optional_integer("queue_gpus", 0, 1024),
     )
     fields.refuse_unknown()
     return capacity

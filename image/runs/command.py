@@ -1,4 +1,4 @@
-"""``gpu-fleet submit``: a run on instances that its user took, without a queue."""
+"""``gpu-fleet submit``: a run on instances that its user took; on a stack with a queue, a job of it."""
 
 import hashlib
 import importlib
@@ -20,11 +20,12 @@ from image.capacity.command import Desk, acquire, caller_of, open_desk, refusal
 from image.capacity.model import LONGEST_HOURS
 from image.reaper.errors import ConfigurationError
 from image.reaper.options import POOL_NAME, FiniteRange, stack_options
-from image.reaper.place import Asked
+from image.reaper.place import Asked, subject
 from image.reaper.times import format_time
 from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import LONGEST_START, Criteria, account_name, choose
 from image.runs.model import Job, Member, Phase, overall, parameters, run_name
+from image.runs.queued import QueuedRun, submit_to_queue
 
 LOOK_EVERY_S = 3.0
 MOST_NODES = 50  # instances of one command (Systems Manager, API SendCommand)
@@ -111,12 +112,17 @@ def submit(
     own. An interrupted one goes on from its checkpoint when it is submitted again. Exit code 1 where it does
     not start.
     """
+    if (policy := subject(asked).policy).has_queue:
+        given = {"--instance": named, "--hours": hours, "--include": include, "--as": account}
+        run = QueuedRun(words, pool, nodes, trainer_flags(allow, branch), checkpoints)
+        submit_to_queue(policy, run, [flag for flag, value in given.items() if value], dry_run=dry_run)
+        return
     desk = open_desk(asked)
     if problem := refusal(desk.policy, pool, nodes):
         raise ConfigurationError(problem.replace("--count", "--nodes").replace("POOL ", "--pool "))
     caller = caller_of(desk.place)
     criteria = Criteria(pool, nodes, named, account_name(account, caller), caller)
-    flags = [word for key in allow for word in ("--allow", key)] + (["--branch", branch] if branch else [])
+    flags = trainer_flags(allow, branch)
     if checkpoints and nodes > 1:
         raise ConfigurationError(
             f"--checkpoints {checkpoints}: keeps one folder alone; with --nodes {nodes} your program saves "
@@ -141,6 +147,11 @@ def submit(
         sys.exit(EXIT_FAILED)
     where = f"--stack {desk.policy.stack}"
     click.echo(f"gpu-fleet logs -f {job.run} {where}; gpu-fleet cancel {job.run} {where}")
+
+
+def trainer_flags(allow: Sequence[str], branch: str) -> list[str]:
+    """``--allow`` and ``--branch`` as the trainer takes them."""
+    return [word for key in allow for word in ("--allow", key)] + (["--branch", branch] if branch else [])
 
 
 def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> Packed:

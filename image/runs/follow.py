@@ -57,6 +57,11 @@ class Viewer:
 
 def _viewer(asked: Asked, account: str | None) -> Viewer:
     policy = subject(asked).policy
+    if policy.has_queue:
+        raise ConfigurationError(
+            f"stack {policy.stack!r} has a queue: on one of its instances squeue --me lists your jobs, "
+            "scontrol show job ID names the log, scancel ID ends one"
+        )
     place = Place(policy.stack, policy.cloud, policy.region, asked.account_id or "")
     caller = caller_of(place)
     return Viewer(policy, place, run_bucket(place), account_name(account, caller), caller)

@@ -39,4 +39,9 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not
 fi
+if [ "$(queue_role)" = controller ]; then
+    # it is in no pool: nothing to check, nobody to reap
+    serve gpu-accounts.service gpu-accounts.timer
+    exit 0
+fi
 serve mig.service gpu-ready.service gpu-reaper.service gpu-door.timer gpu-accounts.service gpu-accounts.timer

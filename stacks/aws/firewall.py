@@ -13,11 +13,14 @@ from stacks import naming
 from stacks.settings import Pool, Stack
 
 ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"
+QUEUE = "queue"  # of Slurm's controller; rules of the settings keep pools from that name
 ANYWHERE = "0.0.0.0/0"
 EXISTING = "VPC"  # of a VPC that is looked up; no pool has such a name
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
+# Slurm's controller, its nodes, and what srun listens on (image/queue/configuration.py has the same).
+CONTROLLER_PORT, NODE_PORT, SRUN_PORTS = 6817, 6818, (60001, 63000)
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
@@ -57,6 +60,7 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
         HOME: stack.storage.home,
         SCRATCH: bool(stack.storage.scratch_gib),
         IMAGE_BUILDER: stack.image.built,
+        QUEUE: stack.queued,
     }
     return (*(pool.name for pool in stack.pools), *(label for label, wanted in optional.items() if wanted))
 
@@ -74,6 +78,8 @@ def rules(stack: Stack) -> tuple[FirewallRule, ...]:
             )
     if stack.storage.scratch_gib:
         declared += _pair(SCRATCH, SCRATCH, LUSTRE_PORTS, "Lustre servers among themselves")
+    if stack.queued:
+        declared += _of_queue(stack)
     if stack.image.built:
         declared += _outward(stack, IMAGE_BUILDER, "the builder of the image")
     return tuple(declared)
@@ -120,6 +126,22 @@ def _storage(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
     if stack.storage.scratch_gib:
         yield from _pair(pool.name, SCRATCH, LUSTRE_PORTS, "Lustre scratch")
         yield from _pair(SCRATCH, pool.name, LUSTRE_PORTS, f"instances of pool {pool.name}")
+
+
+def _of_queue(stack: Stack) -> Iterator[FirewallRule]:
+    """The controller among the nodes of every pool; between nodes a pool's own rules hold."""
+    yield from _outward(stack, QUEUE, "the queue's controller")
+    yield FirewallRule(QUEUE, True, "tcp", (NFS, NFS), HOME, "the queue's state")
+    yield FirewallRule(HOME, False, "tcp", (NFS, NFS), QUEUE, "the queue's controller")
+    for pool in stack.pools:
+        ways = (
+            (pool.name, QUEUE, (CONTROLLER_PORT, CONTROLLER_PORT), "jobs of the queue"),
+            (QUEUE, pool.name, (NODE_PORT, NODE_PORT), "starts and ends jobs"),
+            (QUEUE, pool.name, SRUN_PORTS, "says to srun what becomes of its job"),
+        )
+        for client, server, ports, why in ways:
+            yield FirewallRule(client, True, "tcp", ports, server, why)
+            yield FirewallRule(server, False, "tcp", ports, client, why)
 
 
 def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -> Iterator[FirewallRule]:

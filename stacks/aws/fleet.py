@@ -14,6 +14,7 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.aws.identity import Identity, IdentityArgs
 from stacks.aws.launch import LaunchArgs, launch_template
+from stacks.aws.queue import QueueJoin
 from stacks.aws.scaling import scale_by_load
 from stacks.payload import instance_file
 from stacks.settings import Market, Pool, Stack
@@ -55,6 +56,7 @@ class FleetArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
         scratch_mount_name: what Lustre calls it, or empty.
+        queue: what the stack's queue gives its nodes; None without one.
         surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
             ``pulumi destroy`` removes them only after the groups are empty.
@@ -72,6 +74,7 @@ class FleetArgs:
     scratch: pulumi.Output[str]
     scratch_mount_name: pulumi.Output[str]
     surroundings: Sequence[pulumi.Resource]
+    queue: QueueJoin | None = None
 
 
 class Fleet(pulumi.ComponentResource):
@@ -87,9 +90,10 @@ class Fleet(pulumi.ComponentResource):
     def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:aws:Fleet", name, None, opts)
         self._args = args
+        secret_arn = args.queue.secret_arn if args.queue else None
         identity = Identity(
             name,
-            IdentityArgs(args.stack, args.pool, args.key_arn, args.bucket_arns),
+            IdentityArgs(args.stack, args.pool, args.key_arn, args.bucket_arns, secret_arn),
             pulumi.ResourceOptions(parent=self),
         )
         launch = LaunchArgs(
@@ -102,6 +106,7 @@ class Fleet(pulumi.ComponentResource):
             home=args.home,
             scratch=args.scratch,
             scratch_mount_name=args.scratch_mount_name,
+            queue=args.queue.node_file if args.queue else None,
         )
         template = launch_template(f"{name}-template", launch, self)
         stem = naming.prefixed(args.stack.name)

@@ -39,12 +39,14 @@ class IdentityArgs:
 
     Attributes:
         bucket_arns: kind -> bucket.
+        queue_secret_arn: the secret with the key of the queue; None without a queue.
     """
 
     stack: Stack
     pool: Pool
     key_arn: pulumi.Output[str]
     bucket_arns: dict[str, pulumi.Output[str]]
+    queue_secret_arn: pulumi.Output[str] | None = None
 
 
 class Identity(pulumi.ComponentResource):
@@ -142,7 +144,16 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             },
         ),
         *_existing_buckets(stack, f"{arn}:s3:::"),
+        *_queue_key(args),
     )
+
+
+def _queue_key(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """Munge's key, by which nodes and controller know each other."""
+    if args.queue_secret_arn is not None:
+        through = {"StringEquals": {"kms:ViaService": f"secretsmanager.{args.stack.region}.amazonaws.com"}}
+        yield policies.allow("QueueKey", ["secretsmanager:GetSecretValue"], args.queue_secret_arn)
+        yield policies.allow("QueueKeysKey", ["kms:Decrypt"], args.key_arn, through)
 
 
 def _existing_buckets(stack: Stack, arn: str) -> Iterator[policies.Statement]:

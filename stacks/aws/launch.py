@@ -34,6 +34,7 @@ class LaunchArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
         scratch_mount_name: what Lustre calls it, or empty.
+        queue: what an instance learns of the stack's queue; None without one.
     """
 
     stack: Stack
@@ -45,6 +46,7 @@ class LaunchArgs:
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
     scratch_mount_name: pulumi.Output[str]
+    queue: pulumi.Output[str] | None = None
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws.ec2.LaunchTemplate:
@@ -147,10 +149,21 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as EC2 wants it in a launch template."""
 
     def encoded(mounts: list[str]) -> str:
-        home, scratch, name = mounts
+        home, scratch, name, *queue = mounts
         return user_data.encoded(
-            args.stack, args.pool, "s3", home=home, scratch=scratch, scratch_mount_name=name
+            args.stack,
+            args.pool,
+            "s3",
+            home=home,
+            scratch=scratch,
+            scratch_mount_name=name,
+            queue="".join(queue),
         )
 
-    encoded([user_data.LONGEST_NAME] * 3)  # too long is said now, in words; inside `apply` it is a traceback
-    return pulumi.Output.all(args.home, args.scratch, args.scratch_mount_name).apply(encoded)
+    known = [args.home, args.scratch, args.scratch_mount_name]
+    longest = [user_data.LONGEST_NAME] * len(known)
+    if args.queue is not None:
+        known.append(args.queue)
+        longest.append(user_data.LONGEST_QUEUE)
+    encoded(longest)  # too long is said now, in words; inside `apply` it is a traceback
+    return pulumi.Output.all(*known).apply(encoded)

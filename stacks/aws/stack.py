@@ -16,6 +16,7 @@ from stacks.aws.fleet import Fleet, FleetArgs
 from stacks.aws.image import Image, ImageArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
+from stacks.aws.queue import QueueArgs, QueueController
 from stacks.aws.reaper import Reaper, ReaperArgs
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs
 from stacks.cost import notice
@@ -90,6 +91,23 @@ def build(stack: Stack) -> dict[str, Any]:
         ),
         own,
     )
+    queue: QueueController | None = None
+    if stack.queued:
+        queue = QueueController(
+            name,
+            QueueArgs(
+                stack=stack,
+                image_id=image.image_id,
+                key_arn=keys.key_arn,
+                autoscaling_role_arn=keys.autoscaling_role_arn,
+                subnet_id=subnet_ids[stack.network.home_zone],
+                group_ids=firewall.group_ids,
+                bucket_arns=storage.bucket_arns,
+                home=storage.home_dns_name,
+                surroundings=surroundings,
+            ),
+            own,
+        )
     fleets = {
         pool.name: Fleet(
             naming.prefixed(stack.name, pool.name),
@@ -106,6 +124,7 @@ def build(stack: Stack) -> dict[str, Any]:
                 scratch=storage.scratch_dns_name,
                 scratch_mount_name=storage.scratch_mount_name,
                 surroundings=surroundings,
+                queue=queue.join if queue else None,
             ),
             own,
         )
@@ -151,12 +170,13 @@ def provider(stack: Stack) -> aws.Provider:
     name = naming.prefixed(stack.name)
     if stack.endpoint_url is None:
         return aws.Provider(name, region=stack.region, allowed_account_ids=[stack.account_id])
+    services = (*EMULATED_SERVICES, *(("secretsmanager",) if stack.queued else ()))
     return aws.Provider(
         name,
         region=stack.region,
         access_key="emulator",
         secret_key="emulator",  # noqa: S106 - an emulator takes any
-        endpoints=[aws.ProviderEndpointArgs(**dict.fromkeys(EMULATED_SERVICES, stack.endpoint_url))],
+        endpoints=[aws.ProviderEndpointArgs(**dict.fromkeys(services, stack.endpoint_url))],
         s3_use_path_style=True,
         skip_credentials_validation=True,
         skip_metadata_api_check=True,

@@ -3,6 +3,8 @@
 The agent, the trainer's launcher and the readiness gate read this file; it holds no secret.
 """
 
+import json
+
 import tomli_w
 
 from stacks import catalog, naming
@@ -10,6 +12,7 @@ from stacks.catalog import Cloud
 from stacks.settings import Pool, Stack
 
 PATH = "/etc/gpu-fleet/instance.toml"
+QUEUE_PATH = "/etc/gpu-fleet/queue.json"
 LIFECYCLE_HOOK = "gpu-fleet-drain"
 
 
@@ -63,6 +66,40 @@ def instance_toml(
             "expected": {name: _expected(known.get(name), pool) for name in pool.types},
         }
     )
+
+
+def controller_toml(stack: Stack, *, home: str, records_uri: str) -> str:
+    """The text for the queue's controller, which is in no pool and runs neither agent nor gate.
+
+    Args:
+        home, records_uri: as of ``instance_toml``.
+    """
+    return tomli_w.dumps(
+        {
+            "schema_version": 1,
+            "cloud": str(stack.cloud),
+            "region": stack.region,
+            "stack": stack.name,
+            "pool": "",
+            "data_uri": "",
+            "metric_namespace": naming.metric_namespace(stack.name),
+            "lifecycle_hook": "",
+            "home_file_system": home,
+            "records_uri": records_uri,
+            "idle": {"after_hours": 0.0, "grace_minutes": 0},
+        }
+    )
+
+
+def queue_json(role: str, address: str, secret: str) -> str:
+    """What an instance learns of its stack's queue: ``/etc/gpu-fleet/queue.json``.
+
+    Args:
+        role: ``controller`` or ``node``.
+        address: the controller's.
+        secret: name of the secret with munge's key; the key itself is in no user data.
+    """
+    return json.dumps({"role": role, "address": address, "secret": secret}, indent=1) + "\n"
 
 
 def _existing_buckets(stack: Stack) -> dict[str, list[str]]:

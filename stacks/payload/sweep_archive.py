@@ -179,7 +179,14 @@ def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
         "spare": pool.spare,
         "together": pool.efa or pool.erdma,
         "scale_out_alarms": list(high_load_alarms(stack, pool)),
+        **_queue(stack, pool),
     }
+
+
+def _queue(stack: Stack, pool: Pool) -> dict[str, int]:
+    """What the queue counts an instance of the pool as: the fewest GPUs of any of its types."""
+    known = catalog.load()
+    return {"queue_gpus": min(known.get(name).gpu_count for name in pool.types)} if stack.queued else {}
 
 
 def _price(stack: Stack, pool: Pool, name: str) -> str | None:

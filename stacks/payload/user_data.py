@@ -7,6 +7,7 @@ runs that program until it succeeds, and on an image that a build made does noth
 
 import base64
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from stacks.settings import Pool, Stack
 LARGEST_BYTES = 16_384
 # Stands for names that are known only once their file system stands, where the size is looked at before.
 LONGEST_NAME = "x" * 80
+LONGEST_QUEUE = instance_file.queue_json("controller", "255.255.255.255", LONGEST_NAME * 2)
 PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
 PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
 UNIT = "gpu-fleet-bootstrap.service"
@@ -105,12 +107,14 @@ def encoded(
     scratch: str,
     scratch_mount_name: str = "",
     monitor_group: str = "",
+    queue: str = "",
 ) -> str:
     """Base64 of a pool's user data, with what its ``instance.toml`` says.
 
     Args:
         scheme: of the URIs of the stack's buckets, say ``s3``.
         home, scratch, scratch_mount_name, monitor_group: as of ``instance_file.instance_toml``.
+        queue: what ``instance_file.queue_json`` says to nodes; empty on a stack without a queue.
 
     Raises:
         StacksError: as ``cloud_config``.
@@ -127,21 +131,51 @@ def encoded(
         monitor_group=monitor_group,
         records_uri=f"{scheme}://{records}/reaper",
     )
-    return base64.b64encode(cloud_config(stack, pool, text, records).encode()).decode()
+    return base64.b64encode(cloud_config(stack, pool, text, records, queue).encode()).decode()
 
 
-def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str) -> str:
+def controller_encoded(stack: Stack, scheme: str, *, home: str, queue: str) -> str:
+    """Base64 of the user data of the queue's controller.
+
+    Args:
+        scheme, home: as of ``encoded``.
+        queue: what ``instance_file.queue_json`` says to the controller.
+
+    Raises:
+        StacksError: as ``cloud_config``.
+    """
+    records = stack.bucket_name("records")
+    text = instance_file.controller_toml(stack, home=home, records_uri=f"{scheme}://{records}/reaper")
+    config = _config(stack, records, {instance_file.PATH: text, instance_file.QUEUE_PATH: queue})
+    return base64.b64encode(config.encode()).decode()
+
+
+def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str, queue: str = "") -> str:
     """The whole user data of a pool.
 
     Args:
         pool: whose instances read it.
         instance_toml: the text of ``instance.toml``.
         bucket: the stack's records bucket, which holds the payload.
+        queue: the text of ``queue.json``; empty for none.
 
     Raises:
         StacksError: the cloud would refuse the size, or there is no payload.
     """
-    config: dict[str, Any] = {"write_files": [_file(instance_file.PATH, instance_toml)]}
+    joins = {instance_file.QUEUE_PATH: queue} if queue else {}
+    text = _config(stack, bucket, {instance_file.PATH: instance_toml, **joins})
+    size = len(text.encode())
+    if size > LARGEST_BYTES:
+        raise StacksError(
+            f"pools: user data of pool {pool.name!r} has {size} bytes, {LARGEST_BYTES} are allowed: "
+            f"name fewer than {len(pool.types)} types"
+        )
+    return text
+
+
+def _config(stack: Stack, bucket: str, files: Mapping[str, str]) -> str:
+    """Files, and the program that brings the payload where the stack's image lacks it."""
+    config: dict[str, Any] = {"write_files": [_file(path, content) for path, content in files.items()]}
     payload = built.for_stack(stack)
     if payload is not None:
         document = payload_document(stack, bucket, payload)
@@ -156,14 +190,7 @@ def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str) -> s
             ["systemctl", "enable", UNIT],
             ["systemctl", "start", "--no-block", UNIT],
         ]
-    text = "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
-    size = len(text.encode())
-    if size > LARGEST_BYTES:
-        raise StacksError(
-            f"pools: user data of pool {pool.name!r} has {size} bytes, {LARGEST_BYTES} are allowed: "
-            f"name fewer than {len(pool.types)} types"
-        )
-    return text
+    return "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def _file(path: str, content: str, permissions: str = "0644") -> dict[str, str]:

@@ -95,6 +95,9 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
         yield "home", CostKind.STORAGE, volumes.home_gb if grows else storage.home_gib
     if storage.scratch_gib:
         yield "scratch", CostKind.STORAGE, storage.scratch_gib
+    if stack.queued:
+        yield "queue_controller", CostKind.COMPUTE, HOURS_PER_MONTH
+        yield "disk", CostKind.DISKS, stack.image.size_gib
     if network.existing is None:
         yield "log", CostKind.LOGS, volumes.log_gb
 

@@ -31,6 +31,7 @@ from stacks.settings import (
     people_rules,
     pool_rules,
     price_rules,
+    queue_rules,
 )
 from stacks.settings.draft import NotParsedError, problems_of
 from stacks.settings.pools import group_plans
@@ -75,6 +76,7 @@ def check(stack: Stack) -> list[Problem]:
 def _of_pools(stack: Stack) -> Iterator[Problem]:
     for index, pool in enumerate(stack.pools):
         rules = (*POOL_RULES, *pool_rules.RULES, *alicloud_rules.POOL_RULES, *price_rules.POOL_RULES)
+        rules = (*rules, *queue_rules.POOL_RULES)
         yield from problems_of(rules, f"pools[{index}]", pool, stack)
 
 
@@ -339,5 +341,5 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
 POOL_RULES = (_own_group, _length_of_role)
 _OF_STACK = (
     *(*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES),
-    *(*people_rules.RULES, *existing_rules.RULES, *existing_file_rules.RULES),
+    *(*people_rules.RULES, *existing_rules.RULES, *existing_file_rules.RULES, *queue_rules.RULES),
 )

@@ -212,6 +212,17 @@ class BudgetScope(StrEnum):
     ACCOUNT = "account"
 
 
+class Queue(StrEnum):
+    """What starts runs: each user on instances of their own, or a queue over all of them.
+
+    ``slurm``: a controller of the stack's own, and every instance of every pool a node; jobs that wait raise
+    the pools. It needs shared homes and accounts (AWS).
+    """
+
+    NONE = "none"
+    SLURM = "slurm"
+
+
 class WebhookKind(StrEnum):
     """Whose room a webhook writes to."""
 
@@ -821,6 +832,7 @@ class Stack:
         owner: who answers for the stack.
         protected: buckets, keys and file systems refuse deletion.
         endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
+        queue: ``slurm`` for a queue over the instances of all pools, or ``none`` (AWS).
     """
 
     name: str
@@ -840,6 +852,12 @@ class Stack:
     logs: LogSettings = LogSettings()
     take: TakeSettings = TakeSettings()
     image: ImageSettings = ImageSettings()
+    queue: Queue = Queue.NONE
+
+    @property
+    def queued(self) -> bool:
+        """Whether a queue starts jobs on the stack's instances."""
+        return self.queue is not Queue.NONE
 
     @property
     def emulated(self) -> bool:

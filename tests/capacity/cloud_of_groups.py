@@ -8,6 +8,7 @@ from itertools import count
 
 from image.capacity.model import Coming, MoverState, Request, Trouble
 from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide
+from image.capacity.queue_need import PoolNeed
 from image.reaper import policy as policies
 from image.reaper.model import TAG_POOL, Group, Instance
 from image.reaper.policy import Policy
@@ -51,6 +52,7 @@ class Cloud:
     left: Decimal | None = Decimal(1000)
     frozen: frozenset[str] = frozenset()
     firing: frozenset[str] = frozenset()
+    queue: dict[str, PoolNeed] | None = None
     instances: dict[str, Instance] = field(default_factory=dict)
     ledger: list[PlacementDecision] = field(default_factory=list)
     rises: list[tuple[str, int]] = field(default_factory=list)
@@ -98,6 +100,7 @@ class Cloud:
             MoneyLeft(self.left, {"train": Decimal(10)}, self.frozen, why="nobody knows what is spent"),
             [request for request in requests if request.key not in self.state.requests],
             self.firing,
+            self.queue,
         )
         self.state, decisions = decide(view, self.state)
         self.ledger += decisions

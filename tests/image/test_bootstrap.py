@@ -38,11 +38,30 @@ def report_of(place):
     return json.loads(place.report_file.read_text())
 
 
-def test_the_agent_comes_first_and_the_trainer_last():
+def test_the_agent_comes_first_and_the_trainer_last_but_for_the_queue_that_starts_it():
     steps = marked(ORDER, "aws", "bootstrap")
 
     assert steps[0] == bootstrap.FIRST
-    assert steps[-1] == "70-trainer"
+    assert steps[-2:] == ("70-trainer", "75-queue")
+    assert marked(ORDER, "alicloud", "bootstrap")[-1] == "70-trainer"
+
+
+@pytest.mark.parametrize(
+    ("queue", "mark"),
+    [(None, "bootstrap"), ({"role": "node"}, "bootstrap"), ({"role": "controller"}, "controller")],
+)
+def test_a_queues_controller_runs_steps_of_its_own(tmp_path, monkeypatch, queue, mark):
+    place = RecipePlace(tmp_path, tmp_path, "aws")
+    monkeypatch.setattr(RecipePlace, "is_folder", False)
+    if queue is not None:
+        (tmp_path / "etc/gpu-fleet").mkdir(parents=True)
+        (tmp_path / "etc/gpu-fleet/queue.json").write_text(json.dumps(queue))
+
+    assert bootstrap.mark_of(place) == mark
+
+
+def test_a_queues_controller_brings_no_trainer_and_no_scratch():
+    assert marked(ORDER, "aws", "controller") == ("15-agent", "55-mounts", "60-hardening", "75-queue")
 
 
 @pytest.mark.parametrize("target", ["aws", "alicloud"])

@@ -14,6 +14,7 @@ from stacks.rehearsal.aws_resources import (
     lambda_functions,
     messages,
     s3,
+    secrets_manager,
     ssm,
 )
 
@@ -31,5 +32,6 @@ CREATORS = {
     **lambda_functions.CREATORS,
     **messages.CREATORS,
     **s3.CREATORS,
+    **secrets_manager.CREATORS,
     **ssm.CREATORS,
 }

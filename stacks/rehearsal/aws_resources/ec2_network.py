@@ -189,6 +189,23 @@ def flow_log(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     return identifier, with_tags_all(inputs, arn=clients.arn("ec2", f"vpc-flow-log/{identifier}"))
 
 
+def network_interface(clients: RegionClients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/networkInterface:NetworkInterface."""
+    names = {"SubnetId": "subnetId", "Groups": "securityGroups", "Description": "description"}
+    request = picked(inputs, names) | tag_specifications("network-interface", inputs)
+    made = clients("ec2").create_network_interface(**request)["NetworkInterface"]
+    identifier, address = made["NetworkInterfaceId"], made["PrivateIpAddress"]
+    return identifier, with_tags_all(
+        inputs,
+        arn=clients.arn("ec2", f"network-interface/{identifier}"),
+        interfaceType=made["InterfaceType"],
+        macAddress=made["MacAddress"],
+        ownerId=clients.account_id,
+        privateIp=address,
+        privateIps=[address],
+    )
+
+
 CREATORS = {
     "aws:ec2/vpc:Vpc": vpc,
     "aws:ec2/subnet:Subnet": subnet,
@@ -200,4 +217,5 @@ CREATORS = {
     "aws:ec2/routeTableAssociation:RouteTableAssociation": route_table_association,
     "aws:ec2/vpcEndpoint:VpcEndpoint": vpc_endpoint,
     "aws:ec2/flowLog:FlowLog": flow_log,
+    "aws:ec2/networkInterface:NetworkInterface": network_interface,
 }

@@ -1,0 +1,117 @@
+"""Slurm's configuration as text: what the controller reads, and nodes fetch from it (configless). Pure.
+
+A pool is a partition. Nodes are dynamic: an instance registers itself under its id, with its pool as a
+feature, and the partition is whoever has that feature. https://slurm.schedmd.com/slurm.conf.html
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONTROLLER_PORT, NODE_PORT = 6817, 6818
+# what srun listens on for its steps; the security groups let the controller and the pool in
+SRUN_PORTS = (60001, 63000)
+# of all pools, with those that were terminated a moment ago; the controller is restarted for another value
+MOST_NODES = 4096
+# Saved and to be run again (gpu_fleet/exit_codes.py): the same job goes on elsewhere.
+REQUEUED_EXIT = 85
+# How long a credential of a step holds. A job that was requeued waits as long, so that no node goes on with
+# it: 120 s unless set. The prolog, which only looks at two files, must be over by then.
+CREDENTIAL_S = 30
+# A node that says nothing for so long is down, whatever the cloud says of its instance.
+SILENT_S = 300
+LIBEXEC = "/usr/libexec/gpu-fleet"
+NODE_GPUS = "/etc/gpu-fleet/gres.conf"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A stack's queue.
+
+    Attributes:
+        name: the stack's.
+        host: the controller's host name, as it calls itself.
+        address: the controller's fixed address.
+        pools: their names, the first of them the default partition.
+        state: folder of the controller's state, on storage that outlives it.
+    """
+
+    name: str
+    host: str
+    address: str
+    pools: Sequence[str]
+    state: str
+
+
+def slurm_conf(cluster: Cluster) -> str:
+    """``slurm.conf``; equal pools give equal text."""
+    rows = [
+        f"ClusterName={cluster.name}",
+        f"SlurmctldHost={cluster.host}({cluster.address})",
+        f"SlurmctldPort={CONTROLLER_PORT}",
+        f"SlurmdPort={NODE_PORT}",
+        f"SrunPortRange={SRUN_PORTS[0]}-{SRUN_PORTS[1]}",
+        "SlurmctldParameters=enable_configless",
+        "AuthType=auth/munge",
+        f"AuthInfo=cred_expire={CREDENTIAL_S}",
+        "CredType=cred/munge",
+        "SlurmUser=slurm",
+        f"StateSaveLocation={cluster.state}",
+        "SlurmdSpoolDir=/var/spool/slurmd",
+        "SlurmctldPidFile=/run/slurmctld.pid",
+        "SlurmdPidFile=/run/slurmd.pid",
+        "MailProg=/bin/true",
+        "MpiDefault=none",
+        # every process of a job is in its cgroup, and so ends with it
+        "ProctrackType=proctrack/cgroup",
+        "TaskPlugin=task/cgroup,task/affinity",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "GresTypes=gpu",
+        f"MaxNodeCount={MOST_NODES}",
+        "TreeWidth=65533",
+        "ReturnToService=2",
+        f"SlurmdTimeout={SILENT_S}",
+        "JobRequeue=1",
+        # a job that a node refused goes on elsewhere by itself
+        "SchedulerParameters=nohold_on_prolog_fail",
+        f"RequeueExit={REQUEUED_EXIT}",
+        # a step of its own on every node of a job, which the reaper's agent sees as work
+        "PrologFlags=Alloc,Contain",
+        f"Prolog={LIBEXEC}/queue-prolog",
+        f"HealthCheckProgram={LIBEXEC}/queue-health",
+        "HealthCheckInterval=30",
+        "HealthCheckNodeState=ANY",
+    ]
+    for index, pool in enumerate(cluster.pools):
+        rows.append(f"NodeSet={pool} Feature={pool}")
+        default = "YES" if index == 0 else "NO"
+        rows.append(f"PartitionName={pool} Nodes={pool} Default={default} MaxTime=INFINITE State=UP")
+    return "\n".join(rows) + "\n"
+
+
+def gres_conf() -> str:
+    """``gres.conf``, the same for every node: each brings the list of its own GPUs.
+
+    slurmd drops GPUs without device files, and only the node knows its own; what is included is read there.
+    """
+    return f"Include {NODE_GPUS}\n"
+
+
+def cgroup_conf() -> str:
+    """``cgroup.conf``: a job sees the GPUs and cores that it was given, and no others."""
+    return "ConstrainCores=yes\nConstrainDevices=yes\n"
+
+
+def node_gpus(count: int) -> str:
+    """The node's own part of ``gres.conf``; empty without GPUs."""
+    if count == 0:
+        return ""
+    devices = "/dev/nvidia0" if count == 1 else f"/dev/nvidia[0-{count - 1}]"
+    return f"Name=gpu File={devices}\n"
+
+
+def node_command(instance_id: str, pool: str, gpus: int, address: str) -> list[str]:
+    """How slurmd starts on an instance."""
+    parameters = f"Feature={pool}" + (f" Gres=gpu:{gpus}" if gpus else "")
+    server = f"{address}:{CONTROLLER_PORT}"
+    return ["slurmd", "-D", "-Z", "-N", instance_id, "--conf", parameters, "--conf-server", server]

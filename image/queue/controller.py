@@ -1,0 +1,225 @@
+"""``python -m image.queue.controller``: what the controller does beside slurmctld.
+
+``prepare`` lays munge's key and Slurm's configuration; ``watch`` keeps the partitions those of the stack's
+policy, says to the mover what waits for instances, and forgets nodes whose instances are gone, so that their
+jobs go on elsewhere at once instead of after slurmd's own timeout.
+"""
+
+import logging
+import os
+import pwd
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from image.capacity.queue_need import QUEUE, to_json
+from image.instance import instance_file, paths
+from image.instance.errors import CloudError, InstanceError
+from image.instance.files import replace_text
+from image.queue import configuration, munge, queue_file, slurm
+from image.queue.configuration import Cluster
+from image.queue.demand import needs
+from image.queue.errors import NotReadyError, SlurmError
+from image.reaper.agent.stack_policy import KEY as POLICY
+from image.reaper.aws import session
+from image.reaper.calls import Calls
+from image.reaper.store import Store
+
+FOLDER = Path("/etc/slurm")
+HOMES = Path("/home")
+# of the shared homes: encrypted, backed up, and there when the next controller comes
+STATE = HOMES / ".gpu-fleet-queue"
+LOOK_EVERY_S = 15.0
+LIVING = ("pending", "running")
+MOST_VALUES = 200  # of one filter (EC2 API, Filter)
+# Without any word of the cloud in two looks in a row; once may be an answer of before it started.
+LOOKS_BEFORE_GONE = 2
+# slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it.
+FORGET_AFTER = timedelta(minutes=5)
+LOG = logging.getLogger(__name__)
+
+
+def pools_of(policy: dict[str, Any]) -> dict[str, int]:
+    """Pools of the queue -> GPUs of each of their instances, as the stack's policy has them."""
+    pools = policy.get("pools", {})
+    counted = {
+        name: (pool.get("capacity") or {}).get("queue_gpus")
+        for name, pool in sorted(pools.items())
+        if isinstance(pool, dict)
+    }
+    return {name: int(gpus) for name, gpus in counted.items() if gpus is not None}
+
+
+def cluster_of(stack: str, address: str, pools: Iterable[str]) -> Cluster:
+    """The queue of this controller."""
+    return Cluster(stack, socket.gethostname(), address, sorted(pools), str(STATE / stack))
+
+
+def lay(cluster: Cluster, folder: Path) -> bool:
+    """Write the configuration; whether it was another."""
+    texts = {
+        "slurm.conf": configuration.slurm_conf(cluster),
+        "gres.conf": configuration.gres_conf(),
+        "cgroup.conf": configuration.cgroup_conf(),
+    }
+    changed = False
+    for name, text in texts.items():
+        file = folder / name
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_text(file, text)
+            changed = True
+    return changed
+
+
+@dataclass
+class ControllerWatch:
+    """The controller's look, again and again.
+
+    Attributes:
+        policy: reads the stack's policy; None where it is not there.
+        states: of instances by their ids, those that the cloud still knows.
+        say: writes what the mover reads.
+        configured: lays the configuration of these pools; whether it changed.
+        ask: calls Slurm.
+    """
+
+    policy: Callable[[], dict[str, Any] | None]
+    states: Callable[[list[str]], dict[str, str]]
+    say: Callable[[dict[str, Any]], None]
+    configured: Callable[[Iterable[str]], bool]
+    ask: slurm.Run = slurm.run
+    _missed: dict[str, int] = field(default_factory=dict)
+    _gone_since: dict[str, datetime] = field(default_factory=dict)
+    _unread: bool = False  # a configuration that slurmctld has not read
+
+    def once(self, now: datetime) -> None:
+        """One look.
+
+        Raises:
+            CloudError, SlurmError: what is there could not be read; nothing was decided by it.
+        """
+        policy = self.policy()
+        pools = pools_of(policy) if policy else {}
+        self._unread = bool(pools and self.configured(pools)) or self._unread
+        if self._unread:
+            self.ask(["scontrol", "reconfigure"])
+            self._unread = False
+            LOG.info("event=queue-reconfigured pools=%s", ",".join(pools))
+        nodes = slurm.nodes(self.ask)
+        gone = self._gone(nodes)
+        self._gone_since = {name: self._gone_since.get(name, now) for name in gone}
+        for node in nodes:
+            if node.name in gone:
+                self._part_with(node, gone[node.name], now)
+        left = [node for node in nodes if node.name not in gone]
+        if pools:
+            self.say(to_json(needs(left, slurm.waiting_jobs(self.ask), pools), now))
+
+    def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
+        if "DOWN" not in node.flags:
+            slurm.give_up(node.name, why, self.ask)
+            LOG.info("event=queue-node-down node=%s reason=%r", node.name, why)
+        elif not node.flags & slurm.BUSY_FLAGS and now - self._gone_since[node.name] >= FORGET_AFTER:
+            slurm.forget(node.name, self.ask)
+            LOG.info("event=queue-node-forgotten node=%s", node.name)
+
+    def _gone(self, nodes: Iterable[slurm.Node]) -> dict[str, str]:
+        """Nodes whose instances run no more -> why; what the cloud does not say is not gone."""
+        names = [node.name for node in nodes]
+        states = self.states(names) if names else {}
+        self._missed = {name: self._missed.get(name, 0) + 1 for name in names if name not in states}
+        gone = {name: f"instance is {state}" for name, state in states.items() if state not in LIVING}
+        lost = [name for name, looks in self._missed.items() if looks >= LOOKS_BEFORE_GONE]
+        return gone | dict.fromkeys(lost, "instance is gone")
+
+
+def states_of(ec2: Any, calls: Calls, ids: list[str]) -> dict[str, str]:
+    """Instance id -> its state, of those that EC2 still knows. Raises CloudError."""
+    states: dict[str, str] = {}
+    for start in range(0, len(ids), MOST_VALUES):
+        wanted = [{"Name": "instance-id", "Values": ids[start : start + MOST_VALUES]}]
+        answer = calls.look(ec2.describe_instances, Filters=wanted)
+        for reservation in answer["Reservations"]:
+            for instance in reservation["Instances"]:
+                states[instance["InstanceId"]] = instance["State"]["Name"]
+    return states
+
+
+def prepare() -> None:
+    """Lay what slurmctld needs; raises InstanceError, OSError."""
+    instance = instance_file.load(paths.instance_file())
+    queue = queue_file.load(queue_file.path())
+    if not os.path.ismount(HOMES):
+        raise NotReadyError(f"{HOMES} is not mounted: the queue's state would be lost with this instance")
+    key = munge.fetched(session.client("secretsmanager", instance.region), queue.secret, may_make=True)
+    munge.lay(key)
+    state = STATE / instance.stack
+    state.mkdir(parents=True, exist_ok=True)
+    slurm_account = pwd.getpwnam("slurm")
+    for folder in (STATE, state):
+        os.chown(folder, slurm_account.pw_uid, slurm_account.pw_gid)
+        folder.chmod(0o700)
+    replace_text(Path(configuration.NODE_GPUS), "")  # which gres.conf includes; a controller has none
+    policy = _store(instance).newest(POLICY)
+    pools = pools_of(policy.content) if policy else {}
+    if not pools:
+        raise NotReadyError(f"{POLICY} of the stack names no pool of the queue")
+    lay(cluster_of(instance.stack, queue.address, pools), FOLDER)
+    LOG.info("event=queue-controller-prepared pools=%s", ",".join(pools))
+
+
+def _calls() -> Calls:
+    return Calls(lambda: datetime.now(UTC))
+
+
+def _store(instance: instance_file.InstanceFile) -> Store:
+    return Store(session.client("s3", instance.region), _calls(), instance.records_uri)
+
+
+def watch() -> None:
+    """Look until systemd ends it; raises InstanceError where it cannot begin."""
+    instance = instance_file.load(paths.instance_file())
+    queue = queue_file.load(queue_file.path())
+    store, ec2, calls = _store(instance), session.client("ec2", instance.region), _calls()
+
+    def policy() -> dict[str, Any] | None:
+        stored = store.newest(POLICY)
+        return stored.content if stored else None
+
+    watching = ControllerWatch(
+        policy,
+        lambda ids: states_of(ec2, calls, ids),
+        lambda content: store.put(QUEUE, content),
+        lambda pools: lay(cluster_of(instance.stack, queue.address, pools), FOLDER),
+    )
+    while True:
+        try:
+            watching.once(datetime.now(UTC))
+        except (CloudError, SlurmError) as error:
+            LOG.warning("event=queue-look-failed reason=%r", str(error))
+        time.sleep(LOOK_EVERY_S)
+
+
+def main(words: list[str]) -> int:
+    """Exit status for the unit."""
+    logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
+    programs = {"prepare": prepare, "watch": watch}
+    if len(words) != 1 or words[0] not in programs:
+        LOG.error("event=usage words=%r allowed=%r", words, ", ".join(programs))
+        return 2
+    try:
+        programs[words[0]]()
+    except (InstanceError, OSError) as error:
+        LOG.error("event=queue-controller-failed reason=%r", str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""How many instances the jobs that wait need. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from image.capacity.queue_need import PoolNeed
+from image.queue.slurm import Node, WaitingJob
+
+
+def needs(nodes: Iterable[Node], jobs: Iterable[WaitingJob], gpus: Mapping[str, int]) -> dict[str, PoolNeed]:
+    """What each pool needs.
+
+    A job for some GPUs of one instance shares it with others of its kind; any other gets whole instances.
+
+    Args:
+        nodes: all that Slurm knows.
+        jobs: those that come first first.
+        gpus: pool -> GPUs of each of its instances.
+    """
+    standing = dict.fromkeys(gpus, 0)
+    for node in nodes:
+        if node.pool in standing and not node.is_free:
+            standing[node.pool] += 1
+    wanted: dict[str, list[int]] = {pool: [] for pool in gpus}
+    shared: dict[str, list[int]] = {
+        pool: [] for pool in gpus
+    }  # GPUs that are left on instances for small jobs
+    for job in jobs:
+        if job.pool not in wanted:
+            continue
+        whole = job.nodes > 1 or not 0 < job.gpus < gpus[job.pool]
+        if whole:
+            wanted[job.pool].append(job.nodes)
+        elif not _fits(shared[job.pool], job.gpus):
+            wanted[job.pool].append(1)
+            shared[job.pool].append(gpus[job.pool] - job.gpus)
+    return {pool: PoolNeed(standing[pool], tuple(wanted[pool])) for pool in gpus}
+
+
+def _fits(left: list[int], gpus: int) -> bool:
+    """Take the GPUs from the first instance that has as many left."""
+    for index, number in enumerate(left):
+        if number >= gpus:
+            left[index] -= gpus
+            return True
+    return False

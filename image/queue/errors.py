@@ -1,0 +1,19 @@
+"""What this room raises on purpose."""
+
+from image.instance.errors import InstanceError
+
+
+class QueueError(InstanceError):
+    """Base of the queue's own."""
+
+
+class QueueFileError(QueueError):
+    """``queue.json`` is missing or wrong."""
+
+
+class NotReadyError(QueueError):
+    """Something that this instance needs is not there yet; it is tried again."""
+
+
+class SlurmError(QueueError):
+    """A command of Slurm failed."""

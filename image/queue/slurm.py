@@ -1,0 +1,122 @@
+"""What Slurm's own commands say, and the few that change something."""
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from image.queue.errors import SlurmError
+
+TIMEOUT_S = 30
+# Flags behind the state of a node, "IDLE+DRAIN+DYNAMIC_NORM" (scontrol(1), "NODE STATE CODES").
+GONE_FLAGS = frozenset({"DOWN", "FAIL", "NOT_RESPONDING"})
+BUSY_FLAGS = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
+CLOSED_FLAGS = frozenset({"DRAIN", "INVALID_REG", "MAINTENANCE"})
+# Why a job waits that no instance more would start (squeue(1), "JOB REASON CODES").
+NOT_FOR_ROOM = frozenset(
+    {
+        *("AssocGrpJobsLimit", "BadConstraints", "DeadLine", "Dependency", "DependencyNeverSatisfied"),
+        *("InvalidAccount", "InvalidQOS", "JobArrayTaskLimit", "JobHeldAdmin", "JobHeldUser", "Licenses"),
+        *(
+            "PartitionDown",
+            "PartitionInactive",
+            "PartitionTimeLimit",
+            "Reservation",
+            "launch_failed_requeued_held",
+        ),
+    }
+)
+COUNTED_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
+PENDING = "%i|%P|%D|%b|%r"
+
+Run = Callable[[Sequence[str]], str]
+
+
+def run(command: Sequence[str]) -> str:
+    """Standard output of a command of Slurm.
+
+    Raises:
+        SlurmError: it failed, or the controller did not answer.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(f"{' '.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise SlurmError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Node:
+    """An instance as Slurm knows it.
+
+    Attributes:
+        name: the instance's id.
+        pool: by its feature.
+        flags: of its state.
+        reason: why it takes no jobs, where that was said.
+    """
+
+    name: str
+    pool: str
+    flags: frozenset[str]
+    reason: str = ""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it runs no job and takes one."""
+        return not self.flags & (GONE_FLAGS | BUSY_FLAGS | CLOSED_FLAGS)
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A job that waits for room.
+
+    Attributes:
+        nodes: how many it needs.
+        gpus: on each; 0 where it does not say.
+    """
+
+    id: str
+    pool: str
+    nodes: int
+    gpus: int
+
+
+def nodes(ask: Run = run) -> list[Node]:
+    """All that are registered. Raises SlurmError."""
+    text = ask(["scontrol", "--oneliner", "show", "nodes"])
+    registered = []
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "NodeName" in fields and "State" in fields:
+            reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
+            flags = frozenset(fields["State"].rstrip("*~#!%$@^-").split("+"))
+            silent = {"NOT_RESPONDING"} if fields["State"].endswith("*") else set()
+            pool = fields.get("AvailableFeatures", "").split(",")[0]
+            registered.append(Node(fields["NodeName"], pool, flags | silent, reason[1] if reason else ""))
+    return registered
+
+
+def waiting_jobs(ask: Run = run) -> list[WaitingJob]:
+    """Jobs that more instances would start, those that come first first. Raises SlurmError."""
+    command = ["squeue", "--noheader", "--states=PENDING", "--array", "--sort=-p,i", f"--format={PENDING}"]
+    jobs = []
+    for line in ask(command).splitlines():
+        job, partition, number, gres, reason = line.strip().split("|", 4)
+        if reason.strip("()") in NOT_FOR_ROOM:
+            continue
+        gpus = sum(int(count) for count in COUNTED_GPUS.findall(gres))
+        jobs.append(WaitingJob(job, partition.split(",")[0], int(number), gpus))
+    return jobs
+
+
+def give_up(node: str, why: str, ask: Run = run) -> None:
+    """Put the jobs of a node whose instance is gone back into the queue, at once. Raises SlurmError."""
+    ask(["scontrol", "update", f"nodename={node}", "state=down", f"reason={why}"])
+
+
+def forget(node: str, ask: Run = run) -> None:
+    """Delete a node that nothing of Slurm's waits for any more. Raises SlurmError."""
+    ask(["scontrol", "delete", f"nodename={node}"])

@@ -1,0 +1,144 @@
+"""``gpu-fleet submit`` on a stack with a queue: the run becomes a job of Slurm's.
+
+It is said on an instance of the stack, in a folder of the shared homes: every instance of the run finds its
+files there, under the same path.
+"""
+
+import os
+import string
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from image.queue import queue_file
+from image.queue.batch import JobScript, script
+from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.policy import Policy
+from image.runs.model import run_name
+
+HOMES = Path("/home")
+CONFIG = ".toml"
+TIMEOUT_S = 60
+PLAIN = frozenset(
+    string.ascii_letters + string.digits + "/._+-"
+)  # what no shell and no line of sbatch's reads
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """What a user submits.
+
+    Attributes:
+        words: a configuration with its overrides, or a command.
+        flags: of the trainer.
+        checkpoints: the folder that a command keeps, or empty.
+    """
+
+    words: Sequence[str]
+    pool: str
+    nodes: int
+    flags: Sequence[str]
+    checkpoints: str
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of ``python -m gpu_fleet`` on each instance."""
+        if self.words[0].endswith(CONFIG):
+            return ("launch", *self.words, *self.flags)
+        kept = ("--checkpoints", self.checkpoints) if self.checkpoints else ()
+        return ("run", *kept, "--", *self.words)
+
+
+def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, dry_run: bool) -> None:
+    """Hand the run to Slurm, as the account that calls.
+
+    Args:
+        refused: flags that were given and mean nothing here.
+        dry_run: show the script alone.
+
+    Raises:
+        ConfigurationError: what is wrong with it, or what Slurm says.
+    """
+    folder = Path.cwd()
+    batch = described(policy, run, refused, folder, datetime.now(UTC))
+    text = script(batch)
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    if not queue_file.path().is_file():
+        raise ConfigurationError(
+            f"stack {policy.stack!r} has a queue: submit on one of its instances (gpu-fleet connect), in a "
+            "folder of your home"
+        )
+    if set(str(folder)) - PLAIN:
+        raise ConfigurationError(
+            f"{folder}: allowed in a folder of the queue: letters, digits and any of / . _ + -"
+        )
+    if not folder.is_relative_to(HOMES):
+        raise ConfigurationError(
+            f"{folder}: not below {HOMES}, which every instance of the run shares; move it there"
+        )
+    said = handed_over(text)
+    click.echo(
+        f"{said}: squeue --me shows it, its output goes to {batch.log.replace('%j', said.split()[-1])}"
+    )
+
+
+def described(
+    policy: Policy, run: QueuedRun, refused: Sequence[str], folder: Path, now: datetime
+) -> JobScript:
+    """The job. Pure.
+
+    Raises:
+        ConfigurationError: no such pool, more instances than it may have, or flags that mean nothing here.
+    """
+    if refused:
+        raise ConfigurationError(
+            f"{', '.join(refused)}: not on a stack with a queue, which chooses the instances"
+        )
+    pool = policy.pools.get(run.pool)
+    capacity = pool.capacity if pool else None
+    if capacity is None or capacity.queue_gpus is None:
+        raise ConfigurationError(
+            f"--pool {run.pool!r}: no pool of the queue; there are {', '.join(policy.pools)}"
+            f"{nearest(run.pool, policy.pools)}"
+        )
+    if run.nodes > capacity.max_size:
+        raise ConfigurationError(f"--nodes {run.nodes}: size.max of pool {run.pool!r} is {capacity.max_size}")
+    name = run_name(run.words[0].removesuffix(CONFIG), now)
+    return JobScript(
+        name,
+        run.pool,
+        run.nodes,
+        capacity.queue_gpus,
+        str(folder),
+        str(folder / f"{name}-%j.log"),
+        run.arguments,
+    )
+
+
+def handed_over(text: str) -> str:
+    """What sbatch answers, ``Submitted batch job 7``.
+
+    Raises:
+        ConfigurationError: what it says is wrong.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            env=os.environ,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"sbatch: {error}") from error
+    if done.returncode != 0:
+        raise ConfigurationError(f"sbatch: {done.stderr.strip().removeprefix('sbatch: error: ')}")
+    return done.stdout.strip()

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Slurm, on an instance whose stack has a queue: the controller, or a node. Its packages are the distribution's own.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+role=$(queue_role)
+# an image is baked for any stack; one with a queue boots another's
+if [ -z "$BOOTSTRAP" ] || [ -z "$role" ]; then
+    exit 0
+fi
+# the packages' own units would start before they are configured
+systemctl mask --quiet slurmd.service slurmctld.service
+lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health
+case $role in
+    controller)
+        install_group queue-controller
+        units=(gpu-queue-controller.service gpu-queue-watch.service)
+        ;;
+    node)
+        install_group queue-node
+        units=(gpu-queue-node.service)
+        ;;
+    *) fail "queue.json: role is '$role'; allowed: controller, node" ;;
+esac
+for unit in "${units[@]}"; do
+    lay "etc/systemd/system/$unit"
+done
+systemctl daemon-reload
+serve "${units[@]}"

@@ -1,0 +1,286 @@
+"""Instances of a stack in moto as guests of this computer, each booted from its registered user data."""
+
+import base64
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import yaml
+
+from stacks.rehearsal.metadata import MetadataService, metadata_service
+from stacks.rehearsal.program import Rehearsed
+from tests.image.stand_ins import nvml
+
+HERE = Path(__file__).parent
+REGION = "us-east-1"
+BRIDGE = "gpufleet0"
+# RFC 2544's network for benchmarks: where guests find this computer, and nobody's else
+OUTSIDE, OUTSIDE_NET = "198.18.0.1", "198.18.{}.{}/15"
+TEMPLATES = "aws:ec2/launchTemplate:LaunchTemplate"
+POLL_S = 0.25
+
+
+class GuestError(AssertionError):
+    """Something did not come in time; the message has what the guests said."""
+
+
+def command(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def forwarded(port_for: Callable[[str], int]) -> Iterator[int]:
+    """Ports of this computer's loopback, for the guests as well; gives the one port on ``OUTSIDE``.
+
+    Args:
+        port_for: a guest's address on that network -> the port that it reaches.
+    """
+    listening = socket.create_server((OUTSIDE, 0))
+    ending = threading.Event()
+
+    def pump(source: socket.socket) -> None:
+        there = ("127.0.0.1", port_for(source.getpeername()[0]))
+        with source, socket.create_connection(there) as target, selectors.DefaultSelector() as ready:
+            ready.register(source, selectors.EVENT_READ, target)
+            ready.register(target, selectors.EVENT_READ, source)
+            while not ending.is_set():
+                for key, _ in ready.select(POLL_S):
+                    content = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                    if not content:
+                        return
+                    key.data.sendall(content)
+
+    def quiet(source: socket.socket) -> None:
+        with suppress(OSError):
+            pump(source)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=quiet, args=(listening.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        ending.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+@dataclass
+class Guest:
+    """One instance.
+
+    Attributes:
+        process: of ``unshare``; what it started ends with it.
+        services: where the cloud answers, as variables of the environment.
+    """
+
+    id: str
+    address: str
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+    services: Mapping[str, str]
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def run(self, *words: str, account: str = "root", check: bool = True, at: str = "/") -> str:
+        """What a command says in the guest; words as of a shell's."""
+        inside = ["nsenter", f"--target={self._init}", "--all", f"--root=/proc/{self._init}/root"]
+        inside += ["env", f"--chdir={at}", *(f"{name}={value}" for name, value in self.services.items())]
+        own = [] if account == "root" else ["runuser", "-u", account, "--"]
+        done = subprocess.run(
+            [*inside, *own, *words], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}\n{self.log[-3000:]}"
+        return done.stdout
+
+    @property
+    def _init(self) -> int:
+        return int(command("pgrep", "--parent", str(self.process.pid)).split()[0])
+
+    def kill(self) -> None:
+        """All its processes at once, without a word."""
+        with suppress(AssertionError):
+            os.kill(self._init, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Fleet:
+    """The guests of a stack in moto.
+
+    Attributes:
+        rehearsed: what the program registered.
+        homes: what stands for the shared homes.
+    """
+
+    rehearsed: Rehearsed
+    folder: Path
+    homes: Path
+    services: Mapping[str, str]
+    stack: ExitStack
+    guests: dict[str, Guest] = field(default_factory=dict)
+    metadata: dict[str, int] = field(default_factory=dict)
+    _networks: list[str] = field(default_factory=list)
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        """Instance id -> what EC2 says, of those that run."""
+        pages = boto3.client("ec2", REGION).describe_instances()["Reservations"]
+        found = [instance for page in pages for instance in page["Instances"]]
+        return {made["InstanceId"]: made for made in found if made["State"]["Name"] == "running"}
+
+    def boot_new(self) -> list[Guest]:
+        """A guest for each instance that runs and has none."""
+        return [
+            self._boot(instance) for name, instance in self.instances().items() if name not in self.guests
+        ]
+
+    def _boot(self, instance: dict[str, Any]) -> Guest:
+        name, tags = instance["InstanceId"], {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+        template = next(
+            made for made in self.rehearsed.of_type(TEMPLATES) if made.id == tags["aws:ec2launchtemplate:id"]
+        )
+        config = yaml.safe_load(base64.b64decode(template.inputs["userData"]))
+        queue = next(file for file in config["write_files"] if file["path"].endswith("/queue.json"))
+        role = json.loads(queue["content"])
+        # the interface that the template names; moto starts the instance with another
+        controller = role["role"] == "controller"
+        address = role["address"] if controller else instance["PrivateIpAddress"]
+        network, outside = self._network(address)
+        service = self.stack.enter_context(metadata_service())
+        _describe(service, name, instance["InstanceType"], address)
+        self.metadata[outside] = _port(service.endpoint)
+        folder = self.folder / name
+        given = folder / "given"
+        (given / "run/guest").mkdir(parents=True)
+        (given / "run/guest/user-data.json").write_text(json.dumps(config))
+        if not controller:
+            self._gpu(given)
+        environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "GUEST_TRAINER": sys.prefix,
+            **self.services,
+        }
+        own = ["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL"]
+        words = [*("nsenter", f"--net=/run/netns/{network}", "unshare"), *own, str(HERE / "guest.sh")]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*words, str(folder), f"ip-{address.replace('.', '-')}", str(self.homes)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+        self.guests[name] = Guest(name, address, folder, process, self.services)
+        return self.guests[name]
+
+    def _gpu(self, given: Path) -> None:
+        """NVIDIA's library as a stand-in, and the device file that Slurm looks for."""
+        for place, content in nvml.files(self.folder).items():
+            file = given / place.lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        (given / "dev").mkdir()
+        command("mknod", "-m", "666", str(given / "dev/nvidia0"), "c", "195", "0")
+
+    def _network(self, address: str) -> tuple[str, str]:
+        """A network namespace, and the guest's address towards this computer."""
+        number = len(self._networks) + 2
+        name, link = f"gpufleet-{number}", f"gf{number}"
+        command("ip", "netns", "add", name)
+        self._networks.append(name)
+        command("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        command("ip", "link", "set", link, "master", BRIDGE, "up")
+        command("ip", "-n", name, "address", "add", f"{address}/8", "dev", "eth0")
+        outside = OUTSIDE_NET.format(0, number)
+        command("ip", "-n", name, "address", "add", outside, "dev", "eth0")
+        for device in ("lo", "eth0"):
+            command("ip", "-n", name, "link", "set", device, "up")
+        return name, outside.partition("/")[0]
+
+    def lose(self, name: str) -> None:
+        """An instance is gone without a word: its processes, its network, and then the cloud says so."""
+        self.guests[name].kill()
+        boto3.client("ec2", REGION).terminate_instances(InstanceIds=[name])
+
+    def until(self, what: Callable[[], Any], timeout_s: float, why: str) -> Any:
+        """What it gives, once that is true; else GuestError with the guests' logs."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            found = what()
+            if found:
+                return found
+            time.sleep(POLL_S)
+        logs = "\n".join(f"=== {name}\n{guest.log[-4000:]}" for name, guest in self.guests.items())
+        outputs = sorted(self.homes.glob("*/*.log"))
+        said = "\n".join(f"=== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in outputs)
+        raise GuestError(f"not within {timeout_s:g} s: {why}\n{logs}\n{said}")
+
+    def close(self) -> None:
+        for guest in self.guests.values():
+            guest.kill()
+        for name in self._networks:
+            command("ip", "netns", "delete", name)
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rsplit(":", 1)[1])
+
+
+def _describe(service: MetadataService, instance_id: str, instance_type: str, address: str) -> None:
+    service.give_role("role")
+    service.answers |= {
+        "/latest/meta-data/local-ipv4": address,
+        "/latest/meta-data/instance-id": instance_id,
+        "/latest/meta-data/instance-type": instance_type,
+    }
+
+
+def _forget_what_was_killed() -> None:
+    """Networks of a test that could not clear up."""
+    left = [line.split()[0] for line in command("ip", "netns", "list").splitlines() if line]
+    for name in [name for name in left if name.startswith("gpufleet-")]:
+        command("ip", "netns", "delete", name)
+    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
+
+
+@contextmanager
+def fleet_of(rehearsed: Rehearsed, folder: Path) -> Iterator[Fleet]:
+    """A bridge of its own for the guests; all of it goes with the block."""
+    homes = folder / "homes"
+    homes.mkdir(parents=True)
+    _forget_what_was_killed()
+    command("ip", "link", "add", BRIDGE, "type", "bridge")
+    with ExitStack() as stack:
+        stack.callback(command, "ip", "link", "delete", BRIDGE)
+        command("ip", "address", "add", OUTSIDE_NET.format(0, 1), "dev", BRIDGE)
+        command("ip", "link", "set", BRIDGE, "up")
+        moto, metadata = _port(os.environ["AWS_ENDPOINT_URL"]), dict[str, int]()
+        ports = [stack.enter_context(forwarded(way)) for way in (lambda _: moto, metadata.__getitem__)]
+        names = ("AWS_ENDPOINT_URL", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
+        services = {name: f"http://{OUTSIDE}:{port}" for name, port in zip(names, ports, strict=True)}
+        fleet = Fleet(rehearsed, folder, homes, services, stack, metadata=metadata)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(fleet.close)
+        yield fleet

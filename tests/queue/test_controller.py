@@ -1,0 +1,158 @@
+"""The controller's look: partitions, instances that are gone, and what waits."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+
+from image.queue import controller
+from image.queue.configuration import Cluster
+from image.queue.errors import SlurmError
+from tests.queue.test_slurm import NODE
+
+NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
+POLICY = {"pools": {"train": {"capacity": {"queue_gpus": 8}}, "dev": {"capacity": None}}}
+
+
+@dataclass
+class Site:
+    """Slurm and the cloud as one look finds them."""
+
+    nodes: dict[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    waiting: str = ""
+    policy: dict | None = field(default_factory=lambda: POLICY)
+    calls: list[str] = field(default_factory=list)
+    said: list[dict] = field(default_factory=list)
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        self.watch = controller.ControllerWatch(
+            lambda: self.policy, lambda _: self.states, self.said.append, lambda _: self.changed, self.ask
+        )
+
+    def ask(self, command):
+        text = " ".join(command)
+        if text.endswith("show nodes"):
+            lines = [NODE.format(name=name, state=state, reason="") for name, state in self.nodes.items()]
+            return "\n".join(lines)
+        if text.startswith("squeue"):
+            return self.waiting
+        self.calls.append(text)
+        return ""
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.watch.once(NOW)
+
+
+def test_what_waits_is_said_to_the_mover():
+    site = Site(waiting="7|train|2|N/A|Resources\n")
+
+    site.look()
+
+    assert site.said[0]["pools"] == {"train": {"standing": 0, "jobs": [2]}}
+
+
+@pytest.mark.parametrize("state", ["shutting-down", "terminated", "stopping", "stopped"])
+def test_the_jobs_of_an_instance_that_runs_no_more_are_put_back_at_once(state):
+    site = Site(nodes={"i-1": "ALLOCATED"}, states={"i-1": state})
+
+    site.look()
+
+    assert site.calls == [f"scontrol update nodename=i-1 state=down reason=instance is {state}"]
+    assert site.said[0]["pools"]["train"]["standing"] == 0
+
+
+def test_a_running_instance_keeps_its_node():
+    site = Site(nodes={"i-1": "DOWN"}, states={"i-1": "running"})
+
+    site.look(5)
+
+    assert site.calls == []
+
+
+def test_an_instance_that_the_cloud_does_not_know_is_gone_at_the_second_look():
+    site = Site(nodes={"i-1": "IDLE"})
+    site.look()
+    assert site.calls == []
+
+    site.look()
+
+    assert site.calls == ["scontrol update nodename=i-1 state=down reason=instance is gone"]
+
+
+@pytest.mark.parametrize(
+    ("state", "deleted"), [("DOWN", True), ("DOWN+COMPLETING", False), ("ALLOCATED", False)]
+)
+def test_a_node_is_forgotten_once_slurm_waits_for_it_no_more(state, deleted):
+    site = Site(nodes={"i-1": state}, states={"i-1": "terminated"})
+    site.look()
+    early = "scontrol delete nodename=i-1" in site.calls
+
+    site.watch.once(NOW + controller.FORGET_AFTER)
+
+    assert not early
+    assert ("scontrol delete nodename=i-1" in site.calls) is deleted
+
+
+def test_an_instance_that_the_cloud_names_again_is_not_gone():
+    site = Site(nodes={"i-1": "IDLE"})
+    site.look()
+    site.states = {"i-1": "running"}
+    site.look()
+    site.states = {}
+
+    site.look()
+
+    assert site.calls == []
+
+
+def test_other_pools_in_the_policy_are_read_by_slurm():
+    site = Site(changed=True)
+
+    site.look()
+
+    assert site.calls == ["scontrol reconfigure"]
+
+
+def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
+    site = Site(changed=True)
+    ask, site.watch.ask = site.watch.ask, lambda _: (_ for _ in ()).throw(SlurmError("connect failure"))
+    with pytest.raises(SlurmError):
+        site.look()
+    site.changed, site.watch.ask = False, ask
+
+    site.look(2)
+
+    assert site.calls == ["scontrol reconfigure"]
+
+
+def test_without_a_policy_nothing_is_reconfigured_and_nothing_wanted():
+    site = Site(policy=None, changed=True, waiting="7|train|2|N/A|Resources\n")
+
+    site.look()
+
+    assert (site.calls, site.said) == ([], [])
+
+
+def test_a_silent_slurm_decides_nothing():
+    site = Site(states={})
+
+    def silent(_):
+        raise SlurmError("scontrol: Unable to contact slurm controller")
+
+    site.watch.ask = silent
+
+    with pytest.raises(SlurmError):
+        site.look()
+    assert site.said == []
+
+
+def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path):
+    cluster = Cluster("test", "host", "10.0.0.4", ["train"], "/home/state")
+
+    assert controller.lay(cluster, tmp_path)
+    assert not controller.lay(cluster, tmp_path)
+    assert controller.lay(Cluster("test", "host", "10.0.0.4", ["dev", "train"], "/home/state"), tmp_path)
+    assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()

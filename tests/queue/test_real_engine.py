@@ -1,0 +1,221 @@
+"""Slurm itself, started by what a stack registers: from no instance to a run that outlives one of its own.
+
+The stack's program runs against moto, and each instance that moto starts is a guest (``guests.py``) that
+boots from its registered user data. The mover is the function's own archive. Nothing here configures Slurm.
+"""
+
+import json
+import shutil
+import time
+import zipfile
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from image import build_requirements
+from image.capacity.queue_need import PoolNeed, needs_of
+from image.reaper.times import parse_time
+from stacks.aws.stack import build
+from stacks.rehearsal import lambda_runtime, sweeps
+from stacks.rehearsal.archives import zip_bytes
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from tests.bench.__main__ import TARGET, merge
+from tests.capacity.door import BUCKET, REGION, Door
+from tests.queue import guests
+from tests.queue.guests import Fleet, Guest
+from tests.stacks import examples
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "iproute2",
+    "munge",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "slurmctld",
+    "slurmd",
+    "util-linux",
+)
+QUEUED = {
+    "queue": "slurm",
+    "storage": {"home": True},
+    "access": {"people": {"ada": {"uid": 5001}}},
+    "pools": [
+        examples.pool(
+            name="train",
+            types=["g5.xlarge"],
+            size={"min": 0, "desired": 0, "max": 3},
+            purpose="training",
+        )
+    ],
+}
+CHECKPOINTS = "gpu-fleet-test-checkpoints-123456789012"
+ALONE = ("--nproc-per-node", "1")  # a process on each instance: no CUDA sees the GPU
+BOOT_S, JOB_S, RUN_S = 180, 180, 300  # what a hang looks like on two cores that others use too
+pytestmark = [
+    pytest.mark.queue,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        build_requirements.hindrance() is not None, reason=str(build_requirements.hindrance())
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A stack with a queue.
+
+    Attributes:
+        controller: the guest with slurmctld.
+    """
+
+    fleet: Fleet
+    door: Door
+    controller: Guest
+
+    def slurm(self, *words: str) -> str:
+        return self.controller.run(*words, check=False)
+
+    def nodes(self) -> dict[str, str]:
+        """Instance id -> state of its node."""
+        lines = self.slurm("sinfo", "--noheader", "-N", "--format=%N %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def job(self, number: str) -> str:
+        """What Slurm says of a job."""
+        return self.slurm("scontrol", "show", "job", number)
+
+    def states(self) -> list[str]:
+        """Of all jobs."""
+        return self.slurm("squeue", "--noheader", "--format=%T").split()
+
+    def need(self) -> PoolNeed:
+        """What the controller last asked of the mover."""
+        with suppress(ClientError):
+            stored = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key="reaper/capacity/queue.json")
+            content = json.loads(stored["Body"].read())
+            return needs_of(content, parse_time(content["at"]))["train"]
+        return PoolNeed(0, ())
+
+    def grow(self, number: int) -> list[Guest]:
+        """The mover's minute, once the queue asks for so many; the guests that come of it, as nodes."""
+        self.fleet.until(lambda: self.need().wanted(3) == number, JOB_S, f"the queue asks for {number}")
+        self.door.move()
+        new = self.fleet.boot_new()
+        for guest in new:
+            self.fleet.until(lambda guest=guest: guest.id in self.nodes(), BOOT_S, f"{guest.id} registers")
+        return new
+
+    def submit(self, *words: str) -> str:
+        """The number of the job that ``gpu-fleet submit`` made of a run of ada's."""
+        program = ("/usr/local/bin/gpu-fleet", "submit", "--pool", "train", "--yes")
+        said = self.controller.run(*program, *words, account="ada", at="/home/ada")
+        assert said.startswith("Submitted batch job "), said
+        return said.split()[3].rstrip(":")
+
+    def saved(self) -> set[str]:
+        """Folders of checkpoints in the bucket."""
+        listed = boto3.client("s3", REGION).list_objects_v2(Bucket=CHECKPOINTS).get("Contents", [])
+        return {part for stored in listed for part in stored["Key"].split("/") if part.startswith("step-")}
+
+    def log_of(self, job: str) -> str:
+        logs = list((self.fleet.homes / "ada").glob(f"*-{job}.log"))
+        return logs[0].read_text(errors="replace") if logs else ""
+
+
+def record(seconds: float) -> None:
+    """From the instance's death to the run's start from its checkpoint, a fresh guest's boot included."""
+    figure = {"value": round(seconds, 1), "unit": "s", "command": "make test-queue"}
+    merge(TARGET, {"queue_kill_to_resumed_s": figure})
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    build_requirements.install(PACKAGES)
+    folder = tmp_path_factory.mktemp("queue")
+    settings = examples.stack(**QUEUED)
+    with pytest.MonkeyPatch.context() as patched, moto_server(REGION):
+        patched.setenv("AWS_ACCESS_KEY_ID", "test")
+        patched.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
+        for kind in ("records", "checkpoints", "data"):
+            # moto holds denials of a bucket policy without their conditions: nobody could write at all
+            boto3.client("s3", REGION).delete_bucket_policy(Bucket=settings.bucket_name(kind))
+        door = Door(rehearsed, folder / "code", lambda_runtime.laid_out(folder / "runtime"))
+        with zipfile.ZipFile(BytesIO(zip_bytes(door.function.inputs["code"]))) as archive:
+            archive.extractall(door.code)
+        sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
+        with guests.fleet_of(rehearsed, folder / "guests") as fleet:
+            (controller,) = fleet.boot_new()
+            made = Lab(fleet, door, controller)
+            fleet.until(lambda: "train" in made.slurm("sinfo"), BOOT_S, "slurmctld answers")
+            fleet.until(lambda: made.slurm("id", "ada"), BOOT_S, "ada has an account")
+            home = fleet.homes / "ada"
+            shutil.copy(ROOT / "training/examples/digits.toml", home)
+            python = "/opt/gpu-fleet/venv/bin/python"
+            controller.run(
+                *(python, "-m", "gpu_fleet", "prepare", "digits", "data/digits"),
+                account="ada",
+                at="/home/ada",
+            )
+            yield made
+
+
+def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):
+    """A run submitted to an empty pool ends with its last step, though an instance died on the way."""
+    fleet = lab.fleet
+    job = lab.submit(
+        "--nodes", "2", "digits.toml", *ALONE, "--run.epochs", "30", "--checkpoint.every_steps", "25"
+    )
+    assert fleet.instances().keys() == {lab.controller.id}
+
+    first = lab.grow(2)
+
+    gpus = lab.slurm("sinfo", "--noheader", "-N", "--format=%N %G").splitlines()
+    assert sorted(gpus) == sorted(f"{guest.id} gpu:1" for guest in first)
+    fleet.until(lambda: len(lab.saved()) > 1, JOB_S, "the run saves")
+
+    began = time.monotonic()
+    fleet.lose(first[1].id)
+    (fresh,) = lab.grow(2)
+    fleet.until(lambda: "event=resumed" in lab.log_of(job), JOB_S, "the run goes on from its checkpoint")
+    record(time.monotonic() - began)
+
+    assert lab.nodes()[first[1].id].startswith("down")
+    assert lab.nodes()[fresh.id] == "allocated"
+    fleet.until(lambda: lab.states() == [], RUN_S, "the run ends")
+    assert "JobState=COMPLETED" in lab.job(job)
+    assert "Restarts=1" in lab.job(job)
+
+
+def test_a_run_that_fails_for_good_is_not_tried_again(lab):
+    """Exit code 65 of the trainer ends the job at its first start."""
+    lab.fleet.until(lambda: "idle" in lab.nodes().values(), JOB_S, "there is an idle node")
+
+    job = lab.submit("digits.toml", *ALONE, "--data.path", "no/such/folder")
+
+    lab.fleet.until(lambda: "JobState=FAILED" in lab.job(job), JOB_S, "the job fails")
+    assert "Restarts=0" in lab.job(job)
+    assert "no/such/folder" in lab.log_of(job)
+
+
+def test_an_instance_that_is_being_terminated_takes_no_job(lab):
+    """Behind the agent's shut door the prolog refuses the job, the node drains, and the job waits."""
+    fleet = lab.fleet
+    living = [name for name, state in lab.nodes().items() if not state.startswith("down")]
+    for name in living:
+        fleet.guests[name].run("sh", "-c", "echo closed >/run/gpu-fleet/closed")
+
+    job = lab.submit("true")
+
+    drained = lambda: {lab.nodes()[name] for name in living} == {"drained"}  # noqa: E731
+    fleet.until(drained, JOB_S, "every node is drained")
+    assert "JobState=PENDING" in lab.job(job)
+    for name in living:
+        fleet.guests[name].run("rm", "/run/gpu-fleet/closed")
+    fleet.until(lambda: "JobState=COMPLETED" in lab.job(job), JOB_S, "the job runs behind an open door")

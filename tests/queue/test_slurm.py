@@ -1,0 +1,66 @@
+"""What Slurm's commands print, as Debian 12's 22.05 printed it here."""
+
+import pytest
+
+from image.queue import slurm
+from image.queue.errors import SlurmError
+
+NODE = (
+    "NodeName={name} Arch=x86_64 CoresPerSocket=2  CPUAlloc=0 AvailableFeatures=train ActiveFeatures=train "
+    "Gres=gpu:1 NodeAddr=10.0.16.5 NodeHostName=ip-10-0-16-5 Version=22.05.8 OS=Linux 6.18 #1 SMP "
+    "RealMemory=24105 State={state} ThreadsPerCore=1 Partitions=train {reason}"
+)
+REASON = "Reason=gpu-fleet: boot check has not passed [root@2026-11-23T09:52:07]"
+
+
+def nodes(state: str, reason: str = "") -> list[slurm.Node]:
+    return slurm.nodes(lambda _: NODE.format(name="i-1", state=state, reason=reason) + "\n\n")
+
+
+def test_a_node_is_known_by_its_instance_and_its_pool():
+    (node,) = nodes("IDLE+DYNAMIC_NORM")
+
+    assert (node.name, node.pool, node.is_free) == ("i-1", "train", True)
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["ALLOCATED+DYNAMIC_NORM", "MIXED", "IDLE+DRAIN", "DOWN", "IDLE+COMPLETING", "IDLE*", "IDLE+INVALID_REG"],
+)
+def test_a_node_that_takes_no_job_is_not_free(state):
+    (node,) = nodes(state)
+
+    assert not node.is_free
+
+
+def test_a_reason_is_read_without_who_gave_it():
+    (node,) = nodes("IDLE+DRAIN", REASON)
+
+    assert node.reason == "gpu-fleet: boot check has not passed"
+
+
+def test_without_nodes_there_are_none():
+    assert slurm.nodes(lambda _: "No nodes in the system\n") == []
+
+
+def test_jobs_that_wait_for_room_are_counted_and_no_others():
+    lines = [
+        "7|train|2|N/A|PartitionConfig",
+        "8|train|1|gres:gpu:a100:4|Resources",
+        "9|train|1|N/A|Dependency",
+    ]
+
+    assert slurm.waiting_jobs(lambda _: "\n".join(lines) + "\n") == [
+        slurm.WaitingJob("7", "train", 2, 0),
+        slurm.WaitingJob("8", "train", 1, 4),
+    ]
+
+
+def test_a_command_that_fails_says_why():
+    with pytest.raises(SlurmError, match="exit status 1"):
+        slurm.run(["false"])
+
+
+def test_an_absent_slurm_is_named():
+    with pytest.raises(SlurmError, match="no-such-scontrol"):
+        slurm.run(["no-such-scontrol", "show"])
