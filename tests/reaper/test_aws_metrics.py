@@ -2,9 +2,10 @@
 
 from datetime import timedelta
 
+from image.reaper.aws import metrics
 from image.reaper.aws.metrics import Heartbeats, _batches
 from image.reaper.calls import Calls
-from image.reaper.cloud import MAX_POINTS, MAX_QUERIES, Query, Span
+from image.reaper.cloud import COMPLETE, MAX_POINTS, MAX_QUERIES, Query, Span
 from image.reaper.metrics import Figure
 from tests.reaper.samples import NOON
 
@@ -34,6 +35,30 @@ def test_a_batch_of_queries_is_of_what_one_call_takes():
     assert [len(batch) for batch in _batches(many_points, day)] == [most, most, 200 - 2 * most]
     assert [point for batch in _batches(many_points, day) for point in batch] == many_points
     assert list(_batches([], day)) == []
+
+
+class EndlessCloudWatch:
+    """Always has one page more, each of which says that it is complete."""
+
+    def __init__(self):
+        self.pages = 0
+
+    def get_metric_data(self, **_):
+        self.pages += 1
+        result = {"Id": "q0", "Timestamps": [NOON], "Values": [0.0], "StatusCode": COMPLETE}
+        return {"MetricDataResults": [result], "NextToken": str(self.pages)}
+
+
+def test_heartbeats_whose_pages_never_end_are_not_believed(monkeypatch):
+    monkeypatch.setattr(metrics, "MAX_PAGES", 3)
+    cloudwatch, (query,) = EndlessCloudWatch(), queries(1, 60)
+
+    answers, _ = Heartbeats(cloudwatch, Calls(lambda: NOON), "gpu-fleet/test").read(
+        [query], Span(NOON - timedelta(hours=1), NOON)
+    )
+
+    assert cloudwatch.pages == 3
+    assert not answers[query].complete
 
 
 def test_a_figure_is_of_its_pool_or_of_the_whole_stack():
