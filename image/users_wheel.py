@@ -10,7 +10,10 @@ from pathlib import Path
 from setuptools.command.build_py import build_py  # type: ignore[import-untyped] # it ships no types
 
 # What instances carry too, and what their commands need; each with all below it.
-PACKAGES = ("gpu_fleet", "image.capacity", "image.console", "image.instance", "image.reaper", "image.runs")
+PACKAGES = (
+    "gpu_fleet",
+    *("image.capacity", "image.console", "image.instance", "image.queue", "image.reaper", "image.runs"),
+)
 ROOM = "image"  # of itself no module but what makes it a package
 
 

@@ -22,6 +22,8 @@ READMES = [
 BLOCK = re.compile(r"^```(?:sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # .ci/run calls these on every change, on a clean checkout
 BY_CI = {"make rehearse", "make test", "make test-image", "make lint"}
+# What takes root and minutes, beyond what CI has: that it finds its tests.
+BY_HAND = {"make test-queue"}
 # a server stays until it is told to go
 SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
 # asks a cloud; without an account it says so
@@ -167,6 +169,8 @@ def test_the_commands_of_a_readme_work(place, checkout):
         if command in BY_CI:
             target = command.replace("make", "target")
             assert re.search(rf"^{target}( \|\| test_again)?$", by_ci, re.MULTILINE)
+        elif command in BY_HAND:
+            run(f"{command} ARGS='--collect-only --quiet'", checkout)
         elif command.startswith(PYTEST):
             find_tests(command)
         elif command in SERVERS:

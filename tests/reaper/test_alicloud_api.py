@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 def answered(action):
     """Whether a stand-in answers it: by a method of its name, or by a key where answers go by action."""
     method = re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()
-    by_key = re.compile(rf'"{action}": |account\({action}=')
+    by_key = re.compile(rf'"{action}": |\b{action}=')
     return any(
         re.search(rf"\b{method}\b", text) or ("alicloud_account" in text and by_key.search(text))
         for text in (file.read_text() for file in TESTS.rglob("*.py") if file != Path(__file__))

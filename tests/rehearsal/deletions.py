@@ -152,6 +152,9 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:ec2/internetGateway:InternetGateway": delete_internet_gateway,
     "aws:ec2/launchTemplate:LaunchTemplate": call("ec2", "delete_launch_template", LaunchTemplateId="id"),
     "aws:ec2/natGateway:NatGateway": call("ec2", "delete_nat_gateway", NatGatewayId="id"),
+    "aws:ec2/networkInterface:NetworkInterface": call(
+        "ec2", "delete_network_interface", NetworkInterfaceId="id"
+    ),
     "aws:ec2/route:Route": call(
         "ec2",
         "delete_route",
@@ -185,6 +188,7 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:lambda/permission:Permission": call(
         "lambda", "remove_permission", FunctionName="function", StatementId="id"
     ),
+    "aws:secretsmanager/secret:Secret": call("secretsmanager", "delete_secret", SecretId="id"),
     "aws:s3/bucket:Bucket": call("s3", "delete_bucket", Bucket="id"),
     "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": call(
         "s3", "delete_bucket_lifecycle", Bucket="bucket"

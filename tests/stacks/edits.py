@@ -40,6 +40,7 @@ def base(cloud: str) -> dict[str, Any]:
     return {
         "network": {"cidr": "10.0.0.0/16", "zones": ZONES[cloud], "slots": SLOTS[cloud], "nat": "one"},
         "storage": {"home": True, "scratch_gib": {"aws": 4800, "alicloud": 4800}[cloud], **own},
+        **({"access": {"people": {"bob": {"uid": 5002}}}} if cloud == "aws" else {}),
     }
 
 
@@ -112,6 +113,7 @@ _COMMON = (
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp"
 _OF_AWS = (
     Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
+    Edit("queue", "slurm"),
     Edit("protected", True),
     Edit("account_id", "210987654321", loses=("aws",)),
     Edit("storage.scratch_gib", 2400, loses=("aws",)),

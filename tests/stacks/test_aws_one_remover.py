@@ -17,6 +17,8 @@ HARMLESS = {
     "ec2:DeleteTags",
     "ec2:DescribeInstances",
     "ec2:DescribeTags",
+    # of Image Builder: an old image and its snapshot, of which no instance is
+    *("ec2:DeleteSnapshot", "ec2:DeregisterImage", "ec2:DescribeImageAttribute", "ec2:DescribeImages"),
 }
 # What the mover may ask beside: it raises groups and tags instances.
 MOVES = {

@@ -160,7 +160,7 @@ def test_the_log_is_kept_and_encrypted(shipped):
     name = f"/aws/lambda/gpu-fleet-{shipped.settings.name}-reaper"
     (group,) = shipped.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
 
-    assert group["retentionInDays"] == 90
+    assert group["retentionInDays"] == shipped.settings.logs.retention_days
     assert group["kmsKeyId"] == shipped.rehearsed.outputs["key_arn"]
 
 

@@ -27,7 +27,8 @@ def test_what_can_pass_may_be_tried_again() -> None:
     again = exit_codes.FAILED_PERHAPS
     hopeful = {kind for kind in all_errors() if kind("why").exit_status == again}
 
-    passing = {errors.CheckpointError, errors.SilentSourceError, errors.PeerError, errors.LaunchError}
+    silent = {errors.SilentSourceError, errors.SilentStoreError}
+    passing = {errors.CheckpointError, *silent, errors.PeerError, errors.LaunchError}
     assert hopeful == passing
     assert errors.StoreError("SlowDown", passing=True).exit_status == again
 

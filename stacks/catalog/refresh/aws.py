@@ -59,6 +59,9 @@ QUESTIONS = {
     "endpoint": PriceListItem("AmazonVPC", {"productFamily": "VpcEndpoint"}, "VpcEndpoint-Hours"),
     "bucket": PriceListItem("AmazonS3", {"volumeType": "Standard"}, "TimedStorage-ByteHrs"),
     "home": PriceListItem("AmazonEFS", {"productFamily": "Storage"}, "TimedStorage-ByteHrs"),
+    "queue_controller": PriceListItem(
+        "AmazonEC2", {**INSTANCE, "instanceType": "t3.medium"}, "BoxUsage:t3.medium"
+    ),
     "log": PriceListItem("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
 }
 

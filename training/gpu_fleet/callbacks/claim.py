@@ -28,7 +28,7 @@ ARGUMENTS = "arguments"  # of the library, in the keys of an identity
 log = logging.getLogger(__name__)
 
 
-class Claim:
+class FolderClaim:
     """On a folder and on its place in the bucket; empty for none."""
 
     def __init__(

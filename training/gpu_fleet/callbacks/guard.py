@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet import exit_codes, outcome
-from gpu_fleet.callbacks.claim import Claim
+from gpu_fleet.callbacks.claim import FolderClaim
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.errors import TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
@@ -46,13 +46,13 @@ class Guard:
         """
         self.directory = Path(directory)
         self._pattern, self._mark = pattern, mark
-        self._claim: Claim | None = None
+        self._claim: FolderClaim | None = None
         with self._leaving():
             place = place_of_checkpoints(uri, "", self.directory)
             self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
         how = f"{name}(allow=[{{keys}}])"
         if _rank() == 0:
-            self._claim = Claim(self.directory, place, config or {}, allow, how)
+            self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
 
