@@ -23,6 +23,7 @@ STARTS = {
     "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
     "alicloud:ess/scalingConfiguration:ScalingConfiguration",
 }
+AN_IMAGE = "ami-0123456789abcdef0"
 MONITOR_GROUP = "alicloud:cms/monitorGroup:MonitorGroup"
 
 
@@ -43,8 +44,9 @@ class LaunchTemplates(Mocks):
         return identifier, made | args.inputs
 
     def call(self, args: MockCallArgs) -> dict[str, Any]:
-        """No provider function has anything to do with user data."""
-        return {"id": args.token, "json": "{}"}
+        """An account in which nothing was built yet; what else is asked has nothing to do with user data."""
+        nothing_built = {"images": [], "names": [], "values": [], "value": AN_IMAGE}
+        return {"id": args.token, "json": "{}"} | nothing_built
 
 
 def user_data(stack: Stack) -> dict[str, str]:

@@ -14,6 +14,8 @@ from tests.image.progress import report
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 
 LARGEST_GIB = 1.5
+# not on the path that the container has
+CHROOT = "/usr/sbin/chroot"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def inside(container, *command):
     """Run a command as an engine does: with the configuration's account, variables and folder."""
     folder, config = container
     return subprocess.run(
-        ["chroot", f"--userspec={config['User']}", "--groups=", str(folder), *command],
+        [CHROOT, f"--userspec={config['User']}", "--groups=", str(folder), *command],
         env=dict(entry.split("=", 1) for entry in config["Env"]),
         capture_output=True,
         text=True,

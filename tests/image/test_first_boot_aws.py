@@ -83,7 +83,7 @@ def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
 def test_the_gate_has_spoken(instance):
     report = json.loads(instance.run("cat /run/gpu-fleet/ready.json"))
 
-    assert report["checks"]["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs"}
+    assert report["checks"]["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs", "count": 1}
 
 
 def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(account, instance):
