@@ -20,7 +20,7 @@ from image.wheels import pins
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
-ROOMS = ("capacity", "console", "instance", "reaper", "runs")
+ROOMS = ("capacity", "console", "instance", "queue", "reaper", "runs")
 # Folder of the wheel -> where it lies in a checkout.
 FOLDERS = {
     "gpu_fleet": ROOT / "training/gpu_fleet",

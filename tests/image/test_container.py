@@ -38,6 +38,7 @@ def container(archive, tmp_path_factory):
                 input=outer.extractfile(blob(layer)).read(),
                 check=True,
             )
+    folder.chmod(0o755)  # pytest's is for root alone
     # what an engine makes, and torch opens
     os.mknod(folder / "dev/urandom", 0o666 | stat.S_IFCHR, os.makedev(1, 9))
     return folder, config["config"]
