@@ -7,10 +7,12 @@ that runs fast. Everything happens while the acceptance run sleeps.
 """
 
 import configparser
+import math
 import re
 import shlex
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -342,11 +344,17 @@ class Fleet:
             return
         self.swept_at = now
         self._beat(running)
-        asked = [box.player for box in running if box.is_due(now)]
-        with cast.listening(asked, now):
+        asked = [box for box in running if box.is_due(now)]
+        listening_since = time.monotonic()
+        with cast.listening([box.player for box in asked], now):
             ledger = self.function.environment["GPU_FLEET_LEDGER_URI"]
-            cast.wait_for_answers(self.clients, ledger, [player.instance.id for player in asked])
+            cast.wait_for_answers(self.clients, ledger, [box.id for box in asked])
             self.sweeps.append(sweeps.by_function(self.function, now))
+        if asked:
+            # their agents' time went on; a next life that began before it would believe none of it
+            self.clock.time += timedelta(seconds=math.ceil(time.monotonic() - listening_since))
+            for box in asked:
+                box.beaten_until = self.clock.now()
 
 
 def _expanded(word: str, environment: dict[str, str]) -> list[str]:
