@@ -104,6 +104,13 @@ def test_general_purpose_nas_is_mounted_from_its_root(instance):
     assert "31a8e4-abc12.cn-shenzhen.nas.example:/ /home" in mount_call
 
 
+@pytest.mark.parametrize("text", [EFS, NAS], ids=["efs", "nas"])
+def test_what_root_of_one_instance_leaves_in_a_home_makes_nobody_root_on_another(instance, text):
+    options = re.search(r" -o (\S+) ", mounted(instance, text))[1].split(",")
+
+    assert {"nosuid", "nodev"} <= set(options)
+
+
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
 def test_a_stack_without_homes_leaves_them_on_the_root_disk(instance, cloud):
     mount_call = mounted(instance, f'cloud = "{cloud}"\nhome_file_system = ""\n')
