@@ -105,7 +105,7 @@ def test_general_purpose_nas_is_mounted_from_its_root(instance):
 
 
 @pytest.mark.parametrize("text", [EFS, NAS], ids=["efs", "nas"])
-def test_what_root_of_one_instance_leaves_in_a_home_makes_nobody_root_on_another(instance, text):
+def test_what_root_of_one_instance_leaves_in_a_home_gives_no_root_on_another(instance, text):
     options = re.search(r" -o (\S+) ", mounted(instance, text))[1].split(",")
 
     assert {"nosuid", "nodev"} <= set(options)
