@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from image.console import lazy
+from image.console import lazy, version
 from image.console.errors import is_meant
 from image.console.groups import TableGroup
 from image.console.stack_files import StackFiles
@@ -92,6 +92,13 @@ def words(error: Exception) -> str:
     return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
 
 
+def say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """What ``--version`` does: one line, and no command."""
+    if wanted and not ctx.resilient_parsing:
+        click.echo(version.text())
+        ctx.exit()
+
+
 def example() -> str:
     """What to try first: of a checkout its stacks, on an instance the instance."""
     return "gpu-fleet check aws-dev" if lazy.is_here(CHECK) else "gpu-fleet status"
@@ -102,5 +109,15 @@ main = Console(
     {title: dict(rows) for title, rows in SECTIONS.items()},
     "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
     example(),
+)
+main.params.append(
+    click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=say_version,
+        help="Say which gpu-fleet this is, for a report.",
+    )
 )
 main.context_settings = {"help_option_names": ["-h", "--help"], "obj": StackFiles()}

@@ -8,13 +8,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from image.console import cli, groups, lazy
+from image.console import cli, groups, lazy, version
 from image.console.cli import FAILED, INTERRUPTED, main
 from image.console.table import SECTIONS, Row
 from tests.console.commands import COMMANDS, LEAVES
@@ -54,6 +56,33 @@ def test_no_option_takes_a_number_that_is_none(path, option, text):
     """Every comparison with NaN is false, so a range of click's own lets it in."""
     with pytest.raises(click.BadParameter, match=r"finite number|not in the range"):
         option.type_cast_value(click.Context(COMMANDS[tuple(path.split())]), text)
+
+
+def test_version_says_the_number_of_the_package():
+    number = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    shown = run("--version")
+
+    assert shown.exit_code == 0
+    assert shown.output.startswith(f"gpu-fleet {number}, Python 3.")
+
+
+def test_version_on_an_instance_says_what_it_was_made_from(tmp_path, monkeypatch):
+    def nothing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", nothing)
+    digest, manifest = tmp_path / version.PAYLOAD_DIGEST, tmp_path / version.MANIFEST
+    unknown = version.text(tmp_path)
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"payload_sha256": "ba5e00000000aaaa"}')
+    built = version.text(tmp_path)
+    digest.parent.mkdir(parents=True)
+    digest.write_text("0123456789abcdef\n")
+
+    assert unknown.startswith("gpu-fleet of an unknown version, Python 3.")
+    assert built.startswith("gpu-fleet payload ba5e00000000, Python 3.")
+    assert version.text(tmp_path).startswith("gpu-fleet payload 0123456789ab, Python 3.")
 
 
 def test_there_are_such_options():

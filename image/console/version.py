@@ -1,0 +1,38 @@
+"""Which gpu-fleet this is: the package's number, and on an instance the digest of what it was made from."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+NAME = "gpu-fleet"
+PAYLOAD_DIGEST = Path("opt/gpu-fleet/payload/payload.sha256")  # where the first boot unpacked it
+MANIFEST = Path("usr/share/gpu-fleet/manifest.json")  # of a built image (steps/95-manifest.sh)
+SHOWN_DIGITS = 12
+
+
+def text(root: Path = Path("/")) -> str:
+    """One line for ``--version``, with all that a report of a defect needs.
+
+    Args:
+        root: of the file system.
+    """
+    try:
+        number = metadata.version(NAME)
+    except metadata.PackageNotFoundError:
+        number = ""  # an instance has the modules without a package around them
+    payload = payload_of(root)
+    parts = [part for part in (number, payload and f"payload {payload[:SHOWN_DIGITS]}") if part]
+    return f"{NAME} {' '.join(parts) or 'of an unknown version'}, Python {python_version()}"
+
+
+def payload_of(root: Path) -> str:
+    """The SHA-256 of the payload that this instance was made from; empty on any other computer."""
+    try:
+        return (root / PAYLOAD_DIGEST).read_text(encoding="utf-8").strip()
+    except OSError:
+        pass  # a built image has none
+    try:
+        return str(json.loads((root / MANIFEST).read_text(encoding="utf-8"))["payload_sha256"])
+    except (OSError, ValueError, KeyError):
+        return ""
