@@ -145,9 +145,11 @@ def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
 
 
 def test_the_instance_booted_as_long_ago_as_it_runs():
-    runs_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    runs_s = (datetime.now(UTC) - boot_time()).total_seconds()
+    after_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    assert (datetime.now(UTC) - boot_time()).total_seconds() == pytest.approx(runs_s, abs=2)
+    assert before_s - 1 <= runs_s <= after_s + 1  # the kernel says whole seconds
 
 
 def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment, metadata, tmp_path):

@@ -67,6 +67,8 @@ def test_what_takes_long_is_not_waited_for_while_the_answer_before_is_young(slow
     question.clock = 8.0 + 8.0 + LOOK_S  # it was asked at 0
 
     assert [slow.get(question), slow.get(question)] == [1, 1]
+    question.may_answer.set()
+    slow._asking.join()
     assert question.asked == 2  # one at a time
 
 
