@@ -31,7 +31,7 @@ def program():
     file.unlink(missing_ok=True)
 
 
-def command(file, timeout_s=5.0):
+def command(file, timeout_s=60.0):
     return BusyCommand((str(file),), timeout_s)
 
 
@@ -59,7 +59,7 @@ def test_a_command_that_takes_too_long_is_killed_with_all_it_started(program):
     with pytest.raises(SensorError, match=r"no answer within 0.3 s"):
         command(program(f"sleep {seconds} & sleep {seconds}"), 0.3).is_busy()
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 300  # it would sleep for 613
     left = f"sleep\0{seconds}\0".encode()
     for file in [file for file in Path("/proc").glob("[0-9]*/cmdline") if _read(file) == left]:
         assert _ends(int(file.parent.name)), "it lives on"

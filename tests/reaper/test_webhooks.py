@@ -11,13 +11,15 @@ import pytest
 from image.reaper.notify import webhooks
 from image.reaper.notify.webhooks import Webhook
 
+LONGEST_S = 60.0  # of what is not about time: a busy computer may stand still for seconds
+
 
 class Handler(BaseHTTPRequestHandler):
     """Takes a message, and answers as the test says: (status, headers, body)."""
 
     def do_POST(self):
         self.server.heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.server.hold.wait(10)
+        self.server.hold.wait(LONGEST_S)
         status, headers, body = self.server.answer
         self.send_response(status)
         for name, value in headers.items():
@@ -33,6 +35,8 @@ class Handler(BaseHTTPRequestHandler):
 def room(monkeypatch):
     """A room on the loopback, which has no certificate."""
     monkeypatch.setattr(webhooks, "SCHEME", "http://")
+    for name in ("SILENCE_S", "TOTAL_S"):
+        monkeypatch.setattr(webhooks, name, LONGEST_S)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.answer, made.heard, made.hold = (200, {}, b"ok"), [], threading.Event()
         made.hold.set()
@@ -92,7 +96,7 @@ def test_a_room_that_hangs_is_left_behind_and_keeps_no_other_room_waiting(room, 
 
     why = webhooks.post({Webhook("slack", "hangs"): room.address, refuses: "http:/"}, "subject", "message")
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < LONGEST_S / 2
     assert list(why) == [Webhook("slack", "hangs"), refuses]
     assert why[Webhook("slack", "hangs")].startswith("no answer within")
 
@@ -110,7 +114,7 @@ def test_a_room_that_dribbles_its_answer_is_left_behind_too(monkeypatch):
         )
 
         ended.set()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < LONGEST_S / 2
         assert len(why) == 1
 
 
