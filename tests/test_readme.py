@@ -29,6 +29,13 @@ SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
 # asks a cloud; without an account it says so
 ASKING = {"gpu-fleet preflight aws-dev": "Unable to locate credentials"}
 PATIENCE_S = 280
+READY_AFTER = (
+    "requirements.lock",
+    "torch-pypi.lock",
+    "torch-cpu.lock",
+    "pyproject.toml",
+    ".ci/environment.py",
+)
 PYTEST = ".venv/bin/python -m pytest "
 # {command: its words} to {command: [exit status, what was said]}; in one process, for each would load for 2 s
 COLLECT = """
@@ -62,14 +69,27 @@ BLOCKS = dict(blocks())
 def checkout(tmp_path: Path) -> Path:
     """The checkout as a reader has it, whose new files land elsewhere; with a `pulumi` that agrees to all."""
     for entry in ROOT.iterdir():
-        if entry.name not in {"build", "data", "runs", ".git"}:
+        if entry.name not in {"build", "data", "runs", ".git", ".venv"}:
             (tmp_path / entry.name).symlink_to(entry)
+    link_environment(tmp_path / ".venv")
     programs = tmp_path / "programs"
     programs.mkdir()
     agreeing = """case "$*" in *"stack output"*|preview*--json*) echo '{}';; esac"""
     (programs / "pulumi").write_text(f"#!/bin/sh\n{agreeing}\n")
     (programs / "pulumi").chmod(0o755)
     return tmp_path
+
+
+def link_environment(folder: Path) -> None:
+    """The checkout's ``.venv``; a `make` that installed through it would leave its name in programs."""
+    folder.mkdir()
+    (ROOT / ".venv/policy").mkdir(exist_ok=True)  # for a `make` that sets it up
+    for entry in (ROOT / ".venv").iterdir():
+        if entry.name != ".ready":
+            (folder / entry.name).symlink_to(entry)
+    (folder / ".ready").touch()
+    newest = max((ROOT / name).stat().st_mtime for name in READY_AFTER)
+    os.utime(folder / ".ready", (newest, newest))
 
 
 def say(command: str, checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
