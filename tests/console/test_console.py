@@ -321,7 +321,7 @@ def test_ctrl_c_ends_the_command_with_130(tmp_path):
     program.stdout.readline()
 
     os.killpg(program.pid, signal.SIGINT)
-    _, errors = program.communicate(timeout=30)
+    _, errors = program.communicate(timeout=120)
 
     assert program.returncode == INTERRUPTED
     assert "Traceback" not in errors

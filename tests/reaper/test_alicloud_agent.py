@@ -373,7 +373,7 @@ def heartbeats_of_half_an_hour(cloud, environment):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
         )
     finally:
         sleeper.kill()

@@ -91,7 +91,7 @@ def test_a_child_process_that_is_terminated_takes_its_children_along(tmp_path):
         sleeper = psutil.Process(int((tmp_path / "log").read_text()))
 
     assert process.returncode == -signal.SIGTERM
-    _, alive = psutil.wait_procs([sleeper], timeout=5)
+    _, alive = psutil.wait_procs([sleeper], timeout=120)
     assert [each_process for each_process in alive if each_process.status() != psutil.STATUS_ZOMBIE] == []
 
 

@@ -104,6 +104,6 @@ def test_a_rehearsal_that_is_terminated_during_training_leaves_no_process_behind
         process.send_signal(how)
 
         assert process.wait(PATIENCE_S) == 130, (tmp_path / "log").read_text()
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []
     assert "Traceback" not in (tmp_path / "log").read_text()

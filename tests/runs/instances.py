@@ -149,7 +149,7 @@ class StandIn:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
         )
 
     def started(self) -> list[str]:

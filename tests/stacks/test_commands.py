@@ -356,7 +356,7 @@ def test_ctrl_c_lets_the_cli_write_its_state(command, tmp_path):
         threading.Event().wait(0.05)  # polls another process; its clock is not ours
 
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
 
     assert (tmp_path / "state").read_text() == "whole\n"
     assert "waiting for Pulumi to finish what is under way" in said

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,8 +43,9 @@ class Program:
     def worker(self, rank: int) -> int:
         """The process id of one rank, found by its environment."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            if child.environ().get("RANK") == str(rank):
-                return child.pid
+            with suppress(psutil.NoSuchProcess):  # what a rank asked in passing has ended meanwhile
+                if child.environ().get("RANK") == str(rank):
+                    return child.pid
         raise AssertionError(f"no process of rank {rank}")
 
     @property

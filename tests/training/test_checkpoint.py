@@ -371,10 +371,10 @@ def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path
     store = HangingStore()
     saver = Saver(tmp_path, store, keep=2)
     saver.save(local.Manifest(1, "model", 1), {})
-    store.hanging.wait(10)
+    assert store.hanging.wait(120)
 
     saver.save(local.Manifest(2, "model", 1), {})
-    closed = saver.close(within_s=30)
+    closed = saver.close(within_s=120)
     store.never.set()
 
     assert closed

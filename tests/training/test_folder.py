@@ -531,16 +531,16 @@ def test_a_notice_is_passed_on_while_the_folder_is_uploaded(
     def slowly(verb: str, name: str) -> None:
         if verb == "put" and name.startswith("contents") and not heard:
             (no_fleet / "stop").write_text("spot\n")
-            until_s = time.monotonic() + 20.0
+            until_s = time.monotonic() + 120.0
             while not notified.exists() and time.monotonic() < until_s:
                 time.sleep(0.01)
             heard.append(notified.exists())
 
     store.before = slowly
     script = f"""
-        echo 1 > {here}/step; touch -d 2000-01-01 {here}/step
         trap 'echo 2 > {here}/step; touch {notified}; exit 0' TERM
-        for n in $(seq 600); do sleep 0.05; done
+        echo 1 > {here}/step; touch -d 2000-01-01 {here}/step
+        for n in $(seq 6000); do sleep 0.05; done
     """
     done = command(here, script, "--every-s", "0.1")
 

@@ -53,7 +53,7 @@ def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.Complete
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
         **how,
     )
 
@@ -140,7 +140,7 @@ def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
         program.process.kill()
 
         assert program.process.wait() == -signal.SIGKILL
-        _, alive = psutil.wait_procs(servers, timeout=10)
+        _, alive = psutil.wait_procs(servers, timeout=120)
     assert len(servers) == 1
     assert alive == []
 
