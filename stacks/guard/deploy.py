@@ -1,10 +1,12 @@
 """Run ``pulumi preview`` and ``pulumi up`` so that no data is lost and every pass is made."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -96,16 +98,20 @@ def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | 
     """Run the CLI until it ends by itself, in this environment or another; gives its exit code.
 
     A Ctrl-C reaches it too: it finishes what is under way, and writes its state. ``subprocess.run`` would
-    kill it a quarter of a second later, and leave operations that nobody knows the end of.
+    kill it a quarter of a second later, and leave operations that nobody knows the end of. It is heard by a
+    handler and not as KeyboardInterrupt, which could come while the CLI is being started, and leave it alone.
     """
-    process = subprocess.Popen(command, cwd=root, env=environ)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            click.echo(
-                "waiting for Pulumi to finish what is under way; Ctrl-C again stops it at once", err=True
-            )
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in the background of a script, where the CLI ignores it too
+        signal.signal(signal.SIGINT, _wait_on)
+    try:
+        return subprocess.Popen(command, cwd=root, env=environ).wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _wait_on(_number: int, _frame: FrameType | None) -> None:
+    click.echo("waiting for Pulumi to finish what is under way; Ctrl-C again stops it at once", err=True)
 
 
 def uploads(step: PlanStep) -> bool:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from stacks.errors import StacksError
-from stacks.guard import pulumi_command
+from stacks.guard import deploy, pulumi_command
 from stacks.guard.pulumi_command import REFUSED, ROOT, refuse
 from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
@@ -360,3 +360,18 @@ def test_ctrl_c_lets_the_cli_write_its_state(command, tmp_path):
 
     assert (tmp_path / "state").read_text() == "whole\n"
     assert "waiting for Pulumi to finish what is under way" in said
+
+
+def test_ctrl_c_while_the_cli_is_being_started_waits_for_it_too(tmp_path, monkeypatch, capsys):
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.getsignal(signal.SIGINT)
+
+    code = deploy.to_its_end([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
+
+    assert (code, signal.getsignal(signal.SIGINT)) == (3, before)
+    assert "waiting for Pulumi to finish what is under way" in capsys.readouterr().err
