@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests import preloaded
-from tests.training.programs import DIGITS, ROOT, torchrun
+from tests.training.programs import DIGITS, ROOT, Program, torchrun
 
 WAYS = {"forked": preloaded.preloaded, "started": nullcontext}
 # What a program says of itself; torchrun gives it to `ranks`, of which this is one.
@@ -58,6 +58,16 @@ def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.Complete
     )
 
 
+@contextmanager
+def endless(digits: Path, folder: Path) -> Iterator[Program]:
+    """torchrun and two ranks in the midst of a run."""
+    keys = {"data.path": digits, "run.directory": folder, "run.epochs": 500, "checkpoint.every_steps": 5}
+    overrides = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    with torchrun(DIGITS, *overrides) as program:
+        program.wait_for("event=checkpoint step=")
+        yield program
+
+
 @pytest.mark.parametrize("how", [{}, {"start_new_session": True}, {"process_group": 0}])
 def test_it_has_its_words_folder_variables_signals_session_and_streams(how, tmp_path):
     elsewhere = tmp_path / "elsewhere"
@@ -95,18 +105,7 @@ def test_a_mistake_is_said_in_the_same_words(way):
 
 def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked, tmp_path):
     """torchrun and two ranks, seen from outside: whose they are, their commands, their variables."""
-    arguments = (
-        "--data.path",
-        digits,
-        "--run.directory",
-        tmp_path,
-        "--run.epochs",
-        500,
-        "--checkpoint.every_steps",
-        5,
-    )
-    with torchrun(DIGITS, *arguments) as program:
-        program.wait_for("event=checkpoint step=")
+    with endless(digits, tmp_path) as program:
         agent = psutil.Process(program.process.pid)
         ranks = [psutil.Process(program.worker(rank)) for rank in range(2)]
         commands = [rank.cmdline() for rank in ranks]
@@ -122,18 +121,7 @@ def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked
 
 
 def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
-    arguments = (
-        "--data.path",
-        digits,
-        "--run.directory",
-        tmp_path,
-        "--run.epochs",
-        500,
-        "--checkpoint.every_steps",
-        5,
-    )
-    with torchrun(DIGITS, *arguments) as program:
-        program.wait_for("event=checkpoint step=")
+    with endless(digits, tmp_path) as program:
         family = psutil.Process(program.process.pid).children(recursive=True)
         servers = [child for child in family if "RANK" not in child.environ()]
 
