@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_fleet import train
+from gpu_fleet import config, train
 from gpu_fleet.models import pretrained
 from tests.training.commands import tried
 from tests.training.examples import changed, losses, train_on
@@ -100,13 +100,32 @@ def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(
     assert [said.count("parallel.static_graph = true spares that") for _, said in ends] == [expected, 0]
 
 
-def test_torchs_own_advice_is_not_printed_by_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("keys", "ranks", "level"),
+    [
+        ({}, 2, "ERROR"),
+        ({"model": {"name": "AutoModelForCausalLM"}}, 2, "ERROR"),
+        ({}, 1, None),
+        ({"parallel": {"static_graph": True}}, 2, None),
+        ({"parallel": {"strategy": "fsdp"}}, 2, None),
+        ({"model": {"name": "resnet_small"}}, 2, None),
+    ],
+    ids=["own model", "of transformers", "alone", "static", "sharded", "of this trainer"],
+)
+def test_torchs_warnings_are_kept_out_only_where_every_rank_would_advise(
+    keys: dict[str, Any],
+    ranks: int,
+    level: str | None,
+    table: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
 
-    train.start_logging(1)
+    train.spare_advice(config.from_table(changed(table, **keys), "test"))
 
-    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    assert os.environ.get("TORCH_CPP_LOG_LEVEL") == level
 
 
 @pytest.mark.parametrize(

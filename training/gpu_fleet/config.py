@@ -1,7 +1,7 @@
 """The configuration: a TOML file and `--section.key value` overrides, checked once, every error at once."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -31,6 +31,12 @@ def _an_optimizer(name: str) -> str:
     return name
 
 
+def _a_path(path: str) -> str:
+    if path.startswith("~"):  # a run may be sent to an instance where another home would be meant
+        raise PydanticCustomError("path", "only a shell knows what ~ is; write the whole path")
+    return path
+
+
 def _a_mean(name: str) -> str:
     if name not in MEANS and ":" not in name:
         raise PydanticCustomError(
@@ -43,6 +49,7 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Place = Annotated[str, AfterValidator(_a_path)]
 OptimizerName = Annotated[str, AfterValidator(_an_optimizer)]
 MeanOver = Annotated[str, AfterValidator(_a_mean)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -54,10 +61,17 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def _refuse(section: Section, keys: Iterable[str], why: str) -> None:
+    """Raises ValueError for a key that was set and that nothing would read."""
+    for key in keys:
+        if (value := getattr(section, key)) != type(section).model_fields[key].default:
+            raise ValueError(f"{key} = {value!r} {why}")
+
+
 class RunSection(Section):
     """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
 
-    directory: str = "runs/default"
+    directory: Place = "runs/default"
     branch_of: str = ""  # run.directory of the run whose newest weights this one begins with: --branch
     owner: str = ""  # whose run it is, a part of its place in the bucket; empty: the account that starts it
     seed: Count = 0
@@ -80,8 +94,8 @@ class Model(Section):
 
     name: str
     options: dict[str, Any] = {}  # of AutoModelFor...: keys of config.json to be changed
-    weights: str = ""  # a local folder of weights to begin with
-    config: str = ""  # AutoModelFor... only: a config.json or its folder, where there are no weights
+    weights: Place = ""  # a local folder of weights to begin with
+    config: Place = ""  # AutoModelFor... only: a config.json or its folder, where there are no weights
 
     @field_validator("config")
     @classmethod
@@ -94,7 +108,7 @@ class Model(Section):
 class Data(Section):
     """Where the samples are and how they are read: a prepared folder, or a data set of one's own by name."""
 
-    path: str = ""  # a folder or a file; s3:// or oss://bucket/prefix of shards and records
+    path: Place = ""  # a folder or a file; s3:// or oss://bucket/prefix of shards and records
     kind: Literal["auto", "images", "shards", "tokens", "text"] = "auto"
     name: str = ""  # FILE.py:NAME or package.module:NAME of an own data set, in place of `path`
     options: dict[str, Any] = {}  # of `name`
@@ -116,6 +130,8 @@ class Data(Section):
     def one_source(self) -> Self:
         if bool(self.path) == bool(self.name):
             raise ValueError(f"set one of path (now {self.path!r}) and name (now {self.name!r})")
+        of_other = ("columns", "kind", "image_size", "decoder", "augmentation") if self.name else ("options",)
+        _refuse(self, of_other, f"is for data.{'path' if self.name else 'name'}")
         return self
 
 
@@ -126,12 +142,24 @@ class Loss(Section):
     options: dict[str, Any] = {}
     mean_over: MeanOver = "targets"  # which weigh alike; those of -100 do not count. Or samples, FILE.py:NAME
 
+    @model_validator(mode="after")
+    def options_of_one(self) -> Self:
+        if not self.name:
+            _refuse(self, ("options",), "is for a function of your own; name it by `name`")
+        return self
+
 
 class Metric(Section):
     """Own metrics on the held-out data, of which the first counts; without, the one that suits the data."""
 
     name: str = ""
     options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def options_of_one(self) -> Self:
+        if not self.name:
+            _refuse(self, ("options",), "is for a function of your own; name it by `name`")
+        return self
 
 
 class Optimizer(Section):
@@ -144,6 +172,14 @@ class Optimizer(Section):
     momentum: Fraction = 0.9  # sgd only
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)  # adamw only; TOML has lists only
     clip_norm: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping
+
+    @model_validator(mode="after")
+    def options_of_one(self) -> Self:
+        if ":" in self.name:
+            _refuse(self, ("momentum", "betas"), f"is not handed to {self.name}; set it in optimizer.options")
+        else:
+            _refuse(self, ("options",), f"is for an optimizer of your own, not for {self.name}")
+        return self
 
 
 class Schedule(Section):
@@ -284,6 +320,17 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     return from_table(table, source=str(path))
 
 
+def may_leave_out(settings: Config) -> bool:
+    """Whether DistributedDataParallel may look for parameters that a step leaves out.
+
+    Unless it is said, of what is not of this trainer; of the models of transformers their classes know more.
+    """
+    if settings.parallel.strategy != "ddp" or settings.parallel.static_graph is not None:
+        return settings.parallel.static_graph is False
+    name = settings.model.name
+    return ":" in name or name.startswith("AutoModel") or bool(settings.loss.name)
+
+
 def names_of_code(settings: Config) -> tuple[str, ...]:
     """All keys that may name code of a user; what has a colon does."""
     named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
@@ -351,7 +398,7 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
     if kind == "missing":
         return f"{key}: is missing"
     if isinstance(value, dict):
-        return f"{key}: {message}"
+        return f"{key}: {message.removeprefix('Value error, ')}"
     return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -31,6 +31,7 @@ def train(
     with shown_errors():
         chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
         settings = configured(config_file, [*overrides, *chosen], allow, branch)
+        spare_advice(settings)
         with noted_failure(Path(settings.run.directory)):
             imported("gpu_fleet.rank").run_rank(settings)  # torch: seconds that --help need not pay
 
@@ -91,12 +92,18 @@ def shown_errors() -> Iterator[None]:
         sys.exit(error.exit_status)
 
 
-def start_logging(rank: int) -> None:
-    """One event a line on stderr; ranks other than 0 speak only when something is wrong.
+def spare_advice(settings: config.Config) -> None:
+    """Keeps the warnings of torch's C++ out where DistributedDataParallel may look for unused parameters.
 
-    Of torch's C++ the errors: each rank has its own advice, in words that name none of our keys.
+    Each rank then has advice about that, in words that name none of our keys; rank 0 gives it in ours. There
+    is no finer way: the level is read when torch is imported, after this, and is one for all of its C++.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, after this
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and config.may_leave_out(settings):
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def start_logging(rank: int) -> None:
+    """One event a line on stderr; ranks other than 0 speak only when something is wrong."""
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format=f"time=%(asctime)s level=%(levelname)s rank={rank} %(message)s",
