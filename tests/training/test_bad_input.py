@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors import SafetensorError
 
-from gpu_fleet import config, rank
+from gpu_fleet import config, own_code, rank
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
+from gpu_fleet.errors import PeerError
 from tests.training.commands import command, tried_alone
 from tests.training.examples import Change, changed, few_digits, resnet_table, section, without_pictures
 
@@ -63,6 +66,22 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             section("model", weights="/nowhere"),
             "model.weights = '/nowhere': /nowhere/model.safetensors cannot be",
         ),
+        (
+            section("data", path=__file__),
+            "test_bad_input.py': is a file; of files .parquet and .jsonl are read, others after `prepare`",
+        ),
+        (
+            section("metrics", profile_steps=[50, 60]),
+            "metrics.profile_steps = [50, 60]: the run has 12 steps",
+        ),
+        (section("data", path="~/digits"), "data.path = '~/digits': only a shell knows what ~ is; write the"),
+        (section("run", directory="~/runs"), "run.directory = '~/runs': only a shell knows what ~ is"),
+        (
+            section("data", collate="torch.utils.data:default_collate"),
+            "data.collate = 'torch.utils.data:default_collate': is for data.name, tables and tars of any",
+        ),
+        (section("data", columns=["x"]), "data.columns = ('x',): is for data.name, tables and tars"),
+        (section("data", options={"size": 3}), "data: options = {'size': 3} is for data.name"),
         (section("data", path="/nowhere"), "data.path = '/nowhere': is not a folder"),
         (section("checkpoint", uri="s3:/typo"), "checkpoint.uri = 's3:/typo': write s3://bucket/prefix"),
         (section("checkpoint", uri="s3://[a"), "s3://[a: cannot be written"),
@@ -110,6 +129,35 @@ def test_a_full_disk_is_one_message_and_may_be_tried_again(
 
     assert said == "error: runs/big: No space left on device; free some space, or another run.directory\n"
     assert status == 75
+
+
+def test_a_disk_that_the_log_fills_up_may_be_tried_again_too(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").symlink_to("/dev/full")
+
+    status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
+
+    assert (
+        said == f"error: {tmp_path}/run: No space left on device; free some space, or another run.directory\n"
+    )
+    assert status == 75
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
+)
+def test_a_disk_that_the_finished_model_fills_up_may_be_tried_again_too(
+    error: Exception, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+
+    status, said = tried_alone(resnet_table(pictures, tmp_path / "run", steps=1), tmp_path)
+
+    assert (status, f"{tmp_path}/run/model: No space left on device; free some space" in said) == (75, True)
 
 
 def test_all_wrong_keys_are_reported_at_once(pictures: Path, tmp_path: Path) -> None:
@@ -225,6 +273,27 @@ def test_another_fault_of_torch_is_not_disguised() -> None:
     fault = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     assert rank.explained(fault, settings) is fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (RuntimeError("gloo: Connection closed by peer [::1]:4711"), PeerError),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), torch.AcceleratorError),
+    ],
+)
+def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to_light_in(
+    fault: RuntimeError, kind: type[Exception]
+) -> None:
+    """A loss that calls all_reduce: the run would never be tried again."""
+    settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
+
+    with pytest.raises(type(fault)) as raised, own_code.explained("loss.name = 'mine.py:loss'"):
+        raise fault
+
+    error = rank.explained(raised.value, settings)
+    assert isinstance(error, kind)
+    assert getattr(error, "for_good", False) is False
 
 
 def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch() -> None:

@@ -19,13 +19,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 class Rows:
-    chance = np.random.default_rng()
     def __init__(self, rows=32, width=4):
         self.rows, self.width = rows, width
     def __len__(self):
         return self.rows
     def __getitem__(self, index):
-        return torch.from_numpy(self.chance.random(self.width, dtype=np.float32)), index % 2
+        chance = np.random.default_rng()  # which nobody could have set
+        return torch.from_numpy(chance.random(self.width, dtype=np.float32)), index % 2
 
 class Flow(Rows, IterableDataset):
     def __iter__(self):

@@ -1,10 +1,12 @@
 """`from gpu_fleet import Run` in a loop of one's own."""
 
 import json
+import logging
 import os
 import runpy
 import signal
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from gpu_fleet import Run, library, outcome, run_identity
 from gpu_fleet.checkpoint import local
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import CheckpointError, ConfigError
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
@@ -186,18 +189,16 @@ def test_data_that_draw_from_a_generator_of_their_own_are_resumed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Drawn:
-        chance = torch.Generator()
-
         def __len__(self) -> int:
             return 9
 
         def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.randn(3, generator=self.chance)
+            chance = torch.Generator()
+            chance.seed()
+            return torch.randn(3, generator=chance)
 
-    Drawn.chance.seed()
     data: Any = Drawn()
     small(tmp_path, 2, data)
-    Drawn.chance.seed()
 
     small(tmp_path, 3, data)
 
@@ -339,6 +340,63 @@ def test_what_cannot_be_is_reported_in_one_message(
         attempt()
 
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize("use", [lambda run: next(run.steps(1)), lambda run: run.batches([1], 1), Run.save])
+def test_a_run_that_was_not_entered_says_so(use: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"write: with Run\(...\) as run:"):
+        use(Run(tmp_path))
+
+
+def sharded_rank(directory: str) -> str:
+    dist.init_process_group("gloo")
+    model = nn.Linear(3, 1)
+    fully_shard(model)
+    try:
+        Run(directory, model=model)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
+    (said,) = run_ranks(sharded_rank, 1, str(tmp_path))
+
+    assert said.startswith("Run(model=...): is sharded, and Run saves what a rank holds whole")
+
+
+def rank_alone(directory: str, seed_by_rank: int) -> str:
+    """Steps of a model that no DistributedDataParallel keeps alike; what this rank logs as a warning."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(seed_by_rank * dist.get_rank())
+    heard = StringIO()
+    logging.getLogger("gpu_fleet.library").addHandler(logging.StreamHandler(heard))
+    with Run(directory, net=nn.Linear(3, 1)) as run:
+        list(run.steps(2))
+    return heard.getvalue()
+
+
+@pytest.mark.parametrize("seed_by_rank", [0, 1])
+def test_ranks_that_hold_different_weights_are_named_once(seed_by_rank: int, tmp_path: Path) -> None:
+    first, second = run_ranks(rank_alone, 2, str(tmp_path), seed_by_rank)
+
+    assert first.count("Run(net=...): the ranks hold different weights") == seed_by_rank
+    assert "different weights" not in second
+
+
+@pytest.mark.parametrize(("said", "warnings"), [(1, 1), (2, 0)])
+def test_a_step_that_takes_more_batches_than_was_said_is_not_exact(
+    said: int, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(tmp_path, model=nn.Linear(3, 1)) as run:
+        batches = run.batches(points(9), batch_size=2, accumulation=said)
+        ahead = next(batches)  # as a prefetcher does, which is no fault
+        for _ in run.steps(4):
+            assert ahead is not None
+            next(batches)
+            ahead = next(batches)
+
+    assert caplog.text.count("a resumed run reads some again") == warnings
 
 
 def test_ranks_that_have_not_met_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Mistakes in a user's own code: each is one message that says what would do."""
 
+import json
 import os
 import textwrap
 from collections.abc import Callable
@@ -241,6 +242,121 @@ MISTAKES: dict[str, Mistake] = {
         {"optimizer": {"name": "mine.py:own"}},
         "its signature is (parameters): got an unexpected keyword argument 'lr'",
     ),
+    "a program that ends when it is imported": (
+        "import sys\nsys.exit(2)",
+        {},
+        "ends the program: SystemExit: 2 (mine.py:",
+    ),
+    "a sample that ends the program": (
+        "class Rows(Rows):\n    def __getitem__(self, index):\n        raise SystemExit(0)",
+        {},
+        "sample 0: ends the program: SystemExit: 0 (mine.py:",
+    ),
+    "a sample that ends the program in a reader": (
+        "import os\nhere = os.getpid()\nclass Rows(Rows):\n    def __getitem__(self, index):\n"
+        "        if os.getpid() != here:\n            raise SystemExit(0)\n"
+        "        return super().__getitem__(index)",
+        {"data": {"workers": 1}},
+        "ends the program: SystemExit: 0 (mine.py:",
+    ),
+    "a file of a package": (
+        "from .layers import model",
+        {},
+        "name a module of a package as package.module:NAME, not as FILE.py",
+    ),
+    "a loader in place of a data set": (
+        "def data(split):\n    return torch.utils.data.DataLoader(Rows(split), batch_size=8)",
+        {},
+        "gave a DataLoader, which has batches; give its data set",
+    ),
+    "columns in place of samples": (
+        "def data(split):\n    return {'rows': torch.zeros(64, 4), 'labels': torch.zeros(64)}",
+        {},
+        "gave a dict of 'rows', 'labels'; give samples by number, of one split",
+    ),
+    "arrays in place of samples": (
+        "def data(split):\n    return torch.zeros(64, 4), torch.zeros(64)",
+        {},
+        "gave a tuple of arrays, not samples; give torch.utils.data.TensorDataset(*them)",
+    ),
+    "a table whose [] takes columns": (
+        "class data(Rows):\n    iloc = None",
+        {},
+        "gave a data, whose [] takes columns; give rows by number",
+    ),
+    "a path in place of a data set": ("def data(split):\n    return 'train.csv'", {}, "gave a str; expected"),
+    "a length that is no number": (
+        "class Rows(Rows):\n    def __len__(self):\n        return 64.0",
+        {},
+        "'train': its len(): TypeError: 'float' object cannot be interpreted as an integer",
+    ),
+    "columns of data of one's own": (
+        "",
+        {"data": {"columns": ["rows"]}},
+        "data: columns = ('rows',) is for data.path",
+    ),
+    "an augmentation that nothing would do": (
+        "",
+        {"data": {"augmentation": "shift"}},
+        "augmentation = 'shift' is for data.path",
+    ),
+    "options of adamw": (
+        "",
+        {"optimizer": {"options": {"amsgrad": True}}},
+        "options = {'amsgrad': True} is for an optimizer of your own, not for adamw",
+    ),
+    "momentum that is not handed on": (
+        "",
+        {"optimizer": {"name": "torch.optim:RMSprop", "momentum": 0.5}},
+        "momentum = 0.5 is not handed to torch.optim:RMSprop; set it in optimizer.options",
+    ),
+    "options of no loss": ("", {"loss": {"options": {"power": 2}}}, "is for a function of your own; name it"),
+    "options of no metric": ("", {"metric": {"options": {"k": 2}}}, "is for a function of your own; name it"),
+    "an optimizer of another model": (
+        "def own(parameters, lr):\n    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=lr)",
+        {"optimizer": {"name": "mine.py:own"}},
+        "gave an optimizer of none of the parameters that it was called with",
+    ),
+    "an optimizer of other gradients": (
+        "",
+        {"optimizer": {"name": "torch.optim:SparseAdam"}},
+        "optimizer.name = 'torch.optim:SparseAdam': RuntimeError: SparseAdam does not support dense",
+    ),
+    "a model on meta": (
+        "def model():\n    return nn.Linear(4, 2, device='meta')",
+        {},
+        "has parameters on the device 'meta', which hold nothing",
+    ),
+    "a loss that is complex": (
+        "def own(model, batch):\n    return loss(model, batch) * 1j",
+        {"loss": {"name": "mine.py:own"}},
+        "gave a torch.complex64; a real number is wanted",
+    ),
+    "a loss that keeps its graph": (
+        "kept = []\ndef own(model, batch):\n    kept.append(loss(model, batch))\n    return sum(kept)",
+        {"loss": {"name": "mine.py:own"}},
+        "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps",
+    ),
+    "a metric of nothing": (
+        "def own(model, batch):\n    return {'error': None}",
+        {"metric": {"name": "mine.py:own"}},
+        "metric.name = 'mine.py:own': gave a NoneType for 'error'; expected: NAME(model, batch",
+    ),
+    "a metric of each sample": (
+        "def own(model, batch):\n    return {'error': torch.zeros(8)}",
+        {"metric": {"name": "mine.py:own"}},
+        "metric.name = 'mine.py:own': gave a tensor of shape [8] for 'error'",
+    ),
+    "a metric that is called loss": (
+        "def own(model, batch):\n    return {'loss': 1.0}",
+        {"metric": {"name": "mine.py:own"}},
+        "gave 'loss' as a name; text does, but for 'loss', which is there anyway",
+    ),
+    "metrics without a name": (
+        "def own(model, batch):\n    return {1: 1.0}",
+        {"metric": {"name": "mine.py:own"}},
+        "gave 1 as a name; text does",
+    ),
     "a path and a name": (
         "",
         {"data": {"path": "data/digits"}},
@@ -331,6 +447,71 @@ def test_a_mistake_in_the_midst_of_a_run_is_one_message_too(place: Callable[[str
     assert status == 65
     assert "loss.name = 'mine.py:own': AssertionError: row 63 (mine.py:" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        """
+        class model(nn.Linear):
+            steps = 0
+            def __init__(self):
+                super().__init__(4, 2)
+            def forward(self, rows):
+                self.steps += self.training
+                return super().forward(rows) * (1 + self.steps / 10)
+            def get_extra_state(self):
+                return {"steps": self.steps}
+            def set_extra_state(self, state):
+                self.steps = state["steps"]
+        """,
+        """
+        class model(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 2)
+                self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+            def forward(self, rows):
+                return super().forward(rows) * self.phase.abs()
+        """,
+    ],
+    ids=["extra state", "complex numbers"],
+)
+def test_a_model_of_more_than_plain_numbers_resumes_with_the_same_bits(
+    model: str, place: Callable[[str], Path]
+) -> None:
+    folder = place(textwrap.dedent(model))
+    whole = changed(table_of(folder, {"schedule": {"name": "constant"}}), run={"steps": 5})
+    broken = changed(whole, run={"directory": str(folder / "broken")})
+
+    ends = [tried_alone(table, folder) for table in (whole, changed(broken, run={"steps": 2}), broken)]
+
+    results = [json.loads((folder / name / "result.json").read_text()) for name in ("run", "broken")]
+    assert [status for status, _ in ends] == [0, 0, 0], ends
+    assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
+
+
+def test_metrics_that_are_others_for_another_batch_are_one_message(place: Callable[[str], Path]) -> None:
+    folder = place(
+        "def own(model, batch):\n    names = ['error', 'last'] if 63 in batch[0] else ['error']\n"
+        "    return {name: 1.0 for name in names}"
+    )
+
+    status, said = tried_alone(table_of(folder, {"metric": {"name": "mine.py:own"}}), folder)
+
+    assert (status, "gave 'error', 'last', and for another batch 'error'; expected" in said) == (65, True), (
+        said
+    )
+
+
+def test_a_metric_that_is_no_number_is_left_out_of_what_is_written(place: Callable[[str], Path]) -> None:
+    """JSON knows no NaN: a strict reader would refuse the whole of result.json."""
+    folder = place("def own(model, batch):\n    return {'error': float('nan')}")
+
+    status, said = tried_alone(table_of(folder, {"metric": {"name": "mine.py:own"}}), folder)
+
+    assert status == 0, said
+    assert json.loads((folder / "run/result.json").read_text())["metric"] is None
+    assert "NaN" not in (folder / "run/metrics.jsonl").read_text()
 
 
 ROOTED = """

@@ -1,7 +1,10 @@
 """Files and names in folders that are down before anything goes on."""
 
+import errno
 import os
 from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

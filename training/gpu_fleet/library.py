@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
@@ -87,8 +88,12 @@ class Run:
             allow: keys in which a checkpoint may be of another run: "code.train.py", "data.content".
             objects: what is saved and restored, by name. DistributedDataParallel is saved as the model in it.
         """
-        self.directory = Path(directory)
+        self.directory = Path(directory).expanduser()
         self.step = 0
+        self._entered = False
+        self._apart = [name for name, thing in objects.items() if isinstance(thing, nn.Module)]
+        self._taken = self._taken_before = 0  # batches of the first data set; before this step
+        self._accumulation = 0  # batches of it that a step is said to take; 0: it is not known, or was said
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
@@ -100,6 +105,11 @@ class Run:
         self._saved_at = time.monotonic()
         self._lock: IO[str] | None = None
         for name, thing in self._objects.items():
+            if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
+                raise ConfigError(
+                    f"Run({name}=...): is sharded, and Run saves what a rank holds whole; take a "
+                    "configuration with parallel.strategy = 'fsdp'"
+                )
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
 
@@ -113,7 +123,12 @@ class Run:
         except TrainingError as error:
             self._fail(error)
         self._interruption.__enter__()
+        self._entered = True
         return self
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise ConfigError("Run: is used outside of its context; write: with Run(...) as run:")
 
     def _open(self) -> None:
         # rank 0's counts: what the checkpoints carry; that of others may name their rank or device
@@ -212,6 +227,7 @@ class Run:
         or with 0 under torchrun, which would start it again at once. A step that the loop is left in, by
         `break` on all ranks, counts as done and is saved too.
         """
+        self._check_entered()
         self._begin()
         while self.step < total:
             if self._stop.agreed_soon():
@@ -220,6 +236,7 @@ class Run:
             yield self.step
             self._in_step = False
             self.step += 1
+            self._look_at_step()
             due = self._every_steps and self.step % self._every_steps == 0
             if self._stop.take_save_request() or due:
                 self.save()
@@ -255,6 +272,7 @@ class Run:
             ConfigError: the sizes do not divide, or `samples` is no data set.
             IdentityError: before the first step, the run goes on from a checkpoint of other data.
         """
+        self._check_entered()
         where = self._where
         if batch_size < 1 or batch_size % (where.size * accumulation):
             raise ConfigError(
@@ -267,10 +285,56 @@ class Run:
         share = RankShare(where.rank, where.size, batch_size, accumulation)
         slices = training_slices(order, share, self.step * batch_size)
         settings = config.Data(path="samples", workers=workers)
-        return (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
+        read = (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
+        if self._in_loop or self._data_sets > 1:  # such as held-out data, which only some steps read
+            return read
+        self._accumulation = accumulation
+        return self._counted(read)
+
+    def _counted(self, read: Iterator[Any]) -> Iterator[Any]:
+        for batch in read:
+            self._taken += 1
+            yield batch
+
+    def _look_at_step(self) -> None:
+        """After a step: says, once each, what a resumed run or its result would not be exact for."""
+        taken, self._taken_before = self._taken - self._taken_before, self._taken
+        if (
+            self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
+        ):  # one may read ahead
+            log.warning(
+                "not exact: step %d took %d batches, and run.batches(accumulation=%d) says %d: a resumed run "
+                "reads some again; say how many a step takes",
+                self.step,
+                taken,
+                self._accumulation,
+                self._accumulation,
+            )
+            self._accumulation = 0
+        if self._apart and self._where.size > 1:
+            for name in self._differ():
+                log.warning(
+                    "event=ranks-differ step=%d help='Run(%s=...): the ranks hold different weights, and "
+                    "those of rank 0 alone are saved; wrap it in DistributedDataParallel'",
+                    self.step,
+                    name,
+                )
+            self._apart = []
+
+    def _differ(self) -> list[str]:
+        """The modules that no DistributedDataParallel keeps alike, and that are not alike on all ranks."""
+        sums = {
+            name: [p.detach().double().sum().item().hex() for p in cast("nn.Module", module).parameters()]
+            for name, module in self._objects.items()
+            if name in self._apart
+        }
+        first, *others = self._where.gather(sums)
+        differ = [name for name in self._apart if any(other[name] != first[name] for other in others)]
+        return differ if self._where.leads else []  # which speaks for all
 
     def save(self) -> None:
         """Takes a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
+        self._check_entered()
         if self._saved_step == self.step:
             return
         rng = self._where.gather(_generators())

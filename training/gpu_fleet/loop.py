@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
+from gpu_fleet.own_code import explained
 from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.agreement import Stop
@@ -122,7 +124,8 @@ def take_step(
         state.scaler.unscale_(state.optimizer)
         norm = precision.clip(state.parameters, settings.optimizer.clip_norm, state.spread.other_layers)
     meter.add_stall(run.checkpoints.before_change())
-    with marked("update"):
+    own = run.own.optimizer
+    with marked("update"), explained(f"{own.key} = {own.name!r}") if own else nullcontext():
         state.scaler.step(state.optimizer)
         state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)

@@ -29,11 +29,15 @@ def build_optimizer(
         built = own([group for group in groups if group["params"]], lr=settings.learning_rate)
         if not isinstance(built, torch.optim.Optimizer):
             raise own.wrong(f"gave a {type(built).__name__}")
+        own_ones = {id(parameter) for parameter in parameters}
+        if not any(id(p) in own_ones for group in built.param_groups for p in group["params"]):
+            raise own.wrong("gave an optimizer of none of the parameters that it was called with")
         return built
     if settings.name == "sgd":
         momentum = settings.momentum
         return torch.optim.SGD(groups, settings.learning_rate, momentum=momentum, nesterov=momentum > 0)
-    return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=True)
+    real = all(p.is_floating_point() for p in parameters)  # a fused step knows no complex numbers
+    return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=real)
 
 
 def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gpu_fleet import config
 from gpu_fleet.errors import ConfigError, OwnCodeError, suggestion
@@ -55,6 +56,14 @@ INSTALLED = (
     str(Path(torch.__file__).parents[1]),
 )
 NOT_OF_USERS = {Path(place).resolve() for place in INSTALLED}
+INDEX_ON_GPU = "device-side assert triggered"
+PEER_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Gloo connectFullMesh failed",
+)
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
 
 
@@ -219,11 +228,35 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (OwnCodeError, ConfigError, torch.OutOfMemoryError, MemoryError):
         raise
+    except SystemExit as error:  # with 0 it would pass for a run that has finished
+        raise OwnCodeError(
+            f"{what}: ends the program: {description(error)}; what a script does by itself, such as reading "
+            "its command line, belongs below: if __name__ == '__main__':"
+        ) from error
     except Exception as error:
-        raise OwnCodeError(f"{what}: {description(error)}") from error
+        if is_of_machine(error):
+            raise
+        raise OwnCodeError(f"{what}: {description(error)}{_as_package(error)}") from error
 
 
-def description(error: Exception) -> str:
+def is_of_machine(error: Exception) -> bool:
+    """Whether an error is of a device or of another rank, wherever in a user's code it came to light.
+
+    Another try may end otherwise.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        return INDEX_ON_GPU not in str(error)
+    of_peer = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
+    return of_peer or isinstance(error, dist.DistError)
+
+
+def _as_package(error: Exception) -> str:
+    """What helps where a file has relative imports; empty where it has none."""
+    relative = "no known parent package" in str(error)
+    return "; name a module of a package as package.module:NAME, not as FILE.py" if relative else ""
+
+
+def description(error: BaseException) -> str:
     """Kind and text of an error, and the innermost line of the user's code it came through."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)

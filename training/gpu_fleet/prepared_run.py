@@ -187,6 +187,7 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     own = where.together(lambda: parts(settings))
     description, training, held_out = where.together(lambda: open_data(settings, own))
     where.together(lambda: check_decoder(settings.data, kind_of(settings.data, description)))
+    where.together(lambda: check_stacked(settings.data, description))
     settings = with_readers(settings, description, training)
     where.together(lambda: check_parts(training, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
@@ -260,6 +261,16 @@ def open_data(
     return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
 
 
+def check_stacked(settings: config.Data, description: Description) -> None:
+    """Raises ConfigError where batches are asked for that these data do not make."""
+    for key in ("collate", "columns") if description.kind not in (OWN_DATA, RECORDS) else ():
+        if value := getattr(settings, key):
+            raise ConfigError(
+                f"data.{key} = {value!r}: is for data.name, tables and tars of any keys; "
+                f"{settings.path} is of kind {description.kind}"
+            )
+
+
 def kind_of(settings: config.Data, description: Description) -> str:
     """The kind of the data, as they say or as the configuration does."""
     return description.kind if settings.kind == "auto" else settings.kind
@@ -297,6 +308,8 @@ def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
     run, steps, warmup = settings.run, all_steps(settings, samples), settings.schedule.warmup_steps
     if run.batch_size > samples:
         raise ConfigError(f"run.batch_size = {run.batch_size}: the training data have {samples} samples")
+    if (traced := settings.metrics.profile_steps) and traced[0] > steps:
+        raise ConfigError(f"metrics.profile_steps = {list(traced)}: the run has {steps} steps")
     if warmup >= steps > 0:
         raise ConfigError(
             f"schedule.warmup_steps = {warmup}: the run has {steps} steps, and never its learning rate"
@@ -422,6 +435,8 @@ def own_model(build: Own, weights: str) -> nn.Module:
         raise build.wrong(f"gave a {type(model).__name__}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise build.wrong("has no parameter that could be trained")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise build.wrong("has parameters on the device 'meta', which hold nothing; build it on the CPU")
     if weights:
         registry.load_weights(model, Path(weights))
     return model

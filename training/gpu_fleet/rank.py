@@ -1,6 +1,5 @@
 """One rank of a run: joins the others and trains; says what a user can do about an error."""
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,23 +15,16 @@ from gpu_fleet.errors import (
     PeerError,
     TrainingError,
 )
+from gpu_fleet.files import DISK_FULL
 from gpu_fleet.loop import train as train_model
-from gpu_fleet.own_code import description, place_of
+from gpu_fleet.own_code import INDEX_ON_GPU, PEER_GONE, description, is_of_machine, place_of
 from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.world import world
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+GRAPH_GONE = "Trying to backward through the graph a second time"
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
-INDEX_ON_GPU = "device-side assert triggered"
 # Of DistributedDataParallel, where the parameters of a step are not those that it expects.
 MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
-PEER_GONE = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Gloo connectFullMesh failed",
-)
 
 
 def run_rank(settings: config.Config) -> None:
@@ -90,14 +82,23 @@ def explained(error: Exception, settings: config.Config) -> Exception:
         return lost
     if is_of_graph(error):
         return other_graph(twice=MARKED_TWICE in text)
+    return of_own_code(error) or error
+
+
+def of_own_code(error: Exception) -> OwnCodeError | None:
+    """What a user's code has done, where the error shows it; None where it does not."""
+    text = str(error)
     if INDEX_ON_GPU in text:
         return OwnCodeError(
             "an index on the GPU is beyond its table: a token id of the vocabulary, or a class of the model; "
             f" CUDA_LAUNCH_BLOCKING=1 shows where: {text.splitlines()[0]}"
         )
-    if place_of(error):
-        return OwnCodeError(description(error))
-    return error
+    if GRAPH_GONE in text:
+        return OwnCodeError(
+            "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
+            "from one step to the next"
+        )
+    return OwnCodeError(description(error)) if place_of(error) and not is_of_machine(error) else None
 
 
 def other_graph(*, twice: bool) -> ParallelError:

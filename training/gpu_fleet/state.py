@@ -136,12 +136,17 @@ def whole(tensor: Tensor) -> Tensor:
     return gathered.detach().cpu().contiguous()
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, without what a module's get_extra_state gives."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
 def whole_weights(model: nn.Module, where: World, by_depth: bool) -> dict[str, Tensor]:
     """All parameters and buffers on the CPU, each with memory of its own; called by all ranks.
 
     `by_depth` says that the ranks hold different layers, which are then brought together.
     """
-    mine = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    mine = {name: whole(tensor).clone() for name, tensor in _tensors(model).items()}
     parts = where.gather(mine) if by_depth else [mine]
     return {name: tensor for part in parts for name, tensor in part.items()}
 
@@ -151,7 +156,7 @@ def parameters_sha256(model: nn.Module, where: World) -> str:
 
     The same for one set of weights however it is spread; called by all ranks.
     """
-    mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in model.state_dict().items()}
+    mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in _tensors(model).items()}
     everything: dict[str, str] = {}
     for part in reversed(where.gather(mine)):  # the buffers of rank 0 are those that count
         everything.update(part)

@@ -2,9 +2,10 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,12 +52,28 @@ class Task(nn.Module):
         measured = self._metric(self.model, batch)
         if not isinstance(measured, Mapping):
             raise self._metric.wrong(f"gave a {type(measured).__name__}")
-        self.metric_names = tuple(measured)
-        pairs = [value if isinstance(value, tuple) else (value, MEAN) for value in measured.values()]
-        for name, pair in zip(measured, pairs, strict=True):
-            if len(pair) != 2:  # noqa: PLR2004 - a pair
-                raise self._metric.wrong(f"gave {len(pair)} values for {name!r}")
-        return pairs
+        if self.metric_names and set(measured) != set(self.metric_names):
+            names = f"{_listed(measured)}, and for another batch {_listed(self.metric_names)}"
+            raise self._metric.wrong(f"gave {names}")
+        self.metric_names = self.metric_names or tuple(measured)
+        return [self._pair(name, measured[name]) for name in self.metric_names]
+
+    def _pair(self, name: Any, value: Any) -> tuple[Any, Any]:
+        """A number and how many it is over; raises ConfigError for what is none."""
+        assert self._metric is not None
+        if not isinstance(name, str) or name == "loss":
+            raise self._metric.wrong(
+                f"gave {name!r} as a name; text does, but for 'loss', which is there anyway"
+            )
+        pair = value if isinstance(value, tuple) else (value, MEAN)
+        if len(pair) != 2:  # noqa: PLR2004 - a pair
+            raise self._metric.wrong(f"gave {len(pair)} values for {name!r}")
+        for number in pair:
+            if isinstance(number, Tensor | np.ndarray) and number.ndim:
+                raise self._metric.wrong(f"gave a tensor of shape {list(number.shape)} for {name!r}")
+            if not isinstance(number, Tensor | np.ndarray | np.generic | int | float):
+                raise self._metric.wrong(f"gave a {type(number).__name__} for {name!r}")
+        return pair
 
     def _check(self, loss: object) -> None:
         problem = ""
@@ -64,10 +81,16 @@ class Task(nn.Module):
             problem = f"gave a {type(loss).__name__}"
         elif loss.ndim:
             problem = f"gave a tensor of shape {list(loss.shape)}; its mean () is wanted"
+        elif not loss.is_floating_point() and loss.requires_grad:
+            problem = f"gave a {loss.dtype}; a real number is wanted"
         elif torch.is_grad_enabled() and not loss.requires_grad:
             problem = "its value does not depend on any parameter of the model; is there a detach or an item?"
         if problem:
             raise self._own_loss.wrong(problem) if self._own_loss else ConfigError(f"loss: {problem}")
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 def given_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -191,6 +214,9 @@ def evaluate_task(
     scores = {name: mean for name, mean in means.items() if counts[names.index(name)] > 0}
     if len(scores) < len(names):  # a mean over none is no number, and no best of all
         log.warning("event=nothing-counted metrics=%r", sorted(means.keys() - scores.keys()))
+    if endless := sorted(name for name, mean in scores.items() if not math.isfinite(mean)):
+        log.warning("event=no-number metrics=%r", endless)  # JSON knows none either
+        scores = {name: mean for name, mean in scores.items() if math.isfinite(mean)}
     name = names[1] if len(names) > 1 else "loss"
     return HeldOutScore(name, scores.get(name), scores.get("loss", math.nan), int(counts[0])), scores
 

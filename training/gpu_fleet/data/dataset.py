@@ -96,6 +96,10 @@ def describe(root: Path, key: str = "data.path") -> Description:
 
     `key` of a configuration, or of a command line, holds `root`.
     """
+    if root.is_file():
+        raise DataError(
+            f"{key} = {str(root)!r}: is a file; of files .parquet and .jsonl are read, others after `prepare`"
+        )
     if not root.is_dir():
         raise DataError(f"{key} = {str(root)!r}: is not a folder")
     file = root / DESCRIPTION

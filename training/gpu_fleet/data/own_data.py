@@ -1,15 +1,13 @@
 """A user's own data set: anything with `__len__` and `__getitem__`, an iterable, or a table.
 
 Samples are whatever they are; `data.collate`, by default torch's default_collate, makes a batch of them: any
-nest of tensors, numbers and text. What a sample draws from the generators of torch, numpy and random is set
-by seed, epoch and index, so that no number of reader processes changes it.
+nest of tensors, numbers and text. What a sample draws is set by seed, epoch and index, so that no number of
+reader processes changes it.
 """
 
 import hashlib
 import pickle
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of, split_problem
+from gpu_fleet.data.generators import held_by, kept_generators, seed_generators
 from gpu_fleet.data.loader import Batch, CountOf
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records, folder_of
@@ -48,6 +47,7 @@ class OwnData:
         self._samples, self.label, self.collate = samples, label, collate
         self.classes = tuple(str(name) for name in getattr(samples, "classes", ()))
         self.vocabulary = int(getattr(samples, "vocabulary", 0))
+        self.generators = () if isinstance(samples, Records) else held_by(samples)
         self.readings = 1 if isinstance(samples, Records) else 2  # that show whether it repeats itself
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class OwnData:
 
     def sample(self, index: int, chance: np.random.Generator) -> Any:
         """Sample `index`, whatever it is; `chance` seeds what it draws. Raises OwnCodeError."""
-        seed_generators(chance)
+        seed_generators(chance, self.generators)
         with explained(self.name(index)):
             return self._samples[index]
 
@@ -73,7 +73,7 @@ class OwnData:
 
     def looked_into(self, index: int) -> tuple[bytes, str]:
         """Content and shape of a sample."""
-        with kept_generators():
+        with kept_generators(self.generators):
             return _looked_into([self.sample(index, np.random.default_rng(index))])
 
 
@@ -107,14 +107,19 @@ class Stream(OwnData):
             return self._take()
 
     def _begin_pass(self, number: int) -> None:
+        self._seed(number * self._length)
         if hasattr(self._samples, "set_epoch"):
             self._samples.set_epoch(number)
         self._iterator, self._next = iter(self._samples), number * self._length
 
+    def _seed(self, position: int) -> None:
+        """For all ranks alike, as each reads the whole stream."""
+        seed_generators(np.random.default_rng(position), self.generators)
+
     def _take(self) -> Any:
-        seed_generators(np.random.default_rng(self._next))
         for _ in range(2):
             assert self._iterator is not None
+            self._seed(self._next)  # after each begin of a pass: a run that goes on may begin there
             samples = list(islice(self._iterator, 1))
             if samples:
                 self._next += 1
@@ -130,8 +135,8 @@ class Stream(OwnData):
 
     def looked_into(self, index: int) -> tuple[bytes, str]:
         """Content and shape of the first two samples."""
-        with kept_generators(), explained(self.label):
-            seed_generators(np.random.default_rng(index))
+        with kept_generators(self.generators), explained(self.label):
+            seed_generators(np.random.default_rng(index), self.generators)
             torch.default_generator.manual_seed(FRESH_SEED)
             return _looked_into(list(islice(iter(self._samples), 2)))
 
@@ -144,7 +149,7 @@ class OwnReader:
         self._data, self._seed, self._count = data, seed, count
 
     def __getitem__(self, part: Slice) -> Batch:
-        with kept_generators():
+        with kept_generators(self._data.generators):
             samples = []
             self._data.expect(part.indices.tolist())
             for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
@@ -184,16 +189,35 @@ def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
 
 def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], ConfigError]) -> OwnData:
     """The data set behind its adapter; raises `wrong` for what is none, DataError for an empty one."""
+    if problem := _no_data_set(samples):
+        raise wrong(problem)
     by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
-    if not by_index and not isinstance(samples, Iterable):
-        raise wrong(f"gave a {type(samples).__name__}")
-    if isinstance(samples, Iterator):
-        raise wrong(f"gave a {type(samples).__name__}, which can be read once; give what makes it")
-    if by_index and not hasattr(samples, "__len__"):
-        raise wrong(f"gave a {type(samples).__name__} with __getitem__ and without __len__")
-    if hasattr(samples, "__len__") and len(samples) == 0:
-        raise DataError(f"{label}: holds no samples")
+    if hasattr(samples, "__len__"):
+        with explained(f"{label}: its len()"):
+            length = len(samples)
+        if length == 0:
+            raise DataError(f"{label}: holds no samples")
     return (OwnData if by_index else Stream)(samples, label, collate)
+
+
+def _no_data_set(samples: Any) -> str:
+    """What is wrong with something that is given as a data set; empty where nothing is."""
+    by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
+    arrays = isinstance(samples, tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in samples)
+    columns = isinstance(samples, Mapping) and 0 not in samples
+    named = ", ".join(map(repr, islice(samples, 4))) if columns else ""
+    problems = {
+        "": isinstance(samples, str | bytes) or not (by_index or isinstance(samples, Iterable)),
+        ", which has batches; give its data set: batches and order are made here": isinstance(
+            samples, DataLoader
+        ),
+        f" of {named}; give samples by number, of one split": columns,
+        ", whose [] takes columns; give rows by number": hasattr(samples, "iloc"),
+        " of arrays, not samples; give torch.utils.data.TensorDataset(*them)": arrays,
+        ", which can be read once; give what makes it": isinstance(samples, Iterator),
+        " with __getitem__ and without __len__": by_index and not hasattr(samples, "__len__"),
+    }
+    return next((f"gave a {type(samples).__name__}{what}" for what, wrong in problems.items() if wrong), "")
 
 
 def open_records(settings: config.Data, description: Description, split: str, collate: Own | None) -> OwnData:
@@ -270,26 +294,6 @@ def _loaded(root: Path) -> dict[str, Any]:
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}
-
-
-def seed_generators(chance: np.random.Generator) -> None:
-    """Sets the generators that a user's samples draw from; those of GPUs stay as they are."""
-    seed = int(chance.integers(2**63))
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Gives the generators back as they were: the training draws its dropout from the first."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
 
 
 def shape_of(sample: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from gpu_fleet.errors import ConfigError
+from gpu_fleet.files import DISK_FULL
 
 Record = Mapping[str, float | int | str]
 JSON_LINES = "metrics.jsonl"
@@ -36,7 +37,7 @@ class JsonLines:
             self._file.write("\n")
 
     def write(self, record: Record) -> None:
-        """Raises ConfigError when the disk takes no more."""
+        """Raises ConfigError, of a full disk OSError."""
         with named("run.directory", self._path):
             self._file.write(json.dumps(dict(record)) + "\n")
             self._file.flush()
@@ -53,10 +54,12 @@ def _ends_with_a_line(path: Path) -> bool:
 
 @contextmanager
 def named(key: str, path: Path) -> Iterator[None]:
-    """Turns what the system says about `path` into a ConfigError that names `key`."""
+    """Turns what the system says about `path` into a ConfigError that names `key`; not of a full disk."""
     try:
         yield
     except OSError as error:
+        if error.errno in DISK_FULL:  # which may pass, and is told with what to do about it
+            raise
         raise ConfigError(f"{key} = {str(path)!r}: cannot be written: {error.strerror}") from error
 
 

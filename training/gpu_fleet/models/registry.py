@@ -3,7 +3,9 @@
 A new model is a function that builds it and a line in REGISTRY.
 """
 
+import errno
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpu_fleet.errors import ModelError, suggestion
+from gpu_fleet.files import DISK_FULL
 from gpu_fleet.models import pretrained
 from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet50, resnet_small
 
@@ -143,9 +146,10 @@ def _check_computes_alike(ours: Any, folder: Path) -> None:
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str = "") -> None:
-    """Writes the weights into FOLDER, which `model.weights` of a later run reads; raises ModelError.
+    """Writes the weights into FOLDER, which `model.weights` of a later run reads.
 
     A model of transformers becomes a folder for `from_pretrained`, with the tokenizer that `source` has.
+    Raises ModelError, of a full disk OSError.
     """
     from safetensors import SafetensorError  # noqa: PLC0415 - once per run
     from safetensors.torch import save_file  # noqa: PLC0415
@@ -155,6 +159,8 @@ def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str
         if not pretrained.save(model, weights, folder, source):
             save_file(weights, folder / "model.safetensors")
     except (OSError, SafetensorError) as error:  # the second is what a full disk raises
+        if getattr(error, "errno", None) in DISK_FULL or os.strerror(errno.ENOSPC) in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise ModelError(f"{folder}: the model cannot be written: {error}") from error
 
 

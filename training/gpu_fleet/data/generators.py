@@ -1,0 +1,118 @@
+"""What a user's samples draw from: the generators of torch, numpy and random, and those that their data hold.
+
+All of them are set before a sample is read, so that it is the same wherever and whenever that happens.
+"""
+
+import gc
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_fleet.own_code import is_of_user
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+MOST_LOOKED_AT = 10_000  # objects behind a data set; 10 ms
+_OF_NUMPY = np.random.mtrand._rand  # type: ignore[attr-defined]  # of np.random.seed
+_OF_RANDOM = random._inst  # type: ignore[attr-defined]  # of random.seed
+SHARED = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # which are set in any case
+CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # nothing of users' is in these
+
+
+def held_by(samples: Any) -> tuple[Generator, ...]:
+    """The generators that a data set can reach: its own, its transforms', those of the functions it calls.
+
+    In an order that is the same in every process. One that is made only when a sample is read is not found.
+    """
+    found: list[Generator] = []
+    seen: dict[int, Any] = {}  # holds what it names, as ids are given again
+    waiting = deque([samples])
+    while waiting and len(seen) < MOST_LOOKED_AT:
+        thing = waiting.popleft()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, Generator):
+            if not any(thing is shared for shared in SHARED) and not isinstance(thing, random.SystemRandom):
+                found.append(thing)
+        else:
+            waiting.extend(_behind(thing))
+    return tuple(found)
+
+
+def _behind(thing: Any) -> Sequence[Any]:
+    """What an object refers to, of what may be a user's."""
+    if isinstance(thing, FunctionType):
+        if not is_of_user(thing.__code__.co_filename):
+            return ()
+        named = [thing.__globals__[name] for name in _names(thing.__code__) if name in thing.__globals__]
+        return [*named, thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
+    if isinstance(thing, type):
+        source = getattr(sys.modules.get(thing.__module__), "__file__", None)
+        return [*vars(thing).values(), *thing.__bases__] if source and is_of_user(source) else ()
+    if isinstance(thing, (*CLOSED, set, frozenset)):  # a set has another order in each process
+        return ()
+    return gc.get_referents(thing)[:MOST_LOOKED_AT]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function, and what is defined in it, takes from its module."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def seed_generators(chance: np.random.Generator, own: Sequence[Generator] = ()) -> None:
+    """Sets the generators that a user's samples draw from; those of GPUs stay as they are."""
+    seed = int(chance.integers(2**63))
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    for generator in own:  # each by a number of its own: two of one kind must not draw the same
+        _seed(generator, int(chance.integers(2**63)))
+
+
+def _seed(generator: Generator, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    else:
+        generator.seed(seed)
+
+
+@contextmanager
+def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
+    """Gives the generators back as they were: the training draws its dropout from the first."""
+    shared = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    ways_back = [_way_back(generator) for generator in own]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(shared[0])
+        np.random.set_state(shared[1])
+        random.setstate(shared[2])
+        for go_back in ways_back:
+            go_back()
+
+
+def _way_back(generator: Generator) -> Callable[[], object]:
+    """Puts a generator back into the state that it has now."""
+    if isinstance(generator, torch.Generator):
+        return partial(generator.set_state, generator.get_state())
+    if isinstance(generator, np.random.Generator):
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return partial(generator.set_state, generator.get_state())
+    return partial(generator.setstate, generator.getstate())
