@@ -221,6 +221,23 @@ def test_a_store_that_moves_something_is_not_silent(tmp_path: Path) -> None:
     assert sync.still_s() == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["--checkpoint", "runs/mine", "--", "true"], 2, "Error: no such option: --checkpoint"),
+        (
+            ["--checkpoints", "/proc/mine", "--", "true"],
+            75,
+            "error: --checkpoints = '/proc/mine': cannot be written: No such file or directory",
+        ),
+    ],
+)
+def test_a_wrong_word_before_the_program_is_reported(words: list[str], status: int, message: str) -> None:
+    done = CliRunner().invoke(main, ["run", *words])
+
+    assert (done.exit_code, message in done.output) == (status, True), done.output
+
+
 def test_a_program_that_is_not_there_is_reported() -> None:
     done = CliRunner().invoke(main, ["run", "--", "no-such-program"])
 

@@ -75,6 +75,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "metrics.profile_steps = [50, 60]: the run has 12 steps",
         ),
         (section("data", path="~/digits"), "data.path = '~/digits': only a shell knows what ~ is; write the"),
+        (section("run", directory=""), "run.directory = '': string should have at least 1 character"),
         (section("run", directory="~/runs"), "run.directory = '~/runs': only a shell knows what ~ is"),
         (
             section("data", collate="torch.utils.data:default_collate"),

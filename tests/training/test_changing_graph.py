@@ -108,7 +108,7 @@ def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(
         ({}, 1, None),
         ({"parallel": {"static_graph": True}}, 2, None),
         ({"parallel": {"strategy": "fsdp"}}, 2, None),
-        ({"model": {"name": "resnet_small"}}, 2, None),
+        ({"model": {"name": "resnet_small"}, "loss": {"name": ""}}, 2, None),
     ],
     ids=["own model", "of transformers", "alone", "static", "sharded", "of this trainer"],
 )

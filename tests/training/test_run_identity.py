@@ -181,6 +181,12 @@ def test_a_branch_begins_with_the_weights_and_at_step_one(
     assert local.steps(tmp_path / "second" / "checkpoints") == [1]
 
 
+def test_a_branch_whose_name_is_empty_is_not_the_run_itself(table: dict[str, Any], tmp_path: Path) -> None:
+    status, said = tried_alone(table, tmp_path, "--branch", "")
+
+    assert (status, "Invalid value for '--branch': is empty" in said) == (2, True), said
+
+
 def test_a_branch_of_nothing_says_so(table: dict[str, Any], tmp_path: Path) -> None:
     status, said = tried_alone(table, tmp_path, "--branch", "second")
 

@@ -67,8 +67,10 @@ def run(
     sync = FolderSync(checkpoints, ObjectStore(place)) if checkpoints and place else None
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
+    if command[0].startswith("-"):
+        raise click.UsageError(f"no such option: {command[0]}")
     if checkpoints:
-        checkpoints.mkdir(parents=True, exist_ok=True)
+        _make(checkpoints)
     start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
     try:
         with _held(place):
@@ -79,6 +81,15 @@ def run(
         click.echo(f"error: {error}", err=True)
         _leave(error.exit_status)
     sys.exit(ends_with)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"--checkpoints = {str(folder)!r}: cannot be written: {error.strerror}"
+        ) from error
 
 
 def _leave(status: int) -> NoReturn:

@@ -71,7 +71,7 @@ def _refuse(section: Section, keys: Iterable[str], why: str) -> None:
 class RunSection(Section):
     """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
 
-    directory: Place = "runs/default"
+    directory: Annotated[str, Field(min_length=1), AfterValidator(_a_path)] = "runs/default"
     branch_of: str = ""  # run.directory of the run whose newest weights this one begins with: --branch
     owner: str = ""  # whose run it is, a part of its place in the bucket; empty: the account that starts it
     seed: Count = 0

@@ -12,6 +12,7 @@ import click
 
 from gpu_fleet import config
 from gpu_fleet.errors import MissingPackageError, TrainingError, suggestion
+from gpu_fleet.options import Name
 
 
 def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,6 +25,7 @@ def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     branch = click.option(
         "--branch",
+        type=Name(),
         default="",
         metavar="NAME",
         help="Train as a new run NAME, beside run.directory, from the newest weights found there.",

@@ -4,6 +4,20 @@ import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+
+class Name(click.ParamType):
+    """A text that is not empty where it is given: `--branch "$NAME"` of an unset NAME is no run without."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse an empty one; a default is not looked at."""
+        given = ctx is not None and param is not None and param.name is not None
+        if not value and given and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            self.fail("is empty", param, ctx)
+        return str(value)
 
 
 class FiniteRange(click.FloatRange):
