@@ -26,6 +26,7 @@ PYTHON = (
     "image/accounts",
     "image/capacity",
     "image/console",
+    "image/gpus",
     "image/instance",
     "image/reaper",
     "image/queue",

@@ -60,7 +60,7 @@ def test_there_is_something_to_hold():
         ("image/instance", ("image.reaper", "image.readiness", "image.console")),
         ("image/readiness", ("image.reaper", "image.console")),
         ("image/runs", ("image.readiness", "image.console")),
-        ("image/reaper", ("image.runs",)),
+        ("image/reaper", ("image.runs", "image.gpus")),
         ("image/capacity", ("image.runs",)),
         ("stacks/aws", ("stacks.alicloud", "pulumi_alicloud", "stacks.rehearsal")),
         ("stacks/alicloud", ("stacks.aws", "pulumi_aws", "stacks.rehearsal")),

@@ -18,6 +18,8 @@ import click
 
 from image.accounts import system
 from image.accounts.changes import LocalAccounts
+from image.gpus import book_file
+from image.gpus.errors import GpuReservationError
 from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
 from image.instance.files import replace_text
@@ -91,11 +93,27 @@ def start(order: Order, root: Path) -> None:
             raise NotStartedError(f"another run works here: {busy[0]}")
         folder = own_folder(root / "scratch" / "runs", order.account, uid)
         variables = {"GPU_FLEET_RUN": order.run, "GPU_FLEET_JOB_SHA256": order.sha256}
+        variables |= _gpus(order.account)
         written = "".join(f"{key}={value}\n" for key, value in variables.items())
         replace_text(_orders() / f"{order.account}.env", f"{written}GPU_FLEET_RUNS={folder}\n")
         unit = f"gpu-run@{order.account}.service"
         _systemctl("reset-failed", unit, may_fail=True)
         _systemctl("start", "--no-block", unit)
+
+
+def _gpus(account: str) -> dict[str, str]:
+    """What the account reserved, as CUDA reads it; nothing where nobody reserved any.
+
+    Raises:
+        NotStartedError: others have them all.
+    """
+    try:
+        visible = book_file.visible_to(account, datetime.now(UTC))
+    except GpuReservationError as error:
+        raise NotStartedError(str(error)) from error
+    if visible == ():
+        raise NotStartedError("all GPUs are reserved: gpu-fleet gpu list, on the instance, says by whom")
+    return {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
 def _check_instance() -> None:

@@ -45,6 +45,17 @@ IMAGE = Rows(
     },
 )
 
+GPU = Rows(
+    "Share an instance's GPUs: who reserved which, until when.",
+    "gpu-fleet gpu list",
+    {
+        "list": Row("image.gpus.command:list_gpus", "The instance's GPUs, and who reserved them."),
+        "reserve": Row("image.gpus.command:reserve", "Reserve some of them for hours or days."),
+        "release": Row("image.gpus.command:release", "Give yours back before."),
+        "env": Row("image.gpus.command:env", "Let an open shell see yours alone."),
+    },
+)
+
 CATALOG = Rows(
     "Instance types and their prices.",
     "gpu-fleet catalog show p5.48xlarge",
@@ -67,6 +78,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "connect": Row(
             "image.reaper.people.connect:connect", "A shell on an instance, or a port of it here."
         ),
+        "gpu": GPU,
         "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
         "submit": Row("image.runs.command:submit", "Start a run on instances, as your account there."),
         "runs": Row("image.runs.follow:runs", "Your submitted runs: phase, step, loss, cost."),

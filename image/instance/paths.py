@@ -34,6 +34,11 @@ def users_file() -> Path:
     return run_dir() / "users"
 
 
+def gpus_file() -> Path:
+    """Who reserved which of the instance's GPUs (``gpu-fleet gpu``)."""
+    return run_dir() / "gpus.json"
+
+
 def stop_file() -> Path:
     """Its presence asks the trainer to save and end; its one line says why."""
     return run_dir() / "stop"

@@ -25,6 +25,7 @@ fi
 lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fleet/check-image \
     usr/libexec/gpu-fleet/open-door etc/systemd/system/gpu-door.service etc/systemd/system/gpu-door.timer \
     usr/libexec/gpu-fleet/start-run etc/systemd/system/gpu-run@.service \
+    usr/libexec/gpu-fleet/reserve-gpus etc/profile.d \
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \
@@ -34,7 +35,7 @@ if [ -z "$ROOT" ]; then
 fi
 if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     # nothing upgrades behind our back: a moved NVIDIA library breaks every running job
-    lay etc/apt etc/systemd/system.conf.d etc/systemd/system/user-.slice.d
+    lay etc/apt etc/systemd/system.conf.d etc/systemd/system/user.slice.d etc/systemd/system/user-.slice.d
     systemctl disable --quiet --now apt-daily.timer apt-daily-upgrade.timer || log event=no-apt-timers
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not

@@ -25,7 +25,16 @@ ENABLED = (
     "prometheus-node-exporter",
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
-PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "open-door", "scratch", "start-run")
+PROGRAMS = (
+    "check-image",
+    "mig",
+    "mount-bucket",
+    "mount-home",
+    "open-door",
+    "reserve-gpus",
+    "scratch",
+    "start-run",
+)
 UNITS = (
     *(f"{name}.service" for name in ENABLED[:7]),
     *("home-tunnel.service", "trainer@.service", "gpu-run@.service", "bucket@.service", "mig@.service"),

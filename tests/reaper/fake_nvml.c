@@ -26,7 +26,8 @@ Result nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
     return SUCCESS;
 }
 Result nvmlDeviceGetUUID(Device device, char *uuid, unsigned length) {
-    strncpy(uuid, device->index ? "GPU-cut" : "GPU-whole", length);
+    const char *whole = device->index ? "GPU-cut" : "GPU-whole";
+    strncpy(uuid, device->part < 0 ? whole : device->part ? "MIG-second" : "MIG-first", length);
     return SUCCESS;
 }
 Result nvmlDeviceGetUtilizationRates(Device device, Utilisation *found) {

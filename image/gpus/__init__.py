@@ -1,0 +1,5 @@
+"""Who uses which GPUs of an instance that several users share: reservations, which ``gpu-fleet gpu`` makes.
+
+``devices`` lists GPUs and MIG instances, ``book`` says who has which until when (pure), ``book_file`` keeps
+that, ``command`` is for users, who change it by sudo of ``/usr/libexec/gpu-fleet/reserve-gpus`` alone.
+"""

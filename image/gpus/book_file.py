@@ -1,0 +1,58 @@
+"""The file of the reservations: root writes it, everybody reads it, a reboot of the instance clears it."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from image.gpus.book import GpuBook, Reservation
+from image.gpus.errors import GpuReservationError
+from image.instance import paths
+from image.instance.files import read_text, replace_text
+from image.reaper.times import format_time, parse_time
+
+LOCK = "gpus.lock"
+
+
+def load() -> GpuBook:
+    """All reservations, of which some may be over; none without a file.
+
+    Raises:
+        GpuReservationError: it is damaged, or cannot be read.
+    """
+    path = paths.gpus_file()
+    try:
+        written = json.loads(read_text(path))
+        return GpuBook(tuple(written["gpus"]), tuple(map(_reservation, written["reservations"])))
+    except FileNotFoundError:
+        return GpuBook()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GpuReservationError(f"{path} cannot be read: {error}; root may delete it") from error
+
+
+def _reservation(written: dict[str, str | list[str]]) -> Reservation:
+    return Reservation(str(written["account"]), tuple(written["gpus"]), parse_time(str(written["until"])))
+
+
+def save(book: GpuBook) -> None:
+    """Write it whole. Raises OSError."""
+    reservations = [
+        {"account": each.account, "gpus": each.gpus, "until": format_time(each.until)}
+        for each in book.reservations
+    ]
+    content = json.dumps({"gpus": book.gpus, "reservations": reservations}, indent=1)
+    replace_text(paths.gpus_file(), f"{content}\n")
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Of two who reserve at once, one waits. Raises OSError."""
+    with (paths.run_dir() / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def visible_to(account: str, now: datetime) -> tuple[str, ...] | None:
+    """What CUDA is to show an account at this moment; None for every GPU. Raises GpuReservationError."""
+    return load().at(now).visible(account)

@@ -1,0 +1,129 @@
+"""``gpu-fleet gpu``: users of one instance share its GPUs by reservation."""
+
+import os
+import pwd
+import shlex
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import click
+import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
+from rich.console import Console
+from rich.table import Table
+
+from image.gpus import book_file, devices
+from image.gpus.book import LONGEST, GpuBook
+from image.gpus.errors import GpuReservationError
+from image.instance import paths
+from image.queue import queue_file
+from image.reaper.times import format_span, format_time, parse_duration
+from image.runs.model import ACCOUNT
+
+HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+WIDTH = 120  # columns, where nobody looks: a terminal that is read by a program has 80 and folds UUIDs
+account_option = click.option("--account", help="Whose reservation; for root alone.")
+
+
+@click.command("list", epilog="\b\nExample:\n  gpu-fleet gpu list")
+def list_gpus() -> None:
+    """Show this instance's GPUs and MIG instances: who reserved which, until when."""
+    now = datetime.now(UTC)
+    book = present_book(now)
+    table = Table("GPU", "RESERVED BY", "UNTIL", "LEFT", box=None)
+    gone = [gpu for each in book.reservations for gpu in each.gpus if gpu not in book.gpus]
+    for gpu in (*book.gpus, *gone):
+        owner = book.owner(gpu)
+        left = (format_time(owner.until), format_span(owner.until - now)) if owner else ("", "")
+        table.add_row(f"{gpu} (gone)" if gpu in gone else gpu, owner.account if owner else "free", *left)
+    Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet gpu reserve 2 --for 4h")
+@click.argument("count", type=click.IntRange(min=1))
+@click.option("--for", "duration", required=True, help=f"90m, 8h or 2d; {LONGEST.days} days at most.")
+@account_option
+def reserve(count: int, duration: str, account: str | None) -> None:
+    """Reserve COUNT GPUs (MIG instances where they are cut) of this instance for yourself.
+
+    Takes the place of the reservation that you have. Log-in shells and submitted runs that start from then on
+    see these alone. It keeps no instance: one whose GPUs rest is as idle as without.
+    """
+    span = parse_duration(duration)
+    if span > LONGEST:
+        raise GpuReservationError(f"--for {duration}; allowed: {LONGEST.days}d at most")
+    if queue_file.path().exists():
+        raise GpuReservationError("this stack's queue shares the GPUs out: gpu-fleet submit, or srun --gpus")
+    _as_root(account, "reserve", str(count), duration)
+    name = account_of(account)
+    with book_file.locked():
+        now = datetime.now(UTC)
+        book = present_book(now).reserved(name, count, now + span)
+        book_file.save(book)
+    own = book.visible(name) or ()
+    click.echo(f"{name} has {len(own)} GPUs until {format_time(now + span)}: {', '.join(own)}")
+    click.echo('new log-in shells see them alone; this one: eval "$(gpu-fleet gpu env)"')
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet gpu release")
+@account_option
+def release(account: str | None) -> None:
+    """Give your reserved GPUs back before the time is over."""
+    _as_root(account, "release")
+    name = account_of(account)
+    with book_file.locked():
+        book = book_file.load().at(datetime.now(UTC))
+        book_file.save(book.without(name))
+    click.echo(f"{name} has reserved no GPU any more" if book.of(name) else f"{name} had reserved no GPU")
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet gpu env")
+def env() -> None:
+    """Print what a shell evaluates to see your GPUs alone; without a reservation, those that are free.
+
+    In an open shell: eval "$(gpu-fleet gpu env)"
+    """
+    visible = book_file.visible_to(account_of(None), datetime.now(UTC))
+    shown = ",".join(visible or ())
+    click.echo(f"unset {VARIABLE}" if visible is None else f"export {VARIABLE}={shlex.quote(shown)}")
+
+
+def present_book(now: datetime) -> GpuBook:
+    """The reservations that last, and the GPUs that are here now. Raises GpuReservationError."""
+    return replace(book_file.load().at(now), gpus=devices.listed(pynvml))
+
+
+def account_of(account: str | None) -> str:
+    """Who is meant: whom root names, who called by sudo, or who calls. Raises GpuReservationError."""
+    if account is not None:
+        if not _may_write():
+            raise GpuReservationError(f"--account {account}: for root alone; leave it out for yourself")
+        if ACCOUNT.fullmatch(account) is None:
+            raise GpuReservationError(f"--account {account!r}; allowed: {ACCOUNT.pattern}")
+        return account
+    by_sudo = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
+    return by_sudo or pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _may_write() -> bool:
+    """On an instance root alone: the folder is root's."""
+    return os.access(paths.run_dir(), os.W_OK)
+
+
+def _as_root(account: str | None, *words: str) -> None:
+    """Go on as root where this is not: by the one program that sudo lets every user of the stack run.
+
+    Raises:
+        GpuReservationError: this is no instance, or a user named another.
+    """
+    if not paths.instance_file().exists():
+        raise GpuReservationError(f"{paths.instance_file()} is missing: reservations are made on an instance")
+    if _may_write():
+        return
+    account_of(account)
+    sys.stdout.flush()
+    try:
+        os.execvp("sudo", ["sudo", "--non-interactive", HELPER, *words])  # noqa: S606 - sudo's own policy decides
+    except OSError as error:
+        raise GpuReservationError(f"sudo cannot be started: {error.strerror}") from error

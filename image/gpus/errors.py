@@ -1,0 +1,7 @@
+"""What this room raises on purpose: one message for a user."""
+
+from image.instance.errors import InstanceError
+
+
+class GpuReservationError(InstanceError):
+    """A reservation cannot be made or read, or GPUs cannot be listed."""
