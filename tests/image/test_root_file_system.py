@@ -21,6 +21,7 @@ ENABLED = (
     "gpu-accounts",
     "mig",
     "home-file-system",
+    "scratch-file-system",
     "auditd",
     "prometheus-node-exporter",
 )
@@ -30,13 +31,14 @@ PROGRAMS = (
     "mig",
     "mount-bucket",
     "mount-home",
+    "mount-scratch",
     "open-door",
     "reserve-gpus",
     "scratch",
     "start-run",
 )
 UNITS = (
-    *(f"{name}.service" for name in ENABLED[:7]),
+    *(f"{name}.service" for name in ENABLED[:8]),
     *("home-tunnel.service", "trainer@.service", "gpu-run@.service", "bucket@.service", "mig@.service"),
     *("gpu-door.service", "gpu-door.timer"),
 )
