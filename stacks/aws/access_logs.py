@@ -11,13 +11,11 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import closed_buckets, policies
 from stacks.settings import Stack
 
 KIND = "access-logs"
 DELIVERY = "logging.s3.amazonaws.com"
-LEAST_TLS = "1.2"
-ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 class AccessLogs:
@@ -53,26 +51,12 @@ class AccessLogs:
         """Deleted with the bucket or not at all, as in ``storage.py``; gives the policy of S3's delivery."""
         name = self._name
         opts = pulumi.ResourceOptions(parent=self._parent, protect=self._stack.protected, deleted_with=bucket)
-        aws.s3.BucketPublicAccessBlock(
-            name,
-            bucket=bucket.id,
-            block_public_acls=True,
-            block_public_policy=True,
-            ignore_public_acls=True,
-            restrict_public_buckets=True,
-            opts=opts,
-        )
-        aws.s3.BucketOwnershipControls(
-            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=opts
-        )
+        versioning = closed_buckets.close(name, bucket, opts)
         aws.s3.BucketServerSideEncryptionConfiguration(
             name,
             bucket=bucket.id,
             rules=[{"apply_server_side_encryption_by_default": {"sse_algorithm": "AES256"}}],
             opts=opts,
-        )
-        versioning = aws.s3.BucketVersioning(
-            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=opts
         )
         aws.s3.BucketLifecycleConfiguration(
             name,
@@ -101,7 +85,9 @@ def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDic
             "filter": {"prefix": ""},
             "expiration": {"days": days},
             "noncurrent_version_expiration": {"noncurrent_days": 1},
-            "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
+            "abort_incomplete_multipart_upload": {
+                "days_after_initiation": closed_buckets.ABORT_UPLOADS_AFTER_DAYS
+            },
         },
     ]
 
@@ -130,7 +116,7 @@ def _bucket_policy(
             "ModernTls",
             ["s3:*"],
             [bucket_arn, objects],
-            {"NumericLessThan": {"s3:TlsVersion": LEAST_TLS}},
+            {"NumericLessThan": {"s3:TlsVersion": closed_buckets.LEAST_TLS}},
             everyone,
         ),
     )

@@ -7,7 +7,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import existing, existing_files, policies
+from stacks.aws import closed_buckets, existing, existing_files, policies
 from stacks.aws.access_logs import AccessLogs
 from stacks.aws.existing_files import Mount
 from stacks.aws.firewall import HOME, SCRATCH
@@ -17,8 +17,6 @@ from stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 BUCKETS = ("data", "checkpoints", "records")
-LEAST_TLS = "1.2"
-ABORT_UPLOADS_AFTER_DAYS = 7
 # What instances and sweep said of a mark; the sweep lists it all each time (image/reaper/handshake.py).
 HANDSHAKE_DAYS = 2
 # MB/s per TiB, the least of PERSISTENT_2: docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html
@@ -92,22 +90,8 @@ class Storage(pulumi.ComponentResource):
             ),
         )
         settings = self._settings_of(bucket)
-        aws.s3.BucketPublicAccessBlock(
-            name,
-            bucket=bucket.id,
-            block_public_acls=True,
-            block_public_policy=True,
-            ignore_public_acls=True,
-            restrict_public_buckets=True,
-            opts=settings,
-        )
-        aws.s3.BucketOwnershipControls(
-            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=settings
-        )
+        versioning = closed_buckets.close(name, bucket, settings)
         encryption = self._encryption(name, bucket, settings)
-        versioning = aws.s3.BucketVersioning(
-            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=settings
-        )
         self._lifecycle(name, bucket, versioning, with_handshake=kind == "records")
         if self._access is not None:
             self._access.of(kind, bucket, settings)
@@ -194,7 +178,9 @@ class Storage(pulumi.ComponentResource):
                     "id": "aborted-uploads",
                     "status": "Enabled",
                     "filter": {"prefix": ""},
-                    "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
+                    "abort_incomplete_multipart_upload": {
+                        "days_after_initiation": closed_buckets.ABORT_UPLOADS_AFTER_DAYS
+                    },
                 },
                 *([_handshake()] if with_handshake else []),
             ],
@@ -287,7 +273,11 @@ def bucket_policy(bucket_arn: pulumi.Output[str], key_arn: pulumi.Output[str]) -
     return policies.document(
         policies.deny("TlsOnly", ["s3:*"], everything, {"Bool": {"aws:SecureTransport": "false"}}, everyone),
         policies.deny(
-            "ModernTls", ["s3:*"], everything, {"NumericLessThan": {"s3:TlsVersion": LEAST_TLS}}, everyone
+            "ModernTls",
+            ["s3:*"],
+            everything,
+            {"NumericLessThan": {"s3:TlsVersion": closed_buckets.LEAST_TLS}},
+            everyone,
         ),
         _deny_header("OwnKeyOnly", "s3:x-amz-server-side-encryption-aws-kms-key-id", key_arn, everything[1]),
         _deny_header("KmsOnly", "s3:x-amz-server-side-encryption", "aws:kms", everything[1]),
