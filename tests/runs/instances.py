@@ -34,12 +34,16 @@ list-units) cat "{folder}/active" 2>/dev/null || true ;;
 start) echo "${{@: -1}}" >>"{folder}/started" ;;
 esac
 """
-# of one rule: this program, as root, without a password; the program finds commands below the root
+# of its rules: these programs, as root, without a password; they find commands below the root
 SUDO = """#!/bin/bash
-[ "$1" = --non-interactive ] && [ "$2" = "{allowed}" ] || {{ echo "sudo: a password is needed" >&2; exit 1; }}
-shift 2
-program=$(sed "s#/usr/local/bin/#{root}/usr/local/bin/#" "{root}{allowed}")
-SUDO_USER={account} exec bash -c "$program" "{allowed}" "$@"
+allowed=" {allowed} "
+[ "$1" = --non-interactive ] && [ "${{allowed/ $2 /}}" != "$allowed" ] || {{
+    echo "sudo: a password is needed" >&2
+    exit 1
+}}
+program=$(sed "s#/usr/local/bin/#{root}/usr/local/bin/#" "{root}$2")
+shift
+SUDO_USER={account} exec bash -c "$program" "$@"
 """
 ACCOUNTS = {
     "passwd": "root:x:0:0::/root:/bin/bash\n{users}",
@@ -135,9 +139,9 @@ class StandIn:
         for name, value in given.items():
             script = script.replace("{{" + name + "}}", value)
         rules = (self.root / "etc/sudoers.d/50-gpu-fleet").read_text()
-        (allowed,) = re.findall(r"^%gpu-fleet-users ALL=\(root\) NOPASSWD: (.*)$", rules, re.MULTILINE)
+        allowed = re.findall(r"^%gpu-fleet-users ALL=\(root\) NOPASSWD: (.*)$", rules, re.MULTILINE)
         stub = self.root / "stub/sudo"
-        stub.write_text(SUDO.format(account=account, allowed=allowed, root=self.root))
+        stub.write_text(SUDO.format(account=account, allowed=" ".join(allowed), root=self.root))
         stub.chmod(0o755)
         return self._bash(script)
 
