@@ -324,7 +324,7 @@ class Run:
     def _differ(self) -> list[str]:
         """The modules that no DistributedDataParallel keeps alike, and that are not alike on all ranks."""
         sums = {
-            name: [p.detach().double().sum().item().hex() for p in cast("nn.Module", module).parameters()]
+            name: [float(p.detach().double().sum()).hex() for p in cast("nn.Module", module).parameters()]
             for name, module in self._objects.items()
             if name in self._apart
         }

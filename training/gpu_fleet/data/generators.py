@@ -20,8 +20,8 @@ from gpu_fleet.own_code import is_of_user
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_LOOKED_AT = 10_000  # objects behind a data set; 10 ms
-_OF_NUMPY = np.random.mtrand._rand  # type: ignore[attr-defined]  # of np.random.seed
-_OF_RANDOM = random._inst  # type: ignore[attr-defined]  # of random.seed
+_OF_NUMPY = np.random.mtrand._rand  # of np.random.seed
+_OF_RANDOM = random._inst  # of random.seed
 SHARED = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # which are set in any case
 CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # nothing of users' is in these
 
