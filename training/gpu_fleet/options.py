@@ -7,17 +7,15 @@ import click
 from click.core import ParameterSource
 
 
-class Name(click.ParamType):
+class Name(click.types.StringParamType):
     """A text that is not empty where it is given: `--branch "$NAME"` of an unset NAME is no run without."""
 
-    name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse an empty one; a default is not looked at."""
-        given = ctx is not None and param is not None and param.name is not None
-        if not value and given and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+        source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
+        if not value and source is ParameterSource.COMMANDLINE:
             self.fail("is empty", param, ctx)
-        return str(value)
+        return super().convert(value, param, ctx)
 
 
 class FiniteRange(click.FloatRange):
