@@ -234,12 +234,12 @@ def explained(what: str) -> Iterator[None]:
             "its command line, belongs below: if __name__ == '__main__':"
         ) from error
     except Exception as error:
-        if is_of_machine(error):
+        if is_of_peer_or_device(error):
             raise
         raise OwnCodeError(f"{what}: {description(error)}{_as_package(error)}") from error
 
 
-def is_of_machine(error: Exception) -> bool:
+def is_of_peer_or_device(error: Exception) -> bool:
     """Whether an error is of a device or of another rank, wherever in a user's code it came to light.
 
     Another try may end otherwise.

@@ -17,7 +17,7 @@ from gpu_fleet.errors import (
 )
 from gpu_fleet.files import DISK_FULL
 from gpu_fleet.loop import train as train_model
-from gpu_fleet.own_code import INDEX_ON_GPU, PEER_GONE, description, is_of_machine, place_of
+from gpu_fleet.own_code import INDEX_ON_GPU, PEER_GONE, description, is_of_peer_or_device, place_of
 from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.world import world
 
@@ -98,7 +98,7 @@ def of_own_code(error: Exception) -> OwnCodeError | None:
             "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
             "from one step to the next"
         )
-    return OwnCodeError(description(error)) if place_of(error) and not is_of_machine(error) else None
+    return OwnCodeError(description(error)) if place_of(error) and not is_of_peer_or_device(error) else None
 
 
 def other_graph(*, twice: bool) -> ParallelError:

@@ -31,7 +31,7 @@ def held_by(samples: Any) -> tuple[Generator, ...]:
 
     In an order that is the same in every process. One that is made only when a sample is read is not found.
     """
-    found: list[Generator] = []
+    generators: list[Generator] = []
     seen: dict[int, Any] = {}  # holds what it names, as ids are given again
     waiting = deque([samples])
     while waiting and len(seen) < MOST_LOOKED_AT:
@@ -41,10 +41,10 @@ def held_by(samples: Any) -> tuple[Generator, ...]:
         seen[id(thing)] = thing
         if isinstance(thing, Generator):
             if not any(thing is shared for shared in SHARED) and not isinstance(thing, random.SystemRandom):
-                found.append(thing)
+                generators.append(thing)
         else:
             waiting.extend(_behind(thing))
-    return tuple(found)
+    return tuple(generators)
 
 
 def _behind(thing: Any) -> Sequence[Any]:

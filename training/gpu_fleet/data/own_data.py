@@ -203,7 +203,9 @@ def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], C
 def _no_data_set(samples: Any) -> str:
     """What is wrong with something that is given as a data set; empty where nothing is."""
     by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
-    arrays = isinstance(samples, tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in samples)
+    arrays = isinstance(samples, tuple) and all(
+        isinstance(array, torch.Tensor | np.ndarray) for array in samples
+    )
     columns = isinstance(samples, Mapping) and 0 not in samples
     named = ", ".join(map(repr, islice(samples, 4))) if columns else ""
     problems = {

@@ -58,7 +58,7 @@ def named(key: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_FULL:  # which may pass, and is told with what to do about it
+        if error.errno in DISK_FULL:  # which may pass: `rank` says what would help
             raise
         raise ConfigError(f"{key} = {str(path)!r}: cannot be written: {error.strerror}") from error
 
