@@ -113,7 +113,7 @@ def shelf(tmp_path, keys, monkeypatch):
 
     monkeypatch.setattr(lock_command, "datetime", Clock)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     (tmp_path / "image").mkdir()
     yield Shelf(tmp_path, f"http://127.0.0.1:{server.server_port}", keys)

@@ -161,7 +161,7 @@ def indexes(tmp_path, monkeypatch):
             (folder / "index.html").write_text(f'<a href="{quote(file)}">{file}</a>')
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)

@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(answer):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.answer, made.asked = answer, []
-        threading.Thread(target=made.serve_forever, daemon=True).start()
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         yield made
         made.shutdown()
 

@@ -201,7 +201,7 @@ def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     server = ThreadingHTTPServer(("127.0.0.1", 0), HalfAnswers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     source = BucketSource("s3://data/digits", f"http://127.0.0.1:{server.server_port}", retry_s=0)
 
     with pytest.raises(SilentSourceError):

@@ -163,10 +163,10 @@ def test_a_part_that_does_not_come_up_is_named_by_rank_and_step_and_there_is_no_
 
 
 def test_a_team_waits_for_no_rank_that_says_nothing_for_ever() -> None:
-    team = Team(0, 2, HashStore(), patience_s=1.0, sleep=lambda _: None)
+    team = Team(0, 2, HashStore(), patience_s=0.0, sleep=lambda _: None)
     team.post(7, "written", {})
 
-    with pytest.raises(CheckpointError, match="rank 1: said nothing of written for 1 s, at step 7"):
+    with pytest.raises(CheckpointError, match="rank 1: said nothing of written for 0 s, at step 7"):
         team.gather(7, "written")
 
 
