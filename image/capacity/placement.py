@@ -150,6 +150,7 @@ def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[Placeme
     """The state after, and what is done on the way there."""
     made = _Pass(view, before)
     made.arrive()
+    made.adopt()
     made.withdraw()
     made.accept()
     made.spares()
@@ -216,6 +217,21 @@ class _Pass:
                 self._coming.remove(coming)
                 self._give(new, coming.purpose, coming.pool, "came", coming.group)
         self._give_again()
+
+    def adopt(self) -> None:
+        """Follow what groups want by themselves: the first ``size.desired``, or a replacement.
+
+        A group asks its own zone for ever, and what it wants counts against ``size.max`` meanwhile.
+        """
+        for pool, _ in self._pools():
+            for site in () if pool in self._view.money.frozen else self._view.sites.get(pool, ()):
+                group = site.group
+                on_way = sum(coming.started and coming.group == group.name for coming in self._coming)
+                for _ in range(group.desired - max(group.size, group.min_size) - on_way):
+                    here = Coming(self._name(pool), pool, SHARED, self._now)
+                    self._coming.append(
+                        replace(here, group=group.name, since=self._now, goal=group.desired, started=True)
+                    )
 
     def _give_again(self) -> None:
         """Write once more what a pass before decided and could not write."""
@@ -362,9 +378,12 @@ class _Pass:
 
     def _want(self, pool: str, purpose: str, number: int) -> None:
         for _ in range(number):
-            # two passes may fall into one second: the schedule's, and that of a launch that failed
-            name = f"{self._now:%Y%m%dT%H%M%S.%fZ}-{pool}-{next(self._numbers)}"
-            self._coming.append(Coming(name, pool, purpose, self._now))
+            self._coming.append(Coming(self._name(pool), pool, purpose, self._now))
+
+    def _name(self, pool: str) -> str:
+        """Of an instance on its way."""
+        # two passes may fall into one second: the schedule's, and that of a launch that failed
+        return f"{self._now:%Y%m%dT%H%M%S.%fZ}-{pool}-{next(self._numbers)}"
 
     def _spares(self, pool: str) -> list[Instance]:
         """Those that nobody took yet, the oldest first."""
@@ -539,7 +558,15 @@ class _Pass:
         return max(group.desired - self._falls[name], group.size + on_way) + self._rises[name]
 
     def expire(self) -> None:
-        """Give up requests for which nothing could be found in time."""
+        """Give up what could not be found in time: by then the load is another, and users go elsewhere."""
+        for coming in self._coming[:]:
+            if coming.purpose == SHARED and not coming.started and self._now - coming.asked_at >= WAIT:
+                self._coming.remove(coming)
+                self._note(
+                    Action.FAIL,
+                    coming.pool,
+                    f"no place for {_who('', SHARED)} within {WAIT.seconds // 60} minutes",
+                )
         for request in [candidate for candidate in self._requests.values() if candidate.fate is Fate.OPEN]:
             missing = [coming for coming in self._coming if coming.purpose == request.key]
             if self._now - request.at < WAIT:
@@ -717,7 +744,7 @@ def _billed(hours: float | None) -> Decimal:
 
 
 def _who(owner: str, purpose: str) -> str:
-    return owner or {SPARE: "a hot spare", SHARED: "the pool's load", QUEUED: "the queue"}.get(
+    return owner or {SPARE: "a hot spare", SHARED: "the pool itself", QUEUED: "the queue"}.get(
         purpose, purpose
     )
 

@@ -442,3 +442,76 @@ def test_once_there_is_room_and_money_again_nothing_waits_for_ever(acts):
             for name in each_request.instances
             if name in cloud.instances
         )
+
+
+def without(cloud, label):
+    """The cloud took what a group had, and has none left there; the group wants it still."""
+    for name in cloud.groups[label].members:
+        del cloud.instances[name]
+    cloud.groups[label] = replace(cloud.groups[label], members={})
+    cloud.room[label] = False
+
+
+def minutes(cloud, number):
+    for _ in range(number):
+        cloud.later()
+        cloud.move()
+
+
+def test_what_the_cloud_took_and_cannot_replace_is_no_instance_that_others_wait_behind():
+    cloud = Cloud(policy=policy(max_size=2))
+    cloud.move(request(2))
+    minutes(cloud, 1)
+    without(cloud, A)
+    cloud.room[B] = False
+    minutes(cloud, 20)
+    cloud.room[B] = True
+    second = replace(request(1, who="bob", number=2), at=cloud.now)
+
+    cloud.move(second)
+    minutes(cloud, 2)
+
+    assert cloud.desired == {A: 0, B: 1}
+    assert fate(cloud, second) is Fate.FILLED
+
+
+def test_the_first_instances_of_a_pool_start_in_the_next_zone_where_the_first_has_none():
+    cloud = Cloud(room={A: False, B: True})
+    cloud.groups[A] = replace(cloud.groups[A], desired=2)
+
+    minutes(cloud, 3)
+
+    assert cloud.desired == {A: 0, B: 2}
+    assert len(cloud.instances) == 2
+
+
+def test_what_a_group_has_to_have_stays_its_own():
+    cloud = Cloud(room={A: False, B: True})
+    cloud.groups[A] = replace(cloud.groups[A], desired=1, min_size=1)
+
+    minutes(cloud, 10)
+
+    assert cloud.desired == {A: 1, B: 0}
+
+
+def test_a_frozen_group_keeps_what_it_wants():
+    cloud = Cloud(frozen=frozenset({"train"}))
+    cloud.groups[A] = replace(cloud.groups[A], desired=1)
+    cloud.room[A] = False
+
+    minutes(cloud, 10)
+
+    assert cloud.desired == {A: 1, B: 0}
+
+
+def test_a_load_that_is_long_over_starts_nothing():
+    cloud = Cloud(room=dict.fromkeys(LABELS, False), firing=frozenset({"train"}))
+    minutes(cloud, 3)
+    cloud.firing = frozenset()
+    minutes(cloud, 20)
+
+    cloud.room = dict.fromkeys(LABELS, True)
+    minutes(cloud, 20)
+
+    assert cloud.instances == {}
+    assert cloud.waiting() == ()

@@ -1,5 +1,6 @@
 """What the queue wants of the mover: as many instances as its jobs need, within every limit."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 from image.capacity.placement import Action
@@ -102,3 +103,24 @@ def test_a_stack_without_a_queue_starts_nothing_by_an_old_word():
     cloud.move()
 
     assert cloud.desired == {A: 0, B: 0}
+
+
+def interrupted(cloud: Cloud) -> None:
+    """The cloud takes what the first zone has, with none left there; the group wants as many still."""
+    cloud.instances.clear()
+    cloud.groups[A] = replace(cloud.groups[A], members={})
+    cloud.room[A] = False
+
+
+def test_a_job_whose_instances_the_cloud_took_starts_in_the_next_zone():
+    cloud = queued(2)
+    cloud.move()
+    cloud.later()
+    cloud.move()
+    interrupted(cloud)
+
+    for _ in range(3):
+        cloud.later()
+        cloud.move()
+
+    assert cloud.desired == {A: 0, B: 2}
