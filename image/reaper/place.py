@@ -101,8 +101,7 @@ def subject(asked: Asked) -> Subject:
         ReaperError: it is not known which stack is meant, or its policy cannot be read.
     """
     own = {LEDGER_URI: asked.ledger} if asked.ledger else {}
-    on_instance = asked.is_silent and paths.instance_file().exists()
-    if not asked.stack and not on_instance:
+    if not asked.stack and not asked.is_silent:
         return Subject(policies.load(asked.policy_path or policy_file()), {**os.environ, **own})
     place = place_of(asked)
     account = place.account_id or account_of(place)
@@ -127,7 +126,9 @@ def place_of(asked: Asked) -> Place:
     here = _instance()
     name = asked.stack or here.get("stack")
     if not name:
-        raise ConfigurationError("--stack is missing, and this is no instance of a stack")
+        raise ConfigurationError(
+            f"--stack is missing, and this is no instance of a stack{_here(asked.files)}"
+        )
     file = dict(asked.files.place(name)) if asked.files and name in asked.files.names() else {}
     known = {**(here if here.get("stack") == name else {}), **file}
     cloud = asked.cloud or known.get("cloud") or cloud_of_environment()
@@ -200,10 +201,13 @@ def _instance() -> dict[str, str]:
 
 
 def _no_region(name: str, cloud: str, files: StackFiles | None) -> str:
-    names = ", ".join(files.names()) if files else ""
-    there = f"; the stack files here are {names}" if names else ""
     variable = REGION_VARIABLES[cloud][0]
-    return f"stack {name!r} has no file here; say where it is with --region (or {variable}){there}"
+    return f"stack {name!r} has no file here; say where it is with --region (or {variable}){_here(files)}"
+
+
+def _here(files: StackFiles | None) -> str:
+    names = ", ".join(files.names()) if files else ""
+    return f"; the stack files here are {names}" if names else ""
 
 
 def _use_emulator(url: str) -> None:

@@ -15,8 +15,8 @@ from stacks.errors import StacksError
 from stacks.settings.quantities import CostKind, Level
 
 NOT_COUNTED = (
-    "traffic to the internet and between zones, requests, snapshots and backups, logs and metrics beyond the "
-    "log volume, keys, functions, tax"
+    "traffic to the internet and between zones, requests, snapshots and backups, logs, metrics, alarms and "
+    "dashboards beyond the log volume, keys, functions, messages, image builds, their tests and scans, tax"
 )
 
 

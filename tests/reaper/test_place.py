@@ -233,6 +233,15 @@ def test_without_any_stack_the_flag_is_named(elsewhere):
         place_of(Asked())
 
 
+@pytest.mark.parametrize("command", [["take", "dev"], ["status"], ["report"], ["runs"]])
+def test_a_command_without_a_stack_names_the_flag_and_the_stacks_there_are(elsewhere, command):
+    result = CliRunner().invoke(main, command)
+
+    assert result.exit_code == 1
+    assert result.output.startswith("error: --stack is missing")
+    assert "aws-dev" in result.output
+
+
 def test_a_wrong_instance_file_is_one_message(elsewhere, tmp_path, monkeypatch):
     file = tmp_path / "instance.toml"
     file.write_text("schema_version = 7")

@@ -21,7 +21,7 @@ from stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, 
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
 from stacks.settings import Stack, stack_files
-from tests.stacks.conftest import AnyType
+from tests.stacks.conftest import AnyType, declared_resources
 from tests.stacks.examples import pool, stack
 
 
@@ -230,3 +230,57 @@ def test_nothing_is_declared_of_a_stack_whose_worst_month_passes_its_budget(regi
 
 def test_a_stack_over_its_budget_stands_where_its_file_allows_that(outputs):
     assert outputs(dear(allow_overcommit=True))["cost"]["worst_month"] == "160894.10"
+
+
+# What a part of a stack is called where its cost is shown: a price's name, or a word of what is not counted.
+CALLED = {
+    "aws:autoscaling/group:Group": "on-demand",
+    "aws:budgets/budget:Budget": None,
+    "aws:cloudwatch/dashboard:Dashboard": "dashboards",
+    "aws:cloudwatch/logGroup:LogGroup": "logs",
+    "aws:cloudwatch/metricAlarm:MetricAlarm": "alarms",
+    "aws:ec2/eip:Eip": "public address",
+    "aws:ec2/flowLog:FlowLog": "log",
+    "aws:ec2/natGateway:NatGateway": "nat gateway",
+    "aws:ec2/vpcEndpoint:VpcEndpoint": "endpoint",
+    "aws:efs/backupPolicy:BackupPolicy": "backups",
+    "aws:efs/fileSystem:FileSystem": "home",
+    "aws:fsx/lustreFileSystem:LustreFileSystem": "scratch",
+    "aws:imagebuilder/imagePipeline:ImagePipeline": "image builds",
+    "aws:kms/key:Key": "keys",
+    "aws:lambda/function:Function": "functions",
+    "aws:s3/bucket:Bucket": "bucket",
+    "aws:scheduler/schedule:Schedule": "functions",
+    "aws:sns/topic:Topic": "messages",
+    "aws:sqs/queue:Queue": "messages",
+    "alicloud:cms/alarm:Alarm": "alarms",
+    "alicloud:ecs/ecsImagePipeline:EcsImagePipeline": "image builds",
+    "alicloud:ecs/eipAddress:EipAddress": "public address",
+    "alicloud:ess/alarm:Alarm": "alarms",
+    "alicloud:ess/scalingGroup:ScalingGroup": "on-demand",
+    "alicloud:fc/v3Function:V3Function": "functions",
+    "alicloud:kms/key:Key": "keys",
+    "alicloud:log/store:Store": "log",
+    "alicloud:nas/fileSystem:FileSystem": "home",
+    "alicloud:oss/bucket:Bucket": "bucket",
+    "alicloud:privatelink/vpcEndpoint:VpcEndpoint": "endpoint",
+    "alicloud:vpc/natGateway:NatGateway": "nat gateway",
+}
+# Rules, roles, names and what hangs on a part above: nothing is paid for them alone.
+WITHOUT_PRICE = re.compile(
+    r"aws:(iam|vpc|lambda/(functionEventInvokeConfig|permission)|s3/bucket\w+|sns/topic\w+|efs/(fileSystemPolicy|mountTarget)"
+    r"|ec2/(defaultSecurityGroup|internetGateway|launchTemplate|placementGroup|route\w*|securityGroup|subnet|vpc)"
+    r"|cloudwatch/event\w+|autoscaling/lifecycleHook|kms/alias|ssm/parameter|imagebuilder/(?!imagePipeline)\w+)[:/]"
+    r"|alicloud:(ram|cms/(alarmContact|alarmContactGroup|monitorGroup)|ecs/(ecsImageComponent|ecsLaunchTemplate"
+    r"|eipAssociation|securityGroup\w*)|ess/(?!alarm:|scalingGroup:)\w+|fc/(?!v3Function)\w+|kms/alias|log/project"
+    r"|nas/(?!fileSystem)\w+|oss/bucket\w+|privatelink/vpcEndpointZone|vpc/(?!natGateway)\w+)[:/]"
+)
+
+
+@pytest.mark.parametrize("name", stack_files.names())
+def test_every_part_of_a_stack_is_priced_or_named_as_not_counted(name):
+    said = CliRunner().invoke(command, [name], env={"COLUMNS": "400"}).stdout
+    parts = {resource.type for resource in declared_resources(name).resources}
+
+    assert {part for part in parts if part not in CALLED and not WITHOUT_PRICE.match(part)} == set()
+    assert {part for part in parts if CALLED.get(part) and CALLED[part] not in said} == set()
