@@ -49,6 +49,8 @@ CLOCK = timedelta(minutes=1)
 SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
 SPARE_REASON = "hot spare"
 LIVING = frozenset({"pending", "running"})
+# Purposes of what a pool starts for itself.
+OWN = frozenset({SPARE, SHARED, QUEUED})
 
 
 class Action(StrEnum):
@@ -541,6 +543,24 @@ class _Pass:
                 ends = request.at + timedelta(hours=float(_billed(request.hours)))
                 left_s = max(0, (ends - self._now).total_seconds())
                 whole += price * request.count * Decimal(str(left_s)) / 3600
+        return whole + self._begun()
+
+    def _begun(self) -> Decimal:
+        """What is left of the first hour of each instance that the pools started for themselves."""
+        hour = timedelta(hours=1)
+        since = [
+            (coming.pool, self._now) for coming in self._coming if coming.group and coming.purpose in OWN
+        ]
+        since += [
+            (instance.pool, instance.launched_at)
+            for instance in self._view.instances
+            if instance.state in LIVING and self._purpose_of(instance) in OWN
+        ]
+        whole = Decimal(0)
+        for pool, at in since:
+            left = min(hour, max(timedelta(0), at + hour - self._now))
+            price = self._view.money.prices.get(pool) or Decimal(0)
+            whole += price * Decimal(str(left / hour))
         return whole
 
     def _total(self, pool: str) -> int:

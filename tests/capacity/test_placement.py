@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
 from image.capacity.placement import COOL_OFF, SILENT, WAIT, Action
+from image.capacity.queue_need import PoolNeed
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from image.reaper.times import format_time
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
@@ -515,3 +516,21 @@ def test_a_load_that_is_long_over_starts_nothing():
 
     assert cloud.instances == {}
     assert cloud.waiting() == ()
+
+
+def test_what_the_pool_itself_started_has_its_hour_of_the_budget():
+    cloud = Cloud(left=Decimal(15), firing=frozenset({"train"}))
+
+    minutes(cloud, 30)
+
+    assert len(cloud.instances) == 1
+    assert [decision.action for decision in cloud.ledger].count(Action.HOLD) == 1
+
+
+def test_load_and_queue_do_not_both_spend_what_is_left():
+    cloud = Cloud(policy=policy(queue_gpus=8), left=Decimal(15), firing=frozenset({"train"}))
+    cloud.queue = {"train": PoolNeed(1, (1,))}
+
+    cloud.move()
+
+    assert sum(cloud.desired.values()) == 1
