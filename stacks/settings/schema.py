@@ -114,6 +114,16 @@ Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such 
 TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
 Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
 # Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
+
+
+def _no_number(network: object) -> object:
+    """A network that is text: of a number ``ipaddress`` makes an address near 0.0.0.0."""
+    if isinstance(network, int):
+        raise ValueError("must be a network, such as 10.20.0.0/16")
+    return network
+
+
+Network = Annotated[IPv4Network, BeforeValidator(_no_number)]
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
 # More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
 LARGEST = 1_000_000_000
@@ -293,11 +303,11 @@ class NetworkSettings:
     """
 
     zones: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
-    cidr: IPv4Network | None = None
+    cidr: Network | None = None
     existing: ExistingNetwork | None = None
     nat: Nat = Nat.ONE
     interface_endpoints: Switch = False
-    peers: tuple[IPv4Network, ...] = ()
+    peers: tuple[Network, ...] = ()
     flow_log_retention_days: RetentionDays | None = None
     s3_buckets: tuple[BucketPattern, ...] = ()
     slots: dict[str, Annotated[int, Field(ge=0, le=7), NUMBER]] | None = None
@@ -362,7 +372,7 @@ class AccessSettings:
             ``SSMSessionRunAs`` names.
     """
 
-    ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
+    ssh_from: dict[str, Network] = Field(default_factory=dict)
     people: Annotated[dict[AccountName, AccountSettings], Field(max_length=1000)] = Field(
         default_factory=dict
     )

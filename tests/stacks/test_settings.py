@@ -137,6 +137,14 @@ BAD_INPUTS = {
         {"pools": [pool(zones=["us-east-1f"])]},
         "pools[0].zones[0] = 'us-east-1f': must be one of network.zones: us-east-1a, us-east-1b",
     ),
+    "a number that would open an address near 0.0.0.0": (
+        {"access": {"ssh_from": {"home": 10}}},
+        "access.ssh_from.home = 10: must be a network, such as 10.20.0.0/16",
+    ),
+    "a switch in place of a network": (
+        {"network": {"peers": [True]}},
+        "network.peers[0] = True: must be a network, such as 10.20.0.0/16",
+    ),
     "SSH from anywhere": (
         {"access": {"ssh_from": {"home": "0.0.0.0/0"}}},
         "access.ssh_from.home = '0.0.0.0/0': the whole internet is never let in",
