@@ -176,7 +176,17 @@ def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool
         raise click.Abort
     key = desk.ask(pool, count, hours, caller)
     click.echo(f"asked as {owner_of(key)}; the mover answers within a minute")
-    if not follow(desk, key):
+    try:
+        ready = follow(desk, key)
+    except KeyboardInterrupt:
+        stack = desk.policy.stack
+        click.echo(
+            "the request stands: what comes is yours, and paid for. "
+            f"gpu-fleet status --stack {stack} shows it; gpu-fleet give-back --stack {stack} returns it",
+            err=True,
+        )
+        raise
+    if not ready:
         return ()
     request = desk.fate(key)
     return tuple(request.instances) if request else ()

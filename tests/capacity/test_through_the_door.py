@@ -149,6 +149,32 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
     ]
 
 
+def test_who_stops_waiting_is_reminded_that_the_request_stands(door, say, monkeypatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+
+    said = say("take", "train", "--hours", "8", "--yes")
+
+    assert said.exit_code != 0
+    assert "the request stands" in said.output
+    assert "gpu-fleet give-back --stack test returns it" in said.output
+
+
+def test_what_a_group_wants_and_its_zone_has_not_starts_in_the_next_zone(door):
+    FULL_ZONES.add("us-east-1a")
+    group = door.groups()["us-east-1a"]["AutoScalingGroupName"]
+    boto3.client("autoscaling", REGION).set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
+
+    for _ in range(2):
+        FAILED_AT[group] = datetime.now(UTC)  # it tries again and again
+        door.move()
+
+    wanted = {zone: group["DesiredCapacity"] for zone, group in door.groups().items()}
+    assert wanted == {"us-east-1a": 0, "us-east-1b": 1}
+
+
 SPOT = {"groups": "single", "market": "spot", "on_demand_fallback": True}
 
 
