@@ -4,13 +4,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from image.queue.configuration import REQUEUED_EXIT
+from image.queue.exclusion import COMMENT
 
 PORT = 29400  # where the instances of a run meet (gpu_fleet/pool/rendezvous.py)
 PYTHON = "/opt/gpu-fleet/venv/bin/python"
-TRIES = 3  # of a run that failed for a reason that may pass
-# gpu_fleet/exit_codes.py: finished, usage, failed for good
-NEVER_AGAIN = (0, 2, 65)
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,13 @@ class JobScript:
 
 
 def script(batch: JobScript) -> str:
-    """The script's text. Slurm runs it on the first instance; srun starts the trainer once on each.
+    """The script's text. Slurm runs it on the first instance, as gpu_fleet/submitted/queued.py goes on.
 
-    A run that was stopped and has saved ends with 85, and the queue runs it again; so it does with one that
-    failed for a reason that may pass, a few times. Where an instance dies Slurm puts the job back by itself.
+    Where an instance dies Slurm puts the job back by itself; else the exit code decides.
     """
     gpus = [f"#SBATCH --gpus-per-node={batch.gpus}"] if batch.gpus else []
-    work = shlex.join([PYTHON, "-m", "gpu_fleet", *batch.arguments])
-    inner = f"PET_NODE_RANK=$SLURM_NODEID exec {work}"
+    log = batch.log.replace("%j", "$SLURM_JOB_ID")
+    work = f'exec {PYTHON} -m gpu_fleet queued --log "{log}" {shlex.join(batch.arguments)}'
     rows = [
         "#!/bin/bash",
         f"#SBATCH --job-name={batch.name}",
@@ -52,20 +48,14 @@ def script(batch: JobScript) -> str:
         "#SBATCH --exclusive",
         *gpus,
         "#SBATCH --requeue",
+        f"#SBATCH --comment={COMMENT}",
         "#SBATCH --open-mode=append",
         f"#SBATCH --chdir={batch.folder}",
         f"#SBATCH --output={batch.log}",
         "# the batch host is the first of the nodes: all meet at its address",
         r"""address=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')""",
         f"export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$address PET_MASTER_PORT={PORT}",
-        f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)}",
-        "status=$?",
-        "case $status in",
-        f"    {' | '.join(str(code) for code in NEVER_AGAIN)}) exit $status ;;",
-        "esac",
-        f"# the queue runs a job again that ends with {REQUEUED_EXIT}",
-        f"[ $status -eq {REQUEUED_EXIT} ] || [ ${{SLURM_RESTART_COUNT:-0}} -ge {TRIES - 1} ] ||",
-        f"    status={REQUEUED_EXIT}",
-        "exit $status",
+        "# starts it on each by srun, says in the bucket how far it is, and ends with 85 to be run again",
+        work,
     ]
     return "\n".join(rows) + "\n"

@@ -21,13 +21,15 @@ from image.capacity.queue_need import QUEUE, to_json
 from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
-from image.queue import configuration, munge, queue_file, slurm
+from image.queue import books, configuration, munge, queue_file, slurm
+from image.queue.books import Books
 from image.queue.configuration import Cluster
 from image.queue.demand import needs
 from image.queue.errors import NotReadyError, SlurmError
+from image.queue.exclusion import exclusions
 from image.reaper.agent.stack_policy import KEY as POLICY
 from image.reaper.aws import session
-from image.reaper.calls import Calls
+from image.reaper.calls import DENIED, Calls
 from image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
@@ -53,6 +55,11 @@ def pools_of(policy: dict[str, Any]) -> dict[str, int]:
         if isinstance(pool, dict)
     }
     return {name: int(gpus) for name, gpus in counted.items() if gpus is not None}
+
+
+def most_of(policy: dict[str, Any]) -> dict[str, int]:
+    """Pools of the queue -> how many instances each may have."""
+    return {name: int(policy["pools"][name]["capacity"].get("max_size", 0)) for name in pools_of(policy)}
 
 
 def cluster_of(stack: str, address: str, pools: Iterable[str]) -> Cluster:
@@ -86,6 +93,8 @@ class ControllerWatch:
         states: of instances by their ids, those that the cloud still knows.
         say: writes what the mover reads.
         configured: lays the configuration of these pools; whether it changed.
+        keep: writes what users read of all jobs.
+        written: what it wrote last, or the controller before this one.
         ask: calls Slurm.
     """
 
@@ -93,10 +102,13 @@ class ControllerWatch:
     states: Callable[[list[str]], dict[str, str]]
     say: Callable[[dict[str, Any]], None]
     configured: Callable[[Iterable[str]], bool]
+    keep: Callable[[dict[str, Any]], None]
+    written: Books | None = None
     ask: slurm.Run = slurm.run
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # a configuration that slurmctld has not read
+    _kept_away: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def once(self, now: datetime) -> None:
         """One look.
@@ -118,8 +130,24 @@ class ControllerWatch:
             if node.name in gone:
                 self._part_with(node, gone[node.name], now)
         left = [node for node in nodes if node.name not in gone]
-        if pools:
-            self.say(to_json(needs(left, slurm.waiting_jobs(self.ask), pools), now))
+        jobs = slurm.jobs(self.ask)
+        if policy and pools:
+            self._keep_away(exclusions(jobs, left, most_of(policy)))
+            self.say(to_json(needs(left, slurm.waiting_jobs(self.ask), pools, self._kept_away), now))
+        self.written = books.after(self.written, jobs, now)
+        self.keep(books.to_json(self.written))
+
+    def _keep_away(self, wanted: dict[str, tuple[str, ...]]) -> None:
+        """Keep jobs away from nodes on which they failed; one that has begun meanwhile runs where it is."""
+        done = {job: names for job, names in wanted.items() if self._kept_away.get(job, ()) == names}
+        for job, names in wanted.items() - done.items():
+            try:
+                slurm.keep_away(job, names, self.ask)
+                done[job] = names
+                LOG.info("event=queue-job-kept-away job=%s nodes=%s", job, ",".join(names))
+            except SlurmError as error:
+                LOG.warning("event=queue-job-not-kept-away job=%s reason=%r", job, str(error))
+        self._kept_away = done
 
     def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
         if "DOWN" not in node.flags:
@@ -182,6 +210,19 @@ def _store(instance: instance_file.InstanceFile) -> Store:
     return Store(session.client("s3", instance.region), _calls(), instance.records_uri)
 
 
+def kept_books(store: Store) -> Books | None:
+    """What the controller before this one wrote of all jobs; a damaged one is none. Raises CloudError."""
+    try:
+        stored = store.newest(books.JOBS, books.LONGEST)
+        return books.books_of(stored.content) if stored else None
+    except CloudError as error:
+        # S3 says "denied" of what is not there to a role that may not list
+        if error.code not in (*DENIED, "Malformed"):
+            raise
+        LOG.info("event=queue-books-new reason=%r", str(error))
+        return None
+
+
 def watch() -> None:
     """Look until systemd ends it; raises InstanceError where it cannot begin."""
     instance = instance_file.load(paths.instance_file())
@@ -197,6 +238,8 @@ def watch() -> None:
         lambda ids: states_of(ec2, calls, ids),
         lambda content: store.put(QUEUE, content),
         lambda pools: lay(cluster_of(instance.stack, queue.address, pools), FOLDER),
+        lambda content: store.put(books.JOBS, content),
+        kept_books(store),
     )
     while True:
         try:

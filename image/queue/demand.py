@@ -1,12 +1,18 @@
 """How many instances the jobs that wait need. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from image.capacity.queue_need import PoolNeed
 from image.queue.slurm import Node, WaitingJob
 
 
-def needs(nodes: Iterable[Node], jobs: Iterable[WaitingJob], gpus: Mapping[str, int]) -> dict[str, PoolNeed]:
+def needs(
+    nodes: Sequence[Node],
+    jobs: Iterable[WaitingJob],
+    gpus: Mapping[str, int],
+    excluded: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> dict[str, PoolNeed]:
     """What each pool needs.
 
     A job for some GPUs of one instance shares it with others of its kind; any other gets whole instances.
@@ -15,7 +21,9 @@ def needs(nodes: Iterable[Node], jobs: Iterable[WaitingJob], gpus: Mapping[str, 
         nodes: all that Slurm knows.
         jobs: those that come first first.
         gpus: pool -> GPUs of each of its instances.
+        excluded: job -> nodes that it is kept away from: one that is free is none for this job.
     """
+    free = {node.name for node in nodes if node.is_free}
     standing = dict.fromkeys(gpus, 0)
     for node in nodes:
         if node.pool in standing and not node.is_free:
@@ -29,7 +37,7 @@ def needs(nodes: Iterable[Node], jobs: Iterable[WaitingJob], gpus: Mapping[str, 
             continue
         whole = job.nodes > 1 or not 0 < job.gpus < gpus[job.pool]
         if whole:
-            wanted[job.pool].append(job.nodes)
+            wanted[job.pool].append(job.nodes + len(free.intersection(excluded.get(job.id, ()))))
         elif not _fits(shared[job.pool], job.gpus):
             wanted[job.pool].append(1)
             shared[job.pool].append(gpus[job.pool] - job.gpus)

@@ -27,6 +27,7 @@ NOT_FOR_ROOM = frozenset(
     }
 )
 COUNTED_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
+FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 PENDING = "%i|%P|%D|%b|%r"
 
 Run = Callable[[Sequence[str]], str]
@@ -70,6 +71,33 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A job as Slurm knows it, until some minutes after its end.
+
+    Attributes:
+        name: as its user gave it, up to the first blank.
+        account: whose it is.
+        nodes: how many it has, or needs.
+        state: PENDING, RUNNING, COMPLETED ... (squeue(1), "JOB STATE CODES").
+        reason: why it waits, or ended; empty for none.
+        on: its nodes as Slurm writes them, ``i-0a[1-2]``; empty while it has none.
+        log: the file of its output.
+    """
+
+    id: str
+    name: str
+    account: str
+    pool: str
+    nodes: int
+    state: str
+    reason: str
+    on: str
+    restarts: int
+    log: str
+    comment: str
+
+
+@dataclass(frozen=True)
 class WaitingJob:
     """A job that waits for room.
 
@@ -97,6 +125,43 @@ def nodes(ask: Run = run) -> list[Node]:
             pool = fields.get("AvailableFeatures", "").split(",")[0]
             registered.append(Node(fields["NodeName"], pool, flags | silent, reason[1] if reason else ""))
     return registered
+
+
+def jobs(ask: Run = run) -> list[Job]:
+    """All that Slurm knows. Raises SlurmError."""
+    known = []
+    for line in ask(["scontrol", "--oneliner", "show", "jobs"]).splitlines():
+        fields = {name: "" if value == "(null)" else value for name, value in FIELD.findall(line)}
+        if "JobId" in fields and "JobState" in fields:
+            known.append(_job(fields))
+    return known
+
+
+def _job(fields: dict[str, str]) -> Job:
+    reason = fields.get("Reason", "")
+    return Job(
+        id=fields["JobId"],
+        name=fields.get("JobName", ""),
+        account=fields.get("UserId", "").partition("(")[0],
+        pool=fields.get("Partition", "").partition(",")[0],
+        nodes=int(fields.get("NumNodes", "").partition("-")[0] or 0),
+        state=fields["JobState"],
+        reason="" if reason == "None" else reason,
+        on=fields.get("NodeList", ""),
+        restarts=int(fields.get("Restarts") or 0),
+        log=fields.get("StdOut", ""),
+        comment=fields.get("Comment", ""),
+    )
+
+
+def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:
+    """Let a job that waits start on none of these nodes, and on any other. Raises SlurmError."""
+    ask(["scontrol", "update", f"jobid={job}", f"excnodelist={','.join(names)}"])
+
+
+def cancel(job: str, *, saves: bool, ask: Run = run) -> None:
+    """End a job, once it has saved where it can (gpu_fleet/submitted/queued.py). Raises SlurmError."""
+    ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), job])
 
 
 def waiting_jobs(ask: Run = run) -> list[WaitingJob]:

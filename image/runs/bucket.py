@@ -71,23 +71,24 @@ class RunBucket:
 
     def states(self, job: Job) -> list[NodeState]:
         """What each instance of a run says of it, by rank."""
-        return [
-            state_of(self._get(node_prefix(job, member.id) + STATE, job.account)) for member in job.instances
-        ]
+        return [self.state(node_prefix(job, member.id), job.account) for member in job.instances]
 
-    def log_keys(self, job: Job, rank: int) -> list[str]:
-        """The parts of an instance's log, in order."""
-        prefix = f"{node_prefix(job, job.instances[rank].id)}{LOG}/"
-        return sorted(self._keys(prefix, job.account))
+    def state(self, place: str, account: str) -> NodeState:
+        """What was said at one place of an account's."""
+        return state_of(self._get(place + STATE, account))
+
+    def log_keys(self, place: str, account: str) -> list[str]:
+        """The parts of a log that was sent there, in order."""
+        return sorted(self._keys(f"{place}{LOG}/", account))
 
     def part(self, key: str, account: str) -> bytes:
         """A part of a log; empty where it is gone."""
         return self._get(key, account) or b""
 
-    def cancel(self, job: Job, by: str, now: datetime) -> None:
+    def cancel(self, account: str, run: str, by: str, now: datetime) -> None:
         """Ask the instances of a run to save and end."""
         content = json.dumps({"by": by, "at": now.isoformat()}).encode()
-        self._put(job_prefix(job.account, job.run) + CANCEL, content, job.account)
+        self._put(job_prefix(account, run) + CANCEL, content, account)
 
     def _put(self, key: str, content: bytes, account: str) -> None:
         try:

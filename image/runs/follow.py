@@ -18,9 +18,10 @@ from image.reaper.options import stack_options
 from image.reaper.place import Asked, Place, subject
 from image.reaper.policy import Policy
 from image.reaper.times import format_span, parse_time
+from image.runs import queue_view
 from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import account_name, is_silent
-from image.runs.model import OVER, Job, NodeState, Phase, overall
+from image.runs.model import OVER, Job, NodeState, Phase, node_prefix, overall
 
 WIDTH = 150  # of a table that goes into a file or a pipe
 LOOK_EVERY_S = 5.0
@@ -55,13 +56,7 @@ class Viewer:
         return job
 
 
-def _viewer(asked: Asked, account: str | None) -> Viewer:
-    policy = subject(asked).policy
-    if policy.has_queue:
-        raise ConfigurationError(
-            f"stack {policy.stack!r} has a queue: on one of its instances squeue --me lists your jobs, "
-            "scontrol show job ID names the log, scancel ID ends one"
-        )
+def _viewer(policy: Policy, asked: Asked, account: str | None) -> Viewer:
     place = Place(policy.stack, policy.cloud, policy.region, asked.account_id or "")
     caller = caller_of(place)
     return Viewer(policy, place, run_bucket(place), account_name(account, caller), caller)
@@ -72,7 +67,10 @@ def _viewer(asked: Asked, account: str | None) -> Viewer:
 @stack_options
 def runs(asked: Asked, account: str | None) -> None:
     """List your submitted runs, the newest first: phase, step, loss, ETTR and cost so far."""
-    viewer = _viewer(asked, account)
+    if (policy := subject(asked).policy).has_queue:
+        queue_view.show_runs(queue_view.opened(policy, asked, account))
+        return
+    viewer = _viewer(policy, asked, account)
     now = datetime.now(UTC)
     jobs = viewer.bucket.jobs(viewer.account)
     table = Table(box=None, header_style="bold")
@@ -118,11 +116,17 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
 @as_option
 @stack_options
 def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool) -> None:
-    """Print the log of RUN, which its instances send every 15 seconds.
+    """Print the log of RUN (of a queue: its name or number), which its instances send every 15 seconds.
 
     With -f the exit code is 1 where the run failed.
     """
-    viewer = _viewer(asked, account)
+    if (policy := subject(asked).policy).has_queue:
+        if node:
+            raise ConfigurationError(f"--node {node}: the instances of a job of the queue share one log")
+        if not queue_view.show_log(queue_view.opened(policy, asked, account), run, follow=follow):
+            sys.exit(1)
+        return
+    viewer = _viewer(policy, asked, account)
     job = viewer.job(run)
     if node >= len(job.instances):
         raise ConfigurationError(f"--node {node}; allowed: 0 to {len(job.instances) - 1}")
@@ -135,7 +139,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
     printed: set[str] = set()
     while True:
         states = bucket.states(job)  # before the log: what was said last is then in it
-        for key in bucket.log_keys(job, node):
+        for key in bucket.log_keys(node_prefix(job, job.instances[node].id), job.account):
             if key not in printed:
                 printed.add(key)
                 click.echo(bucket.part(key, job.account).decode(errors="replace"), nl=False)
@@ -154,10 +158,13 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
 @stack_options
 def cancel(run: str, asked: Asked, account: str | None) -> None:
     """Ask RUN to save and end; its instances look every 15 seconds. It goes on when it is submitted again."""
-    viewer = _viewer(asked, account)
+    if (policy := subject(asked).policy).has_queue:
+        click.echo(queue_view.cancel_run(queue_view.opened(policy, asked, account), run))
+        return
+    viewer = _viewer(policy, asked, account)
     job = viewer.job(run)
     phase = overall(viewer.bucket.states(job))
     if phase in OVER:
         raise ConfigurationError(f"RUN {run}: is {phase}; there is nothing to cancel")
-    viewer.bucket.cancel(job, viewer.caller, datetime.now(UTC))
+    viewer.bucket.cancel(job.account, job.run, viewer.caller, datetime.now(UTC))
     click.echo(f"{run} is asked to save and end: gpu-fleet runs says when it has")

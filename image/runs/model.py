@@ -21,6 +21,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 SCHEMA = 1
 LONGEST_TITLE = 40
 JOBS, RUNS = "_jobs", "_runs"
+QUEUED = "queue"
 JOB, ARCHIVE, CANCEL, STATE, LOG = "job.json", "files.zip", "cancel", "state.json", "log"
 
 
@@ -167,7 +168,12 @@ def job_prefix(account: str, run: str = "") -> str:
 
 def node_prefix(job: Job, instance: str) -> str:
     """Where an instance says what becomes of its part."""
-    return f"{job.pool}/{RUNS}/{job.account}/{job.run}/{instance}/"
+    return place_of(job.pool, job.account, job.run, instance)
+
+
+def place_of(pool: str, account: str, run: str, who: str) -> str:
+    """Where one instance of a pool speaks of a run, or the queue's job of it (`QUEUED`)."""
+    return f"{pool}/{RUNS}/{account}/{run}/{who}/"
 
 
 def parameters(job: Job) -> Mapping[str, str]:

@@ -226,7 +226,8 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
     state = pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json")
-    policy = pulumi.Output.concat(args.records_arn, f"/{sweep_archive.POLICY_KEY}")
+    queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
+    said = [pulumi.Output.concat(args.records_arn, f"/{key}") for key in (sweep_archive.POLICY_KEY, *queue)]
     shell = sessions.document_name(stack) or "SSM-SessionManagerRunShell"
     documents = [
         f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
@@ -234,7 +235,7 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     ]
     return policies.document(
         policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
-        policies.allow("Read", ["s3:GetObject"], [state, policy, *_money(args)]),
+        policies.allow("Read", ["s3:GetObject"], [state, *said, *_money(args)]),
         policies.allow("Absence", ["s3:ListBucket"], args.records_arn),
         use_key(stack, args.key_arn, "s3"),
         policies.allow("SessionDocuments", ["ssm:StartSession"], documents),

@@ -208,7 +208,12 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     """The role's only policy: its key, the stack's word, what it wants of the mover; it ends no instance."""
     stack, records = args.stack, args.bucket_arns["records"]
     vias = [f"{service}.{stack.region}.amazonaws.com" for service in ("secretsmanager", "s3")]
-    read = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, f"{built.PREFIX}/*")
+    read = (
+        sweep_archive.POLICY_KEY,
+        sweep_archive.ACCOUNTS_KEY,
+        sweep_archive.QUEUE_JOBS_KEY,
+        f"{built.PREFIX}/*",
+    )
     return policies.document(
         policies.allow("SessionManager", SESSION_ACTIONS, "*"),
         # which instances still run; EC2 knows no narrower resource for it
@@ -217,7 +222,11 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
             "QueueKey", ["secretsmanager:GetSecretValue", "secretsmanager:PutSecretValue"], secret_arn
         ),
         policies.allow("Read", ["s3:GetObject"], [pulumi.Output.concat(records, f"/{key}") for key in read]),
-        policies.allow("Ask", ["s3:PutObject"], pulumi.Output.concat(records, f"/{NEED_KEY}")),
+        policies.allow(
+            "Say",
+            ["s3:PutObject"],
+            [pulumi.Output.concat(records, f"/{key}") for key in (NEED_KEY, sweep_archive.QUEUE_JOBS_KEY)],
+        ),
         policies.allow(
             "Keys",
             ["kms:Decrypt", "kms:GenerateDataKey"],

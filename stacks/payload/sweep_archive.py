@@ -31,6 +31,8 @@ POLICY_KEY = "reaper/policy.json"
 ROSTER_KEY = "reaper/roster.json"
 # Of the same bucket: the accounts that instances make.
 ACCOUNTS_KEY = "reaper/accounts.json"
+# What the queue's controller says of all jobs (image/queue/books.py).
+QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.

@@ -141,7 +141,7 @@ class Fleet:
     stack: ExitStack
     guests: dict[str, Guest] = field(default_factory=dict)
     metadata: dict[str, int] = field(default_factory=dict)
-    _networks: list[str] = field(default_factory=list)
+    _networks: dict[str, str] = field(default_factory=dict)
 
     def instances(self) -> dict[str, dict[str, Any]]:
         """Instance id -> what EC2 says, of those that run."""
@@ -166,7 +166,7 @@ class Fleet:
         # the interface that the template names; moto starts the instance with another
         controller = role["role"] == "controller"
         address = role["address"] if controller else instance["PrivateIpAddress"]
-        network, outside = self._network(address)
+        network, outside = self._network(name, address)
         service = self.stack.enter_context(metadata_service())
         _describe(service, name, instance["InstanceType"], address)
         self.metadata[outside] = _port(service.endpoint)
@@ -204,12 +204,12 @@ class Fleet:
         (given / "dev").mkdir()
         command("mknod", "-m", "666", str(given / "dev/nvidia0"), "c", "195", "0")
 
-    def _network(self, address: str) -> tuple[str, str]:
+    def _network(self, instance: str, address: str) -> tuple[str, str]:
         """A network namespace, and the guest's address towards this computer."""
-        number = len(self._networks) + 2
+        number = len(self.metadata) + 2
         name, link = f"gpufleet-{number}", f"gf{number}"
         command("ip", "netns", "add", name)
-        self._networks.append(name)
+        self._networks[instance] = name
         command("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
         command("ip", "link", "set", link, "master", BRIDGE, "up")
         command("ip", "-n", name, "address", "add", f"{address}/8", "dev", "eth0")
@@ -222,6 +222,7 @@ class Fleet:
     def lose(self, name: str) -> None:
         """An instance is gone without a word: its processes, its network, and then the cloud says so."""
         self.guests[name].kill()
+        command("ip", "netns", "delete", self._networks.pop(name))
         boto3.client("ec2", REGION).terminate_instances(InstanceIds=[name])
 
     def until(self, what: Callable[[], Any], timeout_s: float, why: str) -> Any:
@@ -240,7 +241,7 @@ class Fleet:
     def close(self) -> None:
         for guest in self.guests.values():
             guest.kill()
-        for name in self._networks:
+        for name in self._networks.values():
             command("ip", "netns", "delete", name)
 
 

@@ -8,10 +8,10 @@ import pytest
 from image.queue import controller
 from image.queue.configuration import Cluster
 from image.queue.errors import SlurmError
-from tests.queue.test_slurm import NODE
+from tests.queue.test_slurm import JOB, NODE
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
-POLICY = {"pools": {"train": {"capacity": {"queue_gpus": 8}}, "dev": {"capacity": None}}}
+POLICY = {"pools": {"train": {"capacity": {"queue_gpus": 8, "max_size": 3}}, "dev": {"capacity": None}}}
 
 
 @dataclass
@@ -24,11 +24,18 @@ class Site:
     policy: dict | None = field(default_factory=lambda: POLICY)
     calls: list[str] = field(default_factory=list)
     said: list[dict] = field(default_factory=list)
+    kept: list[dict] = field(default_factory=list)
+    jobs: str = ""
     changed: bool = False
 
     def __post_init__(self) -> None:
         self.watch = controller.ControllerWatch(
-            lambda: self.policy, lambda _: self.states, self.said.append, lambda _: self.changed, self.ask
+            lambda: self.policy,
+            lambda _: self.states,
+            self.said.append,
+            lambda _: self.changed,
+            self.kept.append,
+            ask=self.ask,
         )
 
     def ask(self, command):
@@ -36,6 +43,8 @@ class Site:
         if text.endswith("show nodes"):
             lines = [NODE.format(name=name, state=state, reason="") for name, state in self.nodes.items()]
             return "\n".join(lines)
+        if text.endswith("show jobs"):
+            return self.jobs
         if text.startswith("squeue"):
             return self.waiting
         self.calls.append(text)
@@ -156,3 +165,62 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
     assert not controller.lay(cluster, tmp_path)
     assert controller.lay(Cluster("test", "host", "10.0.0.4", ["dev", "train"], "/home/state"), tmp_path)
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
+
+
+def failed(state: str = "PENDING", number: str = "7", on: str = "i-1") -> str:
+    return JOB.format(id=number, state=state, comment=f"gpu-fleet:failed-on={on}") + "\n"
+
+
+def test_a_job_that_waits_is_kept_away_once_from_the_node_on_which_it_failed():
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+
+    site.look(3)
+
+    assert site.calls == ["scontrol update jobid=7 excnodelist=i-1"]
+
+
+def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+    site.waiting = "7|train|1|N/A|Resources\n8|train|1|N/A|Resources\n"
+
+    site.look()
+
+    assert site.said[0]["pools"] == {"train": {"standing": 0, "jobs": [2, 1]}}
+
+
+def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+    site.look()
+    site.states = {"i-1": "terminated"}
+
+    site.look()
+
+    assert site.calls[-1] == "scontrol update jobid=7 excnodelist="
+
+
+def test_a_job_that_slurm_does_not_let_change_is_tried_at_the_next_look():
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+    ask = site.watch.ask
+
+    def refuses(command):
+        if "jobid=7" in command:
+            raise SlurmError("Job is no longer pending execution")
+        return ask(command)
+
+    site.watch.ask = refuses
+    site.look()
+    site.watch.ask = ask
+
+    site.look()
+
+    assert len(site.kept) == 2
+    assert site.calls == ["scontrol update jobid=7 excnodelist=i-1"]
+
+
+def test_users_read_of_each_job_what_the_controller_saw():
+    site = Site(jobs=failed("RUNNING"))
+
+    site.look()
+
+    (entry,) = site.kept[0]["jobs"]
+    assert (entry["job"]["id"], entry["job"]["account"], entry["job"]["state"]) == ("7", "ada", "RUNNING")

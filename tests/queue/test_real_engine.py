@@ -56,6 +56,7 @@ QUEUED = {
 }
 CHECKPOINTS = "gpu-fleet-test-checkpoints-123456789012"
 ALONE = ("--nproc-per-node", "1")  # a process on each instance: no CUDA sees the GPU
+BACK_S = 120  # issue 19: the queue intact after its controller and its disk were lost
 BOOT_S, JOB_S, RUN_S = 180, 180, 300  # what a hang looks like on two cores that others use too
 pytestmark = [
     pytest.mark.queue,
@@ -66,12 +67,12 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lab:
     """A stack with a queue.
 
     Attributes:
-        controller: the guest with slurmctld.
+        controller: the guest with slurmctld, which a test may replace.
     """
 
     fleet: Fleet
@@ -118,6 +119,15 @@ class Lab:
         assert said.startswith("Submitted batch job "), said
         return said.split()[3].rstrip(":")
 
+    def say(self, *words: str) -> str:
+        """What a command of `gpu-fleet` tells ada."""
+        return self.controller.run("/usr/local/bin/gpu-fleet", *words, account="ada", check=False)
+
+    def row(self, job: str) -> str:
+        """A job's line in `gpu-fleet runs`."""
+        lines = [line for line in self.say("runs").splitlines() if line.split()[1:2] == [job]]
+        return lines[0] if lines else ""
+
     def saved(self) -> set[str]:
         """Folders of checkpoints in the bucket."""
         listed = boto3.client("s3", REGION).list_objects_v2(Bucket=CHECKPOINTS).get("Contents", [])
@@ -128,10 +138,13 @@ class Lab:
         return logs[0].read_text(errors="replace") if logs else ""
 
 
-def record(seconds: float) -> None:
-    """From the instance's death to the run's start from its checkpoint, a fresh guest's boot included."""
-    figure = {"value": round(seconds, 1), "unit": "s", "command": "make test-queue"}
-    merge(TARGET, {"queue_kill_to_resumed_s": figure})
+def record(name: str, seconds: float) -> None:
+    """A figure for the bench file.
+
+    ``queue_kill_to_resumed_s`` is from an instance's death to the run's start from its checkpoint,
+    ``queue_controller_back_s`` from a controller's loss to the queue as it was: each with a fresh boot.
+    """
+    merge(TARGET, {name: {"value": round(seconds, 1), "unit": "s", "command": "make test-queue"}})
 
 
 @pytest.fixture(scope="module")
@@ -179,18 +192,22 @@ def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):
     gpus = lab.slurm("sinfo", "--noheader", "-N", "--format=%N %G").splitlines()
     assert sorted(gpus) == sorted(f"{guest.id} gpu:1" for guest in first)
     fleet.until(lambda: len(lab.saved()) > 1, JOB_S, "the run saves")
+    fleet.until(lambda: " 0." in lab.row(job), JOB_S, "its user sees the loss")
+    assert " running " in lab.row(job)
 
     began = time.monotonic()
     fleet.lose(first[1].id)
     (fresh,) = lab.grow(2)
     fleet.until(lambda: "event=resumed" in lab.log_of(job), JOB_S, "the run goes on from its checkpoint")
-    record(time.monotonic() - began)
+    record("queue_kill_to_resumed_s", time.monotonic() - began)
 
     assert lab.nodes()[first[1].id].startswith("down")
     assert lab.nodes()[fresh.id] == "allocated"
     fleet.until(lambda: lab.states() == [], RUN_S, "the run ends")
     assert "JobState=COMPLETED" in lab.job(job)
     assert "Restarts=1" in lab.job(job)
+    fleet.until(lambda: "completed (restarts 1)" in lab.row(job), JOB_S, "its user sees that it ended")
+    assert "event=resumed" in lab.say("logs", job)
 
 
 def test_a_run_that_fails_for_good_is_not_tried_again(lab):
@@ -202,6 +219,56 @@ def test_a_run_that_fails_for_good_is_not_tried_again(lab):
     lab.fleet.until(lambda: "JobState=FAILED" in lab.job(job), JOB_S, "the job fails")
     assert "Restarts=0" in lab.job(job)
     assert "no/such/folder" in lab.log_of(job)
+
+
+def test_a_run_that_fails_perhaps_is_tried_on_another_instance_each_time_and_then_no_more(lab):
+    """Three tries on three instances, the last of which came for it alone."""
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    words = ("sh", "-c", "echo $SLURMD_NODENAME >>tries; exit 3")
+
+    job = lab.submit("--", *words)
+
+    lab.grow(3)
+    lab.fleet.until(lambda: "JobState=FAILED" in lab.job(job), RUN_S, "the last try fails")
+    tries = (lab.fleet.homes / "ada/tries").read_text().split()
+    assert len(tries) == len(set(tries)) == 3
+    assert "failed on" in lab.row(job)
+
+
+def test_a_run_that_its_user_cancels_saves_before_it_ends(lab):
+    long = ("--run.epochs", "3000", "--run.directory", "runs/long", "--checkpoint.every_steps", "100000")
+    job = lab.submit("digits.toml", *ALONE, *long)
+    lab.fleet.until(lambda: " 0." in lab.row(job), JOB_S, "it has made steps")
+
+    said = lab.say("cancel", job)
+
+    assert "is asked to save and end" in said
+    lab.fleet.until(lambda: "JobState=CANCELLED" in lab.job(job), JOB_S, "the job ends")
+    assert list((lab.fleet.homes / "ada/runs/long").rglob("step-*"))
+    assert "Restarts=0" in lab.job(job)
+
+
+def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it_was(lab):
+    """Another instance, with nothing of the first one's: what waits, what runs and the nodes are known."""
+    fleet = lab.fleet
+    before = {name for name, state in lab.nodes().items() if not state.startswith("down")}
+    runs = lab.submit("--", "sh", "-c", "sleep 600")
+    fleet.until(lambda: lab.row(runs), JOB_S, "users see the job that runs")
+    waits = lab.submit("--nodes", "3", "true")
+
+    lost = lab.controller.id
+    fleet.lose(lost)
+    began = time.monotonic()
+    (lab.controller,) = fleet.until(fleet.boot_new, JOB_S, "the group starts another")
+    fleet.until(lambda: "JobState=RUNNING" in lab.job(runs), BOOT_S, "the queue is back")
+    back_s = time.monotonic() - began
+
+    assert lab.controller.id != lost
+    assert "JobState=PENDING" in lab.job(waits)
+    assert before <= lab.nodes().keys()
+    assert back_s <= BACK_S
+    record("queue_controller_back_s", back_s)
+    lab.slurm("scancel", runs, waits)
 
 
 def test_an_instance_that_is_being_terminated_takes_no_job(lab):

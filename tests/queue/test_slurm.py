@@ -10,6 +10,13 @@ NODE = (
     "Gres=gpu:1 NodeAddr=10.0.16.5 NodeHostName=ip-10-0-16-5 Version=22.05.8 OS=Linux 6.18 #1 SMP "
     "RealMemory=24105 State={state} ThreadsPerCore=1 Partitions=train {reason}"
 )
+JOB = (
+    "JobId={id} JobName=digits-20261123-100000 UserId=ada(5001) GroupId=ada(5001) MCS_label=N/A Nice=0 "
+    "Account=(null) QOS=(null) JobState={state} Reason=BeginTime Dependency=(null) Requeue=1 Restarts=1 "
+    "BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED Partition=train "
+    "ReqNodeList=(null) ExcNodeList=(null) NodeList= BatchHost=i-1 NumNodes=1-1 Comment={comment} "
+    "Command=(null) WorkDir=/home/ada StdErr=/home/ada/d-7.log StdOut=/home/ada/d-7.log Power="
+)
 REASON = "Reason=gpu-fleet: boot check has not passed [root@2026-11-23T09:52:07]"
 
 
@@ -64,3 +71,28 @@ def test_a_command_that_fails_says_why():
 def test_an_absent_slurm_is_named():
     with pytest.raises(SlurmError, match="no-such-scontrol"):
         slurm.run(["no-such-scontrol", "show"])
+
+
+def test_a_job_is_read_with_its_comment_and_its_log():
+    line = JOB.format(id="7", state="PENDING", comment="gpu-fleet")
+
+    (job,) = slurm.jobs(lambda _: f"{line}\n\n")
+
+    assert (job.id, job.account, job.pool, job.nodes) == ("7", "ada", "train", 1)
+    assert (job.state, job.reason, job.on, job.restarts) == ("PENDING", "BeginTime", "", 1)
+    assert (job.log, job.comment) == ("/home/ada/d-7.log", "gpu-fleet")
+
+
+def test_without_jobs_there_are_none():
+    assert slurm.jobs(lambda _: "No jobs in the system\n") == []
+
+
+@pytest.mark.parametrize(
+    ("saves", "command"), [(True, "scancel --batch --signal=USR1 7"), (False, "scancel 7")]
+)
+def test_a_job_that_can_save_is_asked_to(saves, command):
+    said = []
+
+    slurm.cancel("7", saves=saves, ask=lambda words: said.append(" ".join(words)) or "")
+
+    assert said == [command]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet import exit_codes
-from image.queue import batch
+from gpu_fleet.submitted import queued as queued_job
+from image.queue import batch, configuration, exclusion
 from image.reaper.errors import ConfigurationError
 from image.runs import queued
 from tests.capacity.cloud_of_groups import policy
@@ -31,7 +32,7 @@ def test_a_configuration_is_launched_on_every_instance():
     assert "#SBATCH --nodes=2\n" in text
     assert "#SBATCH --gpus-per-node=8\n" in text
     assert "#SBATCH --chdir=/home/ada/work\n" in text
-    assert "-m gpu_fleet launch digits.toml --run.epochs 3 --branch b" in text
+    assert text.rstrip().endswith("launch digits.toml --run.epochs 3 --branch b")
 
 
 def test_any_other_program_runs_under_the_trainers_watch():
@@ -79,38 +80,30 @@ def test_a_folder_that_no_other_instance_sees_is_refused(tmp_path, monkeypatch):
         queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=False)
 
 
-def ended(tmp_path, code: int, restarts: int) -> int:
-    """The exit status of the script where the trainer ends with a code, after so many restarts."""
-    for name, text in {"srun": f"exit {code}", "scontrol": "echo ' NodeAddr=10.0.0.5 '"}.items():
+def test_the_job_goes_on_as_the_trainers_own_command_at_the_address_of_its_first_instance(
+    tmp_path, monkeypatch
+):
+    """What the script leads to, with the words and the variables that it was given."""
+    for name, text in {
+        "python": 'echo "$PET_MASTER_ADDR $@"',
+        "scontrol": "echo ' NodeAddr=10.0.0.5 '",
+    }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_RESTART_COUNT": str(restarts),
-        "SLURM_NNODES": "2",
-        "SLURMD_NODENAME": "i-1",
-    }
-    script = batch.script(described())
-    return subprocess.run(["bash", "-c", script], env=environment, check=False).returncode
+    monkeypatch.setattr(batch, "PYTHON", str(tmp_path / "python"))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "i-1"}
+
+    done = subprocess.run(
+        ["bash", "-c", batch.script(described())], env=environment, check=True, capture_output=True, text=True
+    )
+
+    words = done.stdout.split()
+    assert words[:5] == ["10.0.0.5", "-m", "gpu_fleet", "queued", "--log"]
+    assert words[5].endswith("-7.log")
+    assert words[6:] == ["launch", "digits.toml", "--run.epochs", "3", "--branch", "b"]
 
 
-@pytest.mark.parametrize(
-    ("code", "restarts", "status"),
-    [
-        (exit_codes.FINISHED, 0, 0),
-        (exit_codes.STOPPED, 0, exit_codes.STOPPED),
-        (exit_codes.STOPPED, 50, exit_codes.STOPPED),
-        (exit_codes.FAILED_FOR_GOOD, 0, exit_codes.FAILED_FOR_GOOD),
-        (exit_codes.USAGE, 0, exit_codes.USAGE),
-        (exit_codes.FAILED_PERHAPS, 0, exit_codes.STOPPED),
-        (exit_codes.FAILED_PERHAPS, 1, exit_codes.STOPPED),
-        (exit_codes.FAILED_PERHAPS, 2, exit_codes.FAILED_PERHAPS),
-    ],
-)
-def test_exit_codes_decide_whether_the_queue_runs_a_job_again(tmp_path, code, restarts, status):
-    assert ended(tmp_path, code, restarts) == status
-
-
-def test_the_queue_and_the_trainer_mean_the_same_by_their_codes():
-    assert batch.REQUEUED_EXIT == exit_codes.STOPPED
-    assert set(batch.NEVER_AGAIN) == {exit_codes.FINISHED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD}
+def test_the_queue_and_the_trainer_mean_the_same_by_code_comment_and_signal():
+    assert configuration.REQUEUED_EXIT == exit_codes.STOPPED
+    assert exclusion.COMMENT == queued_job.COMMENT
+    assert queued_job.CANCELLED_BY.name == "SIGUSR1"

@@ -134,6 +134,19 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
     assert not allowed(queued, controller, "secretsmanager:GetSecretValue", other)
 
 
+def test_instances_and_people_read_of_jobs_what_the_controller_alone_writes(queued, without):
+    jobs = "arn:aws:s3:::gpu-fleet-test-records-123456789012/reaper/queue/jobs.json"
+    controller, node = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
+    people = [made.outputs["people_policy"] for made in (queued, without)]
+
+    assert allowed(queued, controller, "s3:PutObject", jobs)
+    assert not allowed(queued, node, "s3:PutObject", jobs)
+    assert allowed(queued, node, "s3:GetObject", jobs)
+    assert not allowed(without, node, "s3:GetObject", jobs)
+    read = [decide(Request("s3:GetObject", jobs), identity=[policy]) is Verdict.ALLOWED for policy in people]
+    assert read == [True, False]
+
+
 @pytest.mark.parametrize(
     "action",
     [

@@ -11,6 +11,7 @@ main = LazyGroup(
         "launch": "gpu_fleet.launch:launch",
         "pack": "gpu_fleet.submitted.pack:pack",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
+        "queued": "gpu_fleet.submitted.queued:queued",
         "render": "gpu_fleet.kubernetes.command:render",
         "report": "gpu_fleet.metrics.report:report",
         "run": "gpu_fleet.any_command:run",

@@ -15,30 +15,26 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from types import FrameType
-from typing import Any
 
 import click
 
 from gpu_fleet import exit_codes, instance_file
 from gpu_fleet.errors import CheckpointError, CommandError, ConfigError, TrainingError
 from gpu_fleet.metadata import MetadataClient
-from gpu_fleet.metrics.goodput import goodput
-from gpu_fleet.outcome import FAILURE, RESULT
 from gpu_fleet.pool.rendezvous import HOST, HOST_PORT, NODES, PORT, RANK
 from gpu_fleet.storage.object_store import ObjectStore, patiently
+from gpu_fleet.submitted.figures import RunFigures, why_ended, why_failed
+from gpu_fleet.submitted.reporter import Reporter
 
 RUN, JOB_SHA256, FOLDER = "GPU_FLEET_RUN", "GPU_FLEET_JOB_SHA256", "GPU_FLEET_RUNS"
 SAFE_PATH = "PYTHONSAFEPATH"
-LOOK_EVERY_S, ETTR_EVERY_S = 0.5, 120.0
+LOOK_EVERY_S = 0.5
 SAY_EVERY_S = float(os.environ.get("GPU_FLEET_SAY_EVERY_S", "15"))  # shorter in tests
 TRIES, PAUSE_S = 3, 30.0
-LOG_PART_BYTES = 4 << 20
-TAIL_BYTES = 64 << 10
 LARGEST_BYTES = 1 << 30  # of all files that travel with a run
 NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
 log = logging.getLogger(__name__)
@@ -147,45 +143,6 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def now_text() -> str:
-    """The time as words of an instance carry it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass
-class Reporter:
-    """Says in the bucket what becomes of the run. What cannot be said now is said later."""
-
-    store: ObjectStore
-    started_at: str = field(default_factory=now_text)
-    _sent_bytes: int = 0
-
-    def say(self, phase: str, detail: str = "", figures: Mapping[str, Any] | None = None) -> None:
-        """The newest word; a bucket that does not answer is no reason to end the run."""
-        word = {"phase": phase, "at": now_text(), "started_at": self.started_at, "detail": detail}
-        self._put("state.json", json.dumps({**word, **(figures or {})}).encode())
-
-    def send(self, file: Path) -> None:
-        """What was written to the log since the last time."""
-        try:
-            with file.open("rb") as opened:
-                opened.seek(self._sent_bytes)
-                while part := opened.read(LOG_PART_BYTES):
-                    if not self._put(f"log/{self._sent_bytes:015d}.txt", part):
-                        return
-                    self._sent_bytes += len(part)
-        except OSError as error:
-            log.warning("event=log-not-read error=%r", str(error))
-
-    def _put(self, name: str, content: bytes) -> bool:
-        try:
-            self.store.put(name, content)
-        except CheckpointError as error:
-            log.warning("event=not-said name=%s error=%r", name, str(error))
-            return False
-        return True
-
-
 @dataclass
 class Worker:
     """Starts the run, again where it may help, and looks after it."""
@@ -200,8 +157,10 @@ class Worker:
     _cancelled: bool = False
     _ending: bool = False
     _said_at_s: float = float("-inf")
-    _ettr_at_s: float = float("-inf")
-    _ettr: float | None = None
+    _figures: RunFigures = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._figures = RunFigures(self._directory, self.clock)
 
     def run(self) -> int:
         """The exit status of the unit."""
@@ -211,14 +170,16 @@ class Worker:
             status = self._try()
             if self._cancelled or self._ending or status in NEVER_AGAIN or attempt == TRIES:
                 break
-            self.reporter.say("retrying", f"try {attempt} of {TRIES} ended with {status}", self._figures())
+            self.reporter.say(
+                "retrying", f"try {attempt} of {TRIES} ended with {status}", self._figures.newest()
+            )
             self._rest()
             if self._ending:
                 break
         self.reporter.send(self._log)
         phase = self._phase(status)
-        self._ettr_at_s = float("-inf")
-        self.reporter.say(phase, self._why(phase, status), self._figures())
+        self._figures.forget_ettr()
+        self.reporter.say(phase, self._why(phase, status), self._figures.newest())
         return exit_codes.FINISHED if self._cancelled else status
 
     @property
@@ -265,7 +226,7 @@ class Worker:
             return
         self._said_at_s = self.clock()
         self.reporter.send(self._log)
-        self.reporter.say("running", "", self._figures())
+        self.reporter.say("running", "", self._figures.newest())
         self._cancel_where_asked()
 
     def _cancel_where_asked(self) -> None:
@@ -299,55 +260,4 @@ class Worker:
         return {exit_codes.FINISHED: "finished", exit_codes.STOPPED: "stopped"}.get(status, "failed")
 
     def _why(self, phase: str, status: int) -> str:
-        """Why the run ended, by the word that the trainer left."""
-        if phase == "failed":
-            return str(_table(self._directory / FAILURE).get("error") or f"ended with {status}")
-        table = _table(self._directory / RESULT)
-        return str(table.get("detail") or table.get("reason") or "")
-
-    def _figures(self) -> dict[str, Any]:
-        """Step, loss and ETTR by the trainer's own records, which rank 0 writes."""
-        metrics = self._directory / "metrics.jsonl"
-        newest = next((record for record in _tail(metrics) if record.get("kind") == "train"), {})
-        if self.clock() - self._ettr_at_s >= ETTR_EVERY_S:
-            self._ettr_at_s = self.clock()
-            measured = goodput(_records(metrics))
-            self._ettr = measured.ettr if measured else None
-        return {"step": newest.get("step"), "loss": newest.get("loss"), "ettr": self._ettr}
-
-
-def _table(file: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return table if isinstance(table, dict) else {}
-
-
-def _tail(file: Path) -> Iterator[dict[str, Any]]:
-    """The newest records first."""
-    try:
-        with file.open("rb") as opened:
-            opened.seek(max(0, file.stat().st_size - TAIL_BYTES))
-            lines = opened.read().splitlines()
-    except OSError:
-        return
-    yield from _parsed(reversed(lines))
-
-
-def _records(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with file.open("rb") as opened:
-            yield from _parsed(opened)
-    except OSError:
-        return
-
-
-def _parsed(lines: Any) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:  # the line that is being written, or the half of one
-            continue
-        if isinstance(record, dict):
-            yield record
+        return why_failed(self._directory, status) if phase == "failed" else why_ended(self._directory)

@@ -1,0 +1,79 @@
+"""What the controller says of jobs: how long each ran, and what became of those that Slurm forgot."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from image.instance.errors import CloudError
+from image.queue import books
+from image.queue.slurm import Job
+
+NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
+LOOK = timedelta(seconds=15)
+RUNNING = Job("7", "digits", "ada", "train", 2, "RUNNING", "", "i-[1-2]", 0, "/home/ada/d.log", "gpu-fleet")
+
+
+def looked(*looks: list[Job], every: timedelta = LOOK) -> books.Books:
+    kept = None
+    for number, jobs in enumerate(looks):
+        kept = books.after(kept, jobs, NOW + number * every)
+    return kept
+
+
+def test_the_time_of_a_job_is_that_of_all_its_tries_and_counts_for_each_instance():
+    waiting = replace(RUNNING, state="PENDING")
+
+    (entry,) = looked([RUNNING], [RUNNING], [waiting], [waiting], [RUNNING], [RUNNING]).entries
+
+    assert (entry.run_s, entry.instance_s) == (45, 90)
+
+
+def test_what_ran_while_the_controller_was_away_is_not_guessed():
+    (entry,) = looked([RUNNING], [RUNNING], every=timedelta(hours=1)).entries
+
+    assert entry.run_s == 0
+
+
+def test_a_job_that_slurm_forgot_stays_as_it_ended():
+    ended = replace(RUNNING, state="FAILED")
+
+    (entry,) = looked([RUNNING], [ended], []).entries
+
+    assert (entry.job.state, entry.is_over) == ("FAILED", True)
+
+
+def test_a_job_whose_end_nobody_saw_is_said_to_be_over_and_no_more():
+    (entry,) = looked([RUNNING], []).entries
+
+    assert (entry.job.state, entry.is_over) == ("UNSEEN", True)
+
+
+def test_a_number_that_was_given_again_is_another_job():
+    (entry,) = looked([RUNNING], [RUNNING], [replace(RUNNING, name="other")]).entries
+
+    assert (entry.job.name, entry.run_s) == ("other", 0)
+
+
+def test_ended_jobs_are_kept_up_to_a_number_and_living_ones_all():
+    ended = [replace(RUNNING, id=str(number), state="COMPLETED") for number in range(books.MOST_ENDED + 5)]
+    living = [replace(RUNNING, id=f"1{number:04}") for number in range(300)]
+
+    entries = looked([*ended, *living]).entries
+
+    assert sum(entry.is_over for entry in entries) == books.MOST_ENDED
+    assert sum(not entry.is_over for entry in entries) == 300
+
+
+def test_the_next_controller_reads_what_the_last_one_wrote():
+    kept = looked([RUNNING], [RUNNING])
+
+    assert books.books_of(books.to_json(kept)) == kept
+
+
+@pytest.mark.parametrize(
+    "raw", [{}, {"at": "noon", "jobs": []}, {"at": "2026-11-23T10:00:00Z", "jobs": [{}]}]
+)
+def test_damaged_books_are_named(raw):
+    with pytest.raises(CloudError, match=r"queue/jobs\.json"):
+        books.books_of(raw)

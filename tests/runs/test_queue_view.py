@@ -1,0 +1,214 @@
+"""``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue: from a laptop, and on an instance."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from image.instance.errors import CloudError, ConfigurationError
+from image.queue import books
+from image.queue.errors import SlurmError
+from image.queue.slurm import Job
+from image.reaper.calls import Calls
+from image.runs import queue_view
+from image.runs.bucket import RunBucket
+from image.runs.model import NodeState, Phase
+from image.runs.queue_view import QueueViewer
+from tests.capacity.cloud_of_groups import policy
+
+NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
+NAME = "digits-20261123-100000"
+JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/d-7.log", "gpu-fleet")
+PLACE = f"train/_runs/ada/{NAME}/queue/"
+STATE = {"phase": "running", "at": NOW.isoformat(), "step": 42, "loss": 0.25, "ettr": 0.9}
+
+
+class Objects:
+    """boto3's client of S3, as far as a bucket of runs needs it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def put_object(self, *, Bucket, Key, Body):  # noqa: N803 - boto3's own names
+        self.objects[Key] = Body
+        return {}
+
+    def get_object(self, *, Bucket, Key):  # noqa: N803
+        if Key not in self.objects:
+            raise CloudError("no such key", "NoSuchKey")
+        return {"Body": Content(self.objects[Key])}
+
+    def list_objects_v2(self, *, Bucket, Prefix):  # noqa: N803
+        return {"Contents": [{"Key": key} for key in self.objects if key.startswith(Prefix)]}
+
+
+class Content(bytes):
+    def read(self) -> bytes:
+        return bytes(self)
+
+
+class Stack:
+    """What a queue's controller and a run said, and who looks."""
+
+    def __init__(self, *jobs: Job, is_instance: bool = False) -> None:
+        self.s3, self.jobs = Objects(), jobs
+        bucket = RunBucket(self.s3, Calls(lambda: NOW), "data")
+        self.viewer = QueueViewer(policy(queue_gpus=8), bucket, "ada", "users/ada", is_instance, self.said)
+
+    def said(self) -> books.Books:
+        entries = tuple(books.Entry(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
+        return books.Books(datetime.now(UTC), entries)
+
+    def entry(self) -> books.Entry:
+        return self.said().entries[0]
+
+    def says(self, name: str, content: bytes) -> None:
+        self.s3.objects[PLACE + name] = content
+
+
+def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say(capsys):
+    stack = Stack(JOB)
+    stack.says("state.json", json.dumps(STATE).encode())
+
+    queue_view.show_runs(stack.viewer)
+
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[:6] == ["run", "job", "pool", "nodes", "state", "on"]
+    for word in (NAME, "7", "train", "running (restarts 1)", "i-[1-2]", "42", "0.25", "90%", "60 min"):
+        assert word in row
+
+
+def test_what_it_cost_counts_each_instance_for_the_time_it_worked(monkeypatch):
+    """Two instance hours of a run that lasted one."""
+    monkeypatch.setattr(queue_view.mover, "prices", lambda _: {"train": Decimal("1.5")})
+    stack = Stack(JOB)
+
+    *_, lasted, cost = queue_view.cells(stack.entry(), NodeState(Phase.SENT), stack.viewer.policy)
+
+    assert (lasted, cost) == ("60 min", "3.00 USD")
+
+
+def test_jobs_of_others_are_not_listed(capsys):
+    queue_view.show_runs(Stack(replace(JOB, account="bob")).viewer)
+
+    assert "account ada has no jobs in the queue" in capsys.readouterr().out
+
+
+def test_a_word_of_the_controllers_that_is_old_is_said_to_be(capsys):
+    stack = Stack(JOB)
+    old = books.Books(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
+
+    queue_view.show_runs(replace(stack.viewer, read=lambda: old))
+
+    assert "said so 2.0 h ago" in capsys.readouterr().err
+
+
+def test_a_controller_that_never_spoke_is_named():
+    with pytest.raises(ConfigurationError, match="has said nothing of jobs yet"):
+        queue_view.show_runs(replace(Stack().viewer, read=lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"state": "PENDING", "reason": "Resources", "restarts": 0}, "pending (Resources)"),
+        ({"comment": "gpu-fleet:failed-on=i-1,-"}, "running (restarts 1; failed on i-1)"),
+        ({"state": "FAILED", "reason": "NonZeroExitCode", "restarts": 0}, "failed (NonZeroExitCode)"),
+        ({"restarts": 0}, "running"),
+    ],
+)
+def test_a_state_says_why_and_where_a_run_failed(changes, says):
+    assert queue_view.described(Stack(replace(JOB, **changes)).entry()) == says
+
+
+def test_a_run_goes_by_its_name_or_its_number_and_another_is_refused():
+    viewer = Stack(JOB).viewer
+
+    assert viewer.entry("7") == viewer.entry(NAME)
+    with pytest.raises(ConfigurationError, match=f"no job of account ada.*nearest: {NAME}"):
+        viewer.entry(NAME.replace("digits", "digit"))
+
+
+def test_a_laptop_reads_the_log_that_the_run_sent(capsys):
+    stack = Stack(replace(JOB, state="COMPLETED"))
+    stack.says("log/000000000000004.txt", b"two\n")
+    stack.says("log/000000000000000.txt", b"one\n")
+
+    assert queue_view.show_log(stack.viewer, NAME, follow=True)
+
+    said = capsys.readouterr()
+    assert said.out == "one\ntwo\n"
+    assert said.err == f"{NAME}: completed (restarts 1)\n"
+
+
+def test_an_instance_reads_the_file_and_follows_it_to_the_end(tmp_path, capsys, monkeypatch):
+    log = tmp_path / "d.log"
+    log.write_text("one\n")
+    stack = Stack(replace(JOB, log=str(log)), is_instance=True)
+
+    def meanwhile(_seconds: float) -> None:
+        log.write_text("one\ntwo\n")
+        stack.jobs = (replace(JOB, log=str(log), state="FAILED"),)
+
+    monkeypatch.setattr(queue_view.time, "sleep", meanwhile)
+
+    assert not queue_view.show_log(stack.viewer, "7", follow=True)
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_a_job_that_waits_has_no_log_yet(tmp_path, capsys):
+    stack = Stack(replace(JOB, state="PENDING", log=str(tmp_path / "none")), is_instance=True)
+
+    assert queue_view.show_log(stack.viewer, NAME, follow=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("job", "command"),
+    [
+        (JOB, "scancel --batch --signal=USR1 7"),
+        (replace(JOB, state="PENDING"), "scancel 7"),
+        (replace(JOB, comment=""), "scancel 7"),
+    ],
+)
+def test_on_an_instance_slurm_itself_cancels_and_a_run_saves_first(job, command):
+    said = []
+
+    queue_view.cancel_run(
+        Stack(job, is_instance=True).viewer, NAME, lambda words: said.append(" ".join(words)) or ""
+    )
+
+    assert said == [command]
+
+
+def test_what_slurm_refuses_is_told():
+    def refuses(_words):
+        raise SlurmError("scancel: error: Access/permission denied")
+
+    with pytest.raises(ConfigurationError, match="permission denied"):
+        queue_view.cancel_run(Stack(JOB, is_instance=True).viewer, NAME, refuses)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("RUNNING", "is asked to save and end"), ("PENDING", "ends as soon as it starts")]
+)
+def test_a_laptop_leaves_word_where_the_run_looks(state, says):
+    stack = Stack(replace(JOB, state=state))
+
+    assert says in queue_view.cancel_run(stack.viewer, NAME)
+    assert json.loads(stack.s3.objects[f"_jobs/ada/{NAME}/cancel"])["by"] == "users/ada"
+
+
+@pytest.mark.parametrize(
+    "act", [queue_view.cancel_run, lambda v, run: queue_view.show_log(v, run, follow=False)]
+)
+def test_a_job_that_submit_did_not_make_is_for_an_instance(act):
+    with pytest.raises(ConfigurationError, match="on an instance of the stack"):
+        act(Stack(replace(JOB, comment="")).viewer, NAME)
+
+
+def test_what_is_over_cannot_be_cancelled():
+    with pytest.raises(ConfigurationError, match="there is nothing to cancel"):
+        queue_view.cancel_run(Stack(replace(JOB, state="TIMEOUT")).viewer, NAME)
