@@ -6,8 +6,9 @@ feature, and the partition is whoever has that feature. https://slurm.schedmd.co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-CONTROLLER_PORT, NODE_PORT = 6817, 6818
+CONTROLLER_PORT, NODE_PORT, DATABASE_PORT = 6817, 6818, 6819
 # what srun listens on for its steps; the security groups let the controller and the pool in
 SRUN_PORTS = (60001, 63000)
 # of all pools, with those that were terminated a moment ago; the controller is restarted for another value
@@ -19,6 +20,13 @@ REQUEUED_EXIT = 85
 CREDENTIAL_S = 30
 # A node that says nothing for so long is down, whatever the cloud says of its instance.
 SILENT_S = 300
+# Of the shared homes: encrypted, backed up, and there when the next controller comes.
+HOMES = Path("/home")
+STATE = HOMES / ".gpu-fleet-queue"
+DATABASE = "slurm_acct_db"
+DATABASE_MIB = 256  # of the controller's 4 GiB; Slurm's manual asks for more than MariaDB's own 128
+# Fair share weighs more than any age; what was used counts half after a week.
+FAIR_SHARE, AGE, HALF_LIFE = 100_000, 1_000, "7-0"
 LIBEXEC = "/usr/libexec/gpu-fleet"
 NODE_GPUS = "/etc/gpu-fleet/gres.conf"
 
@@ -81,11 +89,67 @@ def slurm_conf(cluster: Cluster) -> str:
         f"HealthCheckProgram={LIBEXEC}/queue-health",
         "HealthCheckInterval=30",
         "HealthCheckNodeState=ANY",
+        *_accounting(cluster.address),
     ]
     for index, pool in enumerate(cluster.pools):
         rows.append(f"NodeSet={pool} Feature={pool}")
         default = "YES" if index == 0 else "NO"
         rows.append(f"PartitionName={pool} Nodes={pool} Default={default} MaxTime=INFINITE State=UP")
+    return "\n".join(rows) + "\n"
+
+
+def _accounting(address: str) -> list[str]:
+    """What is written of each job, and how the shares of accounts order those that wait.
+
+    Without AccountingStorageEnforce: a queue whose database is down takes jobs all the same.
+    """
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={address}",
+        f"AccountingStoragePort={DATABASE_PORT}",
+        "AccountingStorageTRES=gres/gpu",
+        "JobAcctGatherType=jobacct_gather/linux",
+        "PriorityType=priority/multifactor",
+        f"PriorityDecayHalfLife={HALF_LIFE}",
+        "PriorityCalcPeriod=1",
+        f"PriorityWeightFairshare={FAIR_SHARE}",
+        f"PriorityWeightAge={AGE}",
+    ]
+
+
+def state_of(stack: str) -> Path:
+    """Where a controller keeps what outlives it."""
+    return STATE / stack
+
+
+def slurmdbd_conf(host: str, address: str) -> str:
+    """``slurmdbd.conf``: https://slurm.schedmd.com/slurmdbd.conf.html. No password: the socket says who."""
+    rows = [
+        "AuthType=auth/munge",
+        f"DbdHost={host}",
+        f"DbdAddr={address}",
+        f"DbdPort={DATABASE_PORT}",
+        "SlurmUser=slurm",
+        "PidFile=/run/slurmdbd.pid",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=localhost",
+        "StorageUser=slurm",
+        f"StorageLoc={DATABASE}",
+        # a dump is written anew each time it changes: years of steps would make it large
+        "PurgeJobAfter=12months",
+        "PurgeStepAfter=1month",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def mariadb_conf() -> str:
+    """What Slurm asks of MariaDB (https://slurm.schedmd.com/accounting.html): by its socket alone."""
+    rows = [
+        "[mariadbd]",
+        "skip-networking",
+        f"innodb_buffer_pool_size={DATABASE_MIB}M",
+        "innodb_lock_wait_timeout=900",
+    ]
     return "\n".join(rows) + "\n"
 
 

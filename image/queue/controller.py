@@ -17,11 +17,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from image.accounts.roster import KEY as ACCOUNTS
+from image.accounts.roster import parse
 from image.capacity.queue_need import QUEUE, to_json
 from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
-from image.queue import books, configuration, munge, queue_file, slurm
+from image.queue import accounting, books, configuration, munge, queue_file, slurm
 from image.queue.books import Books
 from image.queue.configuration import Cluster
 from image.queue.demand import needs
@@ -33,10 +35,8 @@ from image.reaper.calls import DENIED, Calls
 from image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
-HOMES = Path("/home")
-# of the shared homes: encrypted, backed up, and there when the next controller comes
-STATE = HOMES / ".gpu-fleet-queue"
 LOOK_EVERY_S = 15.0
+ACCOUNTS_EVERY_S = 60.0
 LIVING = ("pending", "running")
 MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 # Without any word of the cloud in two looks in a row; once may be an answer of before it started.
@@ -64,7 +64,7 @@ def most_of(policy: dict[str, Any]) -> dict[str, int]:
 
 def cluster_of(stack: str, address: str, pools: Iterable[str]) -> Cluster:
     """The queue of this controller."""
-    return Cluster(stack, socket.gethostname(), address, sorted(pools), str(STATE / stack))
+    return Cluster(stack, socket.gethostname(), address, sorted(pools), str(configuration.state_of(stack)))
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
@@ -183,14 +183,16 @@ def prepare() -> None:
     """Lay what slurmctld needs; raises InstanceError, OSError."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
-    if not os.path.ismount(HOMES):
-        raise NotReadyError(f"{HOMES} is not mounted: the queue's state would be lost with this instance")
+    if not os.path.ismount(configuration.HOMES):
+        raise NotReadyError(
+            f"{configuration.HOMES} is not mounted: the queue's state would be lost with this instance"
+        )
     key = munge.fetched(session.client("secretsmanager", instance.region), queue.secret, may_make=True)
     munge.lay(key)
-    state = STATE / instance.stack
+    state = configuration.state_of(instance.stack)
     state.mkdir(parents=True, exist_ok=True)
     slurm_account = pwd.getpwnam("slurm")
-    for folder in (STATE, state):
+    for folder in (configuration.STATE, state):
         os.chown(folder, slurm_account.pw_uid, slurm_account.pw_gid)
         folder.chmod(0o700)
     replace_text(Path(configuration.NODE_GPUS), "")  # which gres.conf includes; a controller has none
@@ -223,6 +225,23 @@ def kept_books(store: Store) -> Books | None:
         return None
 
 
+def keep_accounts(store: Store, dump: Path, ask: slurm.Run = slurm.run) -> bool:
+    """Let each user work for their team, and keep what the database holds; whether it could be done."""
+    try:
+        # first: it fails where the database is not there, and then there is nothing to keep
+        known = slurm.associations(ask)
+        roster = store.newest(ACCOUNTS)
+        for words in accounting.shares(parse(roster.content) if roster else (), known):
+            slurm.tell_accounting(words, ask)
+            LOG.info("event=queue-account-changed change=%r", " ".join(words))
+        if accounting.keep(dump):
+            LOG.info("event=queue-accounting-kept file=%s", dump)
+    except (InstanceError, OSError) as error:
+        LOG.warning("event=queue-accounts-failed reason=%r", str(error))
+        return False
+    return True
+
+
 def watch() -> None:
     """Look until systemd ends it; raises InstanceError where it cannot begin."""
     instance = instance_file.load(paths.instance_file())
@@ -241,11 +260,15 @@ def watch() -> None:
         lambda content: store.put(books.JOBS, content),
         kept_books(store),
     )
+    accounts_at_s = float("-inf")
     while True:
         try:
             watching.once(datetime.now(UTC))
         except (CloudError, SlurmError) as error:
             LOG.warning("event=queue-look-failed reason=%r", str(error))
+        dump = configuration.state_of(instance.stack) / accounting.DUMP
+        if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, dump):
+            accounts_at_s = time.monotonic()
         time.sleep(LOOK_EVERY_S)
 
 

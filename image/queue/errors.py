@@ -15,5 +15,9 @@ class NotReadyError(QueueError):
     """Something that this instance needs is not there yet; it is tried again."""
 
 
+class DatabaseError(QueueError):
+    """The database behind the queue's accounting does not do what it is told."""
+
+
 class SlurmError(QueueError):
     """A command of Slurm failed."""

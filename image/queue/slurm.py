@@ -98,6 +98,18 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Association:
+    """An account of Slurm's accounting, or a user in it.
+
+    Attributes:
+        user: empty for the account itself.
+    """
+
+    account: str
+    user: str
+
+
+@dataclass(frozen=True)
 class WaitingJob:
     """A job that waits for room.
 
@@ -152,6 +164,17 @@ def _job(fields: dict[str, str]) -> Job:
         log=fields.get("StdOut", ""),
         comment=fields.get("Comment", ""),
     )
+
+
+def associations(ask: Run = run) -> list[Association]:
+    """All accounts, and who works for which. Raises SlurmError."""
+    text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "format=account,user"])
+    return [Association(*line.split("|")[:2]) for line in text.splitlines() if "|" in line]
+
+
+def tell_accounting(words: Sequence[str], ask: Run = run) -> None:
+    """Change accounts or users; what is so already is no error. Raises SlurmError."""
+    ask(["sacctmgr", "--immediate", *words])
 
 
 def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:

@@ -10,12 +10,12 @@ if [ -z "$BOOTSTRAP" ] || [ -z "$role" ]; then
     exit 0
 fi
 # the packages' own units would start before they are configured
-systemctl mask --quiet slurmd.service slurmctld.service
+systemctl mask --quiet slurmd.service slurmctld.service slurmdbd.service
 lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health
 case $role in
     controller)
         install_group queue-controller
-        units=(gpu-queue-controller.service gpu-queue-watch.service)
+        units=(gpu-queue-accounting.service gpu-queue-controller.service gpu-queue-watch.service)
         ;;
     node)
         install_group queue-node

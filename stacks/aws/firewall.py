@@ -20,7 +20,7 @@ TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWS
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
 # Slurm's controller, its nodes, and what srun listens on (image/queue/configuration.py has the same).
-CONTROLLER_PORT, NODE_PORT, SRUN_PORTS = 6817, 6818, (60001, 63000)
+CONTROLLER_PORT, NODE_PORT, DATABASE_PORT, SRUN_PORTS = 6817, 6818, 6819, (60001, 63000)
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
@@ -136,6 +136,7 @@ def _of_queue(stack: Stack) -> Iterator[FirewallRule]:
     for pool in stack.pools:
         ways = (
             (pool.name, QUEUE, (CONTROLLER_PORT, CONTROLLER_PORT), "jobs of the queue"),
+            (pool.name, QUEUE, (DATABASE_PORT, DATABASE_PORT), "accounts of the queue"),
             (QUEUE, pool.name, (NODE_PORT, NODE_PORT), "starts and ends jobs"),
             (QUEUE, pool.name, SRUN_PORTS, "says to srun what becomes of its job"),
         )

@@ -31,6 +31,7 @@ BRIDGE = "gpufleet0"
 OUTSIDE, OUTSIDE_NET = "198.18.0.1", "198.18.{}.{}/15"
 TEMPLATES = "aws:ec2/launchTemplate:LaunchTemplate"
 POLL_S = 0.25
+START_S = 10  # of a process
 
 
 class GuestError(AssertionError):
@@ -115,7 +116,14 @@ class Guest:
 
     @property
     def _init(self) -> int:
-        return int(command("pgrep", "--parent", str(self.process.pid)).split()[0])
+        """Its process 1, which comes a moment after ``unshare``."""
+        until = time.monotonic() + START_S
+        while self.process.poll() is None and time.monotonic() < until:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            if children:
+                return int(children[0])
+            time.sleep(POLL_S)
+        raise GuestError(f"{self.id} is no guest any more:\n{self.log[-3000:]}")
 
     def kill(self) -> None:
         """All its processes at once, without a word."""

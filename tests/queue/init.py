@@ -21,6 +21,7 @@ STEPS = ("15-agent", "75-queue")
 PLAYED = (
     *("gpu-accounts.service", "gpu-ready.service"),
     *("gpu-queue-node.service", "gpu-queue-controller.service", "gpu-queue-watch.service"),
+    "gpu-queue-accounting.service",
 )
 SYSTEMCTL = f"""#!/bin/sh
 case "$*" in
@@ -29,6 +30,13 @@ case "$*" in
         while [ -e /run/munge/munged.pid ]; do sleep 0.1; done
         mkdir -p /run/munge && chown munge:munge /run/munge
         exec setpriv --reuid munge --regid munge --clear-groups /usr/sbin/munged
+        ;;
+    "restart mariadb.service")
+        [ ! -e /run/mysqld/mysqld.pid ] || kill "$(cat /run/mysqld/mysqld.pid)"
+        while [ -e /run/mysqld/mysqld.pid ]; do sleep 0.1; done
+        mkdir -p /run/mysqld && chown mysql:mysql /run/mysqld
+        setsid /usr/sbin/mariadbd --user=mysql --pid-file=/run/mysqld/mysqld.pid </dev/null >/dev/null 2>&1 &
+        until mariadb-admin ping >/dev/null 2>&1; do sleep 0.1; done
         ;;
     "start --no-block "*) shift 2; printf '%s\\n' "$@" >>{STARTED} ;;
 esac

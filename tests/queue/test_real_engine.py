@@ -5,6 +5,7 @@ boots from its registered user data. The mover is the function's own archive. No
 """
 
 import json
+import re
 import shutil
 import time
 import zipfile
@@ -34,17 +35,19 @@ from tests.stacks import examples
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "iproute2",
+    "mariadb-server",
     "munge",
     "slurm-client",
     "slurm-wlm-basic-plugins",
     "slurmctld",
     "slurmd",
+    "slurmdbd",
     "util-linux",
 )
 QUEUED = {
     "queue": "slurm",
     "storage": {"home": True},
-    "access": {"people": {"ada": {"uid": 5001}}},
+    "access": {"people": {"ada": {"uid": 5001, "team": "nlp"}, "bob": {"uid": 5002, "team": "vision"}}},
     "pools": [
         examples.pool(
             name="train",
@@ -56,6 +59,7 @@ QUEUED = {
 }
 CHECKPOINTS = "gpu-fleet-test-checkpoints-123456789012"
 ALONE = ("--nproc-per-node", "1")  # a process on each instance: no CUDA sees the GPU
+FIGURES = re.compile(r" \d+ +\d\.\d")  # a step, and its loss
 BACK_S = 120  # issue 19: the queue intact after its controller and its disk were lost
 BOOT_S, JOB_S, RUN_S = 180, 180, 300  # what a hang looks like on two cores that others use too
 pytestmark = [
@@ -128,6 +132,17 @@ class Lab:
         lines = [line for line in self.say("runs").splitlines() if line.split()[1:2] == [job]]
         return lines[0] if lines else ""
 
+    def accounted(self) -> set[str]:
+        """Number, account and state of every job that has ended, as `sacct` says it."""
+        said = self.slurm(
+            *("sacct", "--allusers", "--allocations", "--noheader", "--parsable2"),
+            *("--starttime=now-1day", "--format=jobid,account,state"),
+        )
+        return {line for line in said.splitlines() if not line.endswith(("RUNNING", "PENDING", "REQUEUED"))}
+
+    def priority(self, job: str) -> int:
+        return int(self.slurm("squeue", "--noheader", f"--jobs={job}", "--format=%Q") or 0)
+
     def saved(self) -> set[str]:
         """Folders of checkpoints in the bucket."""
         listed = boto3.client("s3", REGION).list_objects_v2(Bucket=CHECKPOINTS).get("Contents", [])
@@ -192,7 +207,7 @@ def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):
     gpus = lab.slurm("sinfo", "--noheader", "-N", "--format=%N %G").splitlines()
     assert sorted(gpus) == sorted(f"{guest.id} gpu:1" for guest in first)
     fleet.until(lambda: len(lab.saved()) > 1, JOB_S, "the run saves")
-    fleet.until(lambda: " 0." in lab.row(job), JOB_S, "its user sees the loss")
+    fleet.until(lambda: FIGURES.search(lab.row(job)), JOB_S, "its user sees step and loss")
     assert " running " in lab.row(job)
 
     began = time.monotonic()
@@ -238,7 +253,7 @@ def test_a_run_that_fails_perhaps_is_tried_on_another_instance_each_time_and_the
 def test_a_run_that_its_user_cancels_saves_before_it_ends(lab):
     long = ("--run.epochs", "3000", "--run.directory", "runs/long", "--checkpoint.every_steps", "100000")
     job = lab.submit("digits.toml", *ALONE, *long)
-    lab.fleet.until(lambda: " 0." in lab.row(job), JOB_S, "it has made steps")
+    lab.fleet.until(lambda: FIGURES.search(lab.row(job)), JOB_S, "it has made steps")
 
     said = lab.say("cancel", job)
 
@@ -252,9 +267,13 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     """Another instance, with nothing of the first one's: what waits, what runs and the nodes are known."""
     fleet = lab.fleet
     before = {name for name, state in lab.nodes().items() if not state.startswith("down")}
+    began_at = time.time()
     runs = lab.submit("--", "sh", "-c", "sleep 600")
     fleet.until(lambda: lab.row(runs), JOB_S, "users see the job that runs")
     waits = lab.submit("--nodes", "3", "true")
+    accounted = lab.accounted()
+    dump = fleet.homes / ".gpu-fleet-queue/test/accounting.sql.gz"
+    fleet.until(lambda: dump.is_file() and dump.stat().st_mtime > began_at, JOB_S, "the accounts are kept")
 
     lost = lab.controller.id
     fleet.lose(lost)
@@ -266,9 +285,23 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     assert lab.controller.id != lost
     assert "JobState=PENDING" in lab.job(waits)
     assert before <= lab.nodes().keys()
+    assert any("|nlp|COMPLETED" in line for line in accounted)
+    fleet.until(lambda: accounted <= lab.accounted(), JOB_S, "sacct knows what it knew")
     assert back_s <= BACK_S
     record("queue_controller_back_s", back_s)
-    lab.slurm("scancel", runs, waits)
+    lab.slurm("scancel", runs)
+
+
+def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
+    """bob's job came later than ada's, and his team has run nothing yet."""
+    lab.slurm("scancel", "--state=PENDING", "--user=ada")
+    adas = lab.submit("--nodes", "3", "true")
+    words = ("sbatch", "--parsable", "--partition=train", "--nodes=3", "--wrap=true")
+
+    bobs = lab.controller.run(*words, account="bob", at="/home/bob").strip()
+
+    lab.fleet.until(lambda: lab.priority(bobs) > lab.priority(adas) > 0, JOB_S, "bob's is first")
+    lab.slurm("scancel", adas, bobs)
 
 
 def test_an_instance_that_is_being_terminated_takes_no_job(lab):

@@ -169,6 +169,7 @@ def test_ports_are_open_by_group_and_as_slurm_has_them():
     }
 
     assert ("train", "queue", (configuration.CONTROLLER_PORT,) * 2) in ways
+    assert ("train", "queue", (configuration.DATABASE_PORT,) * 2) in ways
     assert ("queue", "train", (configuration.NODE_PORT,) * 2) in ways
     assert ("queue", "big", configuration.SRUN_PORTS) in ways
     for rule in rules:

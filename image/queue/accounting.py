@@ -1,0 +1,141 @@
+"""``python -m image.queue.accounting prepare``: the database behind ``sacct``, on the controller's own disk.
+
+MariaDB should not lie on NFS, so the shared homes have a dump of it instead, written anew where it changed; a
+controller that finds no database begins with that. Who works for which team says the stack
+(``access.people``): a team is an account of Slurm's, all with equal shares.
+"""
+
+import gzip
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from image.accounts.roster import Person
+from image.instance import instance_file, paths
+from image.instance.errors import InstanceError
+from image.instance.files import replace_text
+from image.queue import configuration, queue_file
+from image.queue.configuration import DATABASE
+from image.queue.errors import DatabaseError, NotReadyError
+from image.queue.slurm import Association
+
+DUMP = "accounting.sql.gz"
+SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
+MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
+TIMEOUT_S = 600  # of a dump that is read or written whole
+READ_BY_OWNER = 0o600
+WITHOUT_TEAM = "no-team"  # the account of those who are in none
+ROOT = "root"  # Slurm's own, above all accounts
+# By its socket, as the account that calls: there is no password, and nobody else may connect.
+SETUP = f"""CREATE DATABASE IF NOT EXISTS {DATABASE};
+CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket;
+GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';
+"""
+TABLES = f"SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = '{DATABASE}';"  # noqa: S608
+LOG = logging.getLogger(__name__)
+
+
+def _database(command: Sequence[str], given: bytes = b"") -> bytes:
+    """What a program of MariaDB's says. Raises DatabaseError."""
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DatabaseError(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise DatabaseError(f"{command[0]}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+def begin(dump: Path) -> bool:
+    """Make the database, and fill a new one from the dump; whether it did. Raises DatabaseError, OSError."""
+    _database(["mariadb"], SETUP.encode())
+    if int(_database(["mariadb", "--skip-column-names"], TABLES.encode())) or not dump.is_file():
+        return False
+    try:
+        content = gzip.decompress(dump.read_bytes())
+    except (OSError, EOFError) as error:
+        raise DatabaseError(f"{dump}: {error}") from error
+    # not as the database's root: the dump lies where Slurm's account may write
+    try:
+        _database(["runuser", "-u", "slurm", "--", "mariadb", DATABASE], content)
+    except DatabaseError:
+        _database(["mariadb"], f"DROP DATABASE {DATABASE};".encode())  # or half of it would pass for all
+        raise
+    return True
+
+
+def keep(dump: Path) -> bool:
+    """Write the dump where it has changed; whether it has. Raises DatabaseError, OSError."""
+    text = _database(["mariadb-dump", "--single-transaction", "--quick", "--skip-dump-date", DATABASE])
+    content = gzip.compress(text, mtime=0)
+    if dump.is_file() and dump.read_bytes() == content:
+        return False
+    part = dump.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, READ_BY_OWNER)
+    with os.fdopen(opened, "wb") as written:
+        written.write(content)
+        written.flush()
+        os.fsync(written.fileno())
+    part.replace(dump)
+    return True
+
+
+def account_of(person: Person) -> str:
+    """Slurm's account of a user: the team."""
+    return person.team if person.team and person.team != ROOT else WITHOUT_TEAM
+
+
+def shares(people: Iterable[Person], known: Iterable[Association]) -> list[list[str]]:
+    """What to tell Slurm so that each user works for their team. Pure.
+
+    What a user did for another team before stays in that account; who left has no account on any instance.
+    """
+    wanted = {person.name: account_of(person) for person in people}
+    accounts = {one.account for one in known if not one.user}
+    users = {(one.user, one.account) for one in known if one.user}
+    new = [["add", "account", name, "fairshare=1"] for name in sorted({*wanted.values()} - accounts)]
+    for name, account in sorted(wanted.items()):
+        if (name, account) not in users:
+            new.append(["add", "user", name, f"account={account}", "fairshare=1"])
+            new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
+    return new
+
+
+def prepare() -> None:
+    """Lay what slurmdbd needs and start its database; raises InstanceError, OSError."""
+    instance = instance_file.load(paths.instance_file())
+    queue = queue_file.load(queue_file.path())
+    if not os.path.ismount(configuration.HOMES):
+        raise NotReadyError(f"{configuration.HOMES} is not mounted: the accounts would begin anew")
+    dump = configuration.state_of(instance.stack) / DUMP
+    replace_text(MARIADB, configuration.mariadb_conf())
+    SLURMDBD.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(SLURMDBD, configuration.slurmdbd_conf(socket.gethostname(), queue.address))
+    shutil.chown(SLURMDBD, "slurm", "slurm")
+    SLURMDBD.chmod(READ_BY_OWNER)
+    _database(["systemctl", "restart", "mariadb.service"])
+    LOG.info("event=queue-accounting-prepared restored=%s", begin(dump))
+
+
+def main(words: list[str]) -> int:
+    """Exit status for the unit."""
+    logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
+    if words != ["prepare"]:
+        LOG.error("event=usage words=%r allowed='prepare'", words)
+        return 2
+    try:
+        prepare()
+    except (InstanceError, OSError) as error:
+        LOG.error("event=queue-accounting-failed reason=%r", str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""The accounts of the queue: who works for which team, and the dump that outlives the controller's disk."""
+
+import gzip
+
+import pytest
+
+from image.accounts.roster import Person
+from image.instance.errors import CloudError
+from image.queue import accounting, controller, slurm
+from image.queue.errors import DatabaseError, SlurmError
+from image.queue.slurm import Association
+from image.reaper.store import StoredObject
+
+ADA, BOB = Person("ada", 5001, team="nlp"), Person("bob", 5002)
+KNOWN = [Association("root", ""), Association("root", "root")]
+
+
+def told(people, known=()):
+    return [" ".join(words) for words in accounting.shares(people, [*KNOWN, *known])]
+
+
+def test_a_team_is_an_account_with_its_users_and_who_has_none_shares_one():
+    assert told([ADA, BOB]) == [
+        "add account nlp fairshare=1",
+        "add account no-team fairshare=1",
+        "add user ada account=nlp fairshare=1",
+        "modify user where name=ada set defaultaccount=nlp",
+        "add user bob account=no-team fairshare=1",
+        "modify user where name=bob set defaultaccount=no-team",
+    ]
+
+
+def test_what_slurm_knows_is_told_no_more():
+    assert told([ADA], [Association("nlp", ""), Association("nlp", "ada")]) == []
+
+
+def test_a_user_who_changes_teams_works_for_the_new_one():
+    known = [Association(team, user) for team in ("vision", "nlp") for user in ("", "bob")]
+
+    assert told([ADA], [*known, Association("vision", "ada")]) == [
+        "add user ada account=nlp fairshare=1",
+        "modify user where name=ada set defaultaccount=nlp",
+    ]
+
+
+def test_a_team_cannot_take_slurms_own_account():
+    assert accounting.account_of(Person("eve", 5003, team="root")) == "no-team"
+
+
+class Database:
+    """MariaDB's programs, as far as they are called."""
+
+    def __init__(self, tables: int = 0, text: bytes = b"-- dump\n") -> None:
+        self.tables, self.text, self.commands, self.given = tables, text, [], b""
+
+    def __call__(self, command, given=b""):
+        self.commands.append(" ".join(command))
+        if "--skip-column-names" in command:
+            return f"{self.tables}\n".encode()
+        if "runuser" in command:
+            self.given = given
+        return self.text if command[0] == "mariadb-dump" else b""
+
+
+@pytest.fixture
+def database(monkeypatch):
+    made = Database()
+    monkeypatch.setattr(accounting, "_database", made)
+    return made
+
+
+def test_a_new_database_begins_with_the_dump_and_not_as_its_root(tmp_path, database):
+    dump = tmp_path / "dump.gz"
+    accounting.keep(dump)
+
+    assert accounting.begin(dump)
+
+    assert database.given == b"-- dump\n"
+    assert database.commands[-1] == "runuser -u slurm -- mariadb slurm_acct_db"
+
+
+def test_a_database_that_is_there_is_left_as_it_is(tmp_path, database):
+    dump = tmp_path / "dump.gz"
+    accounting.keep(dump)
+    database.tables = 12
+
+    assert not accounting.begin(dump)
+    assert database.given == b""
+
+
+def test_the_first_controller_has_no_dump_to_begin_with(tmp_path, database):
+    assert not accounting.begin(tmp_path / "none.gz")
+
+
+def test_a_dump_that_cannot_be_loaded_leaves_no_half_of_it(tmp_path, database, monkeypatch):
+    dump = tmp_path / "dump.gz"
+    accounting.keep(dump)
+
+    def refuses(command, given=b""):
+        if "runuser" in command:
+            raise DatabaseError("mariadb: disk full")
+        if b"DROP" in given:
+            database.commands.append(given.decode())
+        return database(command, given)
+
+    monkeypatch.setattr(accounting, "_database", refuses)
+
+    with pytest.raises(DatabaseError, match="disk full"):
+        accounting.begin(dump)
+    assert "DROP DATABASE slurm_acct_db;" in database.commands
+
+
+def test_a_damaged_dump_begins_nothing(tmp_path, database):
+    dump = tmp_path / "dump.gz"
+    dump.write_bytes(gzip.compress(b"-- dump\n")[:-3])
+
+    with pytest.raises(DatabaseError, match=r"dump\.gz"):
+        accounting.begin(dump)
+
+
+def test_a_dump_is_written_where_something_changed_and_for_its_owner_alone(tmp_path, database):
+    dump = tmp_path / "dump.gz"
+
+    assert accounting.keep(dump)
+    assert not accounting.keep(dump)
+    database.text = b"-- more\n"
+    assert accounting.keep(dump)
+    assert gzip.decompress(dump.read_bytes()) == b"-- more\n"
+    assert dump.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["dump.gz"]
+
+
+def test_what_the_database_says_is_told():
+    with pytest.raises(DatabaseError, match="no-such-program"):
+        accounting._database(["no-such-program"])
+    with pytest.raises(DatabaseError, match="sh: wrong"):
+        accounting._database(["sh", "-c", "echo wrong >&2; exit 1"])
+
+
+def test_associations_are_read_as_sacctmgr_prints_them():
+    assert slurm.associations(lambda _: "root|\nroot|root\nnlp|\nnlp|ada\n") == [
+        *KNOWN,
+        Association("nlp", ""),
+        Association("nlp", "ada"),
+    ]
+
+
+class Roster:
+    """The stack's word of its users."""
+
+    def newest(self, key):
+        user = {"name": "ada", "uid": 5001, "keys": [], "team": "nlp", "team_gid": 30001, "admin": False}
+        return StoredObject({"schema_version": 1, "users": [user]}, "v")
+
+
+def test_the_controller_tells_slurm_of_users_and_keeps_the_dump(tmp_path, database):
+    said = []
+
+    done = controller.keep_accounts(
+        Roster(), tmp_path / "dump.gz", lambda words: said.append(" ".join(words)) or ""
+    )
+
+    assert done
+    assert said[1:] == [
+        "sacctmgr --immediate add account nlp fairshare=1",
+        "sacctmgr --immediate add user ada account=nlp fairshare=1",
+        "sacctmgr --immediate modify user where name=ada set defaultaccount=nlp",
+    ]
+    assert (tmp_path / "dump.gz").is_file()
+
+
+def test_a_database_that_is_away_spoils_no_dump_and_is_asked_again(tmp_path, database):
+    def silent(_words):
+        raise SlurmError("sacctmgr: error: Connection refused")
+
+    assert not controller.keep_accounts(Roster(), tmp_path / "dump.gz", silent)
+    assert not list(tmp_path.iterdir())
+
+
+def test_users_that_cannot_be_read_change_nothing(tmp_path, database):
+    class Silent:
+        def newest(self, key):
+            raise CloudError("no answer", "")
+
+    assert not controller.keep_accounts(Silent(), tmp_path / "dump.gz", lambda _: "")
+    assert not list(tmp_path.iterdir())
