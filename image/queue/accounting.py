@@ -8,20 +8,21 @@ controller that finds no database begins with that. Who works for which team say
 import gzip
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from image.accounts.roster import Person
 from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
 from image.instance.files import replace_text
 from image.queue import configuration, queue_file
 from image.queue.configuration import DATABASE
-from image.queue.errors import DatabaseError, NotReadyError
+from image.queue.errors import DatabaseError, NotReadyError, RosterUnreadError
 from image.queue.slurm import Association
 
 DUMP = "accounting.sql.gz"
@@ -29,6 +30,8 @@ SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
 TIMEOUT_S = 600  # of a dump that is read or written whole
 READ_BY_OWNER = 0o600
+ROSTER = "accounts.json"  # of the stack (image/accounts/roster.py has all of it)
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of those who are in none
 ROOT = "root"  # Slurm's own, above all accounts
 # By its socket, as the account that calls: there is no password, and nobody else may connect.
@@ -86,19 +89,30 @@ def keep(dump: Path) -> bool:
     return True
 
 
-def account_of(person: Person) -> str:
-    """Slurm's account of a user: the team."""
-    return person.team if person.team and person.team != ROOT else WITHOUT_TEAM
+def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
+    """User -> Slurm's account: the team. Pure.
+
+    Raises:
+        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+    """
+    try:
+        pairs = {str(user["name"]): str(user["team"]) for user in roster["users"]}
+    except (KeyError, TypeError) as error:
+        raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
+    for word in (*pairs, *filter(None, pairs.values())):
+        if NAME.fullmatch(word) is None:
+            raise RosterUnreadError(f"{ROSTER}: {word!r}; allowed: {NAME.pattern}")
+    return {name: team if team not in ("", ROOT) else WITHOUT_TEAM for name, team in pairs.items()}
 
 
-def shares(people: Iterable[Person], known: Iterable[Association]) -> list[list[str]]:
-    """What to tell Slurm so that each user works for their team. Pure.
+def shares(wanted: Mapping[str, str], known: Iterable[Association]) -> list[list[str]]:
+    """The changes of Slurm's accounts by which each user works for their team. Pure.
 
     What a user did for another team before stays in that account; who left has no account on any instance.
     """
-    wanted = {person.name: account_of(person) for person in people}
-    accounts = {one.account for one in known if not one.user}
-    users = {(one.user, one.account) for one in known if one.user}
+    known = list(known)
+    accounts = {entry.account for entry in known if not entry.user}
+    users = {(entry.user, entry.account) for entry in known if entry.user}
     new = [["add", "account", name, "fairshare=1"] for name in sorted({*wanted.values()} - accounts)]
     for name, account in sorted(wanted.items()):
         if (name, account) not in users:

@@ -31,7 +31,7 @@ LONGEST_LOOK = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobEntry:
     """A job as the controller saw it last.
 
     Attributes:
@@ -60,7 +60,7 @@ class Books:
     """
 
     at: datetime
-    entries: tuple[Entry, ...]
+    entries: tuple[JobEntry, ...]
 
 
 def after(before: Books | None, jobs: Iterable[Job], now: datetime) -> Books:
@@ -77,7 +77,7 @@ def after(before: Books | None, jobs: Iterable[Job], now: datetime) -> Books:
         old = known.pop(job.id, None)
         old = old if old and old.job.name == job.name else None  # numbers begin anew where a state was lost
         ran_s = passed_s if old and old.job.state == RUNNING else 0.0
-        entry = old or Entry(job, format_time(now))
+        entry = old or JobEntry(job, format_time(now))
         entries.append(
             replace(
                 entry,
@@ -109,7 +109,7 @@ def books_of(raw: Mapping[str, Any]) -> Books:
     """
     try:
         entries = tuple(
-            Entry(Job(**item["job"]), str(item["seen"]), float(item["instance_s"]), float(item["run_s"]))
+            JobEntry(Job(**item["job"]), str(item["seen"]), float(item["instance_s"]), float(item["run_s"]))
             for item in raw["jobs"]
         )
         return Books(parse_time(raw["at"]), entries)

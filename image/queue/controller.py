@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from image.accounts.roster import KEY as ACCOUNTS
-from image.accounts.roster import parse
 from image.capacity.queue_need import QUEUE, to_json
 from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
@@ -230,9 +228,9 @@ def keep_accounts(store: Store, dump: Path, ask: slurm.Run = slurm.run) -> bool:
     try:
         # first: it fails where the database is not there, and then there is nothing to keep
         known = slurm.associations(ask)
-        roster = store.newest(ACCOUNTS)
-        for words in accounting.shares(parse(roster.content) if roster else (), known):
-            slurm.tell_accounting(words, ask)
+        roster = store.newest(accounting.ROSTER)
+        for words in accounting.shares(accounting.teams_of(roster.content) if roster else {}, known):
+            slurm.change_accounts(words, ask)
             LOG.info("event=queue-account-changed change=%r", " ".join(words))
         if accounting.keep(dump):
             LOG.info("event=queue-accounting-kept file=%s", dump)

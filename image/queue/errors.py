@@ -16,7 +16,11 @@ class NotReadyError(QueueError):
 
 
 class DatabaseError(QueueError):
-    """The database behind the queue's accounting does not do what it is told."""
+    """The database behind the queue's accounting does not answer, or refuses."""
+
+
+class RosterUnreadError(QueueError):
+    """The list of the stack's users is not as the stack writes it."""
 
 
 class SlurmError(QueueError):

@@ -172,7 +172,7 @@ def associations(ask: Run = run) -> list[Association]:
     return [Association(*line.split("|")[:2]) for line in text.splitlines() if "|" in line]
 
 
-def tell_accounting(words: Sequence[str], ask: Run = run) -> None:
+def change_accounts(words: Sequence[str], ask: Run = run) -> None:
     """Change accounts or users; what is so already is no error. Raises SlurmError."""
     ask(["sacctmgr", "--immediate", *words])
 

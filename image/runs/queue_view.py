@@ -21,7 +21,7 @@ from rich.table import Table
 from image.capacity import mover
 from image.capacity.command import caller_of
 from image.queue import queue_file, slurm
-from image.queue.books import JOBS, LONGEST, RUNNING, Books, Entry, books_of
+from image.queue.books import JOBS, LONGEST, RUNNING, Books, JobEntry, books_of
 from image.queue.errors import SlurmError
 from image.queue.exclusion import failed_on, is_submitted
 from image.reaper import cloud as clouds
@@ -72,11 +72,11 @@ class QueueViewer:
             )
         return books
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JobEntry]:
         """The account's jobs, the newest first."""
         return [entry for entry in reversed(self.books().entries) if entry.job.account == self.account]
 
-    def entry(self, run: str) -> Entry:
+    def entry(self, run: str) -> JobEntry:
         """A job by its run's name or its number; raises ConfigurationError, CloudError."""
         entries = self.entries()
         for entry in entries:
@@ -87,7 +87,7 @@ class QueueViewer:
             f"RUN {run!r}: no job of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
         )
 
-    def state(self, entry: Entry) -> NodeState:
+    def state(self, entry: JobEntry) -> NodeState:
         """How far a run is, by its own words; none of a job that `gpu-fleet submit` did not make."""
         return self.bucket.state(place(entry), self.account) if is_run(entry) else NodeState(Phase.SENT)
 
@@ -121,12 +121,12 @@ def _read(store: Store) -> Books | None:
     return books_of(stored.content) if stored else None
 
 
-def is_run(entry: Entry) -> bool:
+def is_run(entry: JobEntry) -> bool:
     """Whether a job came from `gpu-fleet submit`, and so speaks in the bucket by its name."""
     return is_submitted(entry.job.comment) and RUN.fullmatch(entry.job.name) is not None
 
 
-def place(entry: Entry) -> str:
+def place(entry: JobEntry) -> str:
     """Where a run speaks in the data bucket."""
     return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
 
@@ -146,7 +146,7 @@ def show_runs(viewer: QueueViewer) -> None:
         click.echo(f"the queue's controller said so {format_span(age)} ago", err=True)
 
 
-def cells(entry: Entry, state: NodeState, policy: Policy) -> tuple[str, ...]:
+def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
     """A job as a row. Pure."""
     job = entry.job
     price = mover.prices(policy).get(job.pool)
@@ -166,7 +166,7 @@ def cells(entry: Entry, state: NodeState, policy: Policy) -> tuple[str, ...]:
     )
 
 
-def described(entry: Entry) -> str:
+def described(entry: JobEntry) -> str:
     """State, why, and how often it was begun again. Pure."""
     job = entry.job
     details = [job.reason] if job.reason and job.state != RUNNING else []
@@ -216,7 +216,7 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
     return come
 
 
-def _from_bucket(viewer: QueueViewer, entry: Entry) -> Callable[[], Iterator[bytes]]:
+def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[bytes]]:
     """What came to the data bucket since the last time."""
     if not is_run(entry):
         raise ConfigurationError(
@@ -235,7 +235,7 @@ def _from_bucket(viewer: QueueViewer, entry: Entry) -> Callable[[], Iterator[byt
 
 
 def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str:
-    """Let a job save and end; what to tell the user.
+    """Let a job save and end; what its user is to know.
 
     Raises:
         ConfigurationError: no such job, it is over, or it can be ended on an instance alone.
@@ -259,6 +259,6 @@ def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str
             )
     else:
         raise ConfigurationError(
-            f"RUN {run}: no job of gpu-fleet submit; scancel {job.id} on an instance of the stack ends it"
+            f"RUN {run}: no job of gpu-fleet submit; on an instance of the stack scancel {job.id} cancels it"
         )
     return f"{job.name} is asked to save and end: gpu-fleet runs says when it has"

@@ -84,7 +84,7 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         )
     said = handed_over(text)
     click.echo(
-        f"{said}: squeue --me shows it, its output goes to {batch.log.replace('%j', said.split()[-1])}"
+        f"{said}: gpu-fleet runs shows it, its output goes to {batch.log.replace('%j', said.split()[-1])}"
     )
 
 

@@ -4,23 +4,23 @@ import gzip
 
 import pytest
 
-from image.accounts.roster import Person
 from image.instance.errors import CloudError
 from image.queue import accounting, controller, slurm
-from image.queue.errors import DatabaseError, SlurmError
+from image.queue.errors import DatabaseError, RosterUnreadError, SlurmError
 from image.queue.slurm import Association
 from image.reaper.store import StoredObject
 
-ADA, BOB = Person("ada", 5001, team="nlp"), Person("bob", 5002)
 KNOWN = [Association("root", ""), Association("root", "root")]
 
 
-def told(people, known=()):
-    return [" ".join(words) for words in accounting.shares(people, [*KNOWN, *known])]
+def changes(known=(), **teams):
+    users = [{"name": name, "team": team} for name, team in teams.items()]
+    wanted = accounting.teams_of({"users": users})
+    return [" ".join(words) for words in accounting.shares(wanted, [*KNOWN, *known])]
 
 
 def test_a_team_is_an_account_with_its_users_and_who_has_none_shares_one():
-    assert told([ADA, BOB]) == [
+    assert changes(ada="nlp", bob="") == [
         "add account nlp fairshare=1",
         "add account no-team fairshare=1",
         "add user ada account=nlp fairshare=1",
@@ -30,21 +30,29 @@ def test_a_team_is_an_account_with_its_users_and_who_has_none_shares_one():
     ]
 
 
-def test_what_slurm_knows_is_told_no_more():
-    assert told([ADA], [Association("nlp", ""), Association("nlp", "ada")]) == []
+def test_what_slurm_knows_is_not_said_again():
+    assert changes([Association("nlp", ""), Association("nlp", "ada")], ada="nlp") == []
 
 
 def test_a_user_who_changes_teams_works_for_the_new_one():
     known = [Association(team, user) for team in ("vision", "nlp") for user in ("", "bob")]
 
-    assert told([ADA], [*known, Association("vision", "ada")]) == [
+    assert changes([*known, Association("vision", "ada")], ada="nlp") == [
         "add user ada account=nlp fairshare=1",
         "modify user where name=ada set defaultaccount=nlp",
     ]
 
 
 def test_a_team_cannot_take_slurms_own_account():
-    assert accounting.account_of(Person("eve", 5003, team="root")) == "no-team"
+    assert accounting.teams_of({"users": [{"name": "eve", "team": "root"}]}) == {"eve": "no-team"}
+
+
+@pytest.mark.parametrize(
+    "roster", [{}, {"users": [{"name": "ada"}]}, {"users": [{"name": "ada", "team": "x y"}]}, {"users": [7]}]
+)
+def test_users_that_make_no_sense_are_named_and_nothing_follows(roster):
+    with pytest.raises(RosterUnreadError, match=r"accounts\.json"):
+        accounting.teams_of(roster)
 
 
 class Database:
@@ -130,7 +138,7 @@ def test_a_dump_is_written_where_something_changed_and_for_its_owner_alone(tmp_p
     assert [file.name for file in tmp_path.iterdir()] == ["dump.gz"]
 
 
-def test_what_the_database_says_is_told():
+def test_what_the_database_says_reaches_the_log():
     with pytest.raises(DatabaseError, match="no-such-program"):
         accounting._database(["no-such-program"])
     with pytest.raises(DatabaseError, match="sh: wrong"):
@@ -153,7 +161,7 @@ class Roster:
         return StoredObject({"schema_version": 1, "users": [user]}, "v")
 
 
-def test_the_controller_tells_slurm_of_users_and_keeps_the_dump(tmp_path, database):
+def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database):
     said = []
 
     done = controller.keep_accounts(

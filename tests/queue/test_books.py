@@ -35,7 +35,7 @@ def test_what_ran_while_the_controller_was_away_is_not_guessed():
     assert entry.run_s == 0
 
 
-def test_a_job_that_slurm_forgot_stays_as_it_ended():
+def test_a_job_that_slurm_forgot_keeps_its_last_state():
     ended = replace(RUNNING, state="FAILED")
 
     (entry,) = looked([RUNNING], [ended], []).entries
@@ -43,7 +43,7 @@ def test_a_job_that_slurm_forgot_stays_as_it_ended():
     assert (entry.job.state, entry.is_over) == ("FAILED", True)
 
 
-def test_a_job_whose_end_nobody_saw_is_said_to_be_over_and_no_more():
+def test_a_job_whose_end_was_not_seen_is_said_to_be_over_and_no_more():
     (entry,) = looked([RUNNING], []).entries
 
     assert (entry.job.state, entry.is_over) == ("UNSEEN", True)
@@ -55,7 +55,7 @@ def test_a_number_that_was_given_again_is_another_job():
     assert (entry.job.name, entry.run_s) == ("other", 0)
 
 
-def test_ended_jobs_are_kept_up_to_a_number_and_living_ones_all():
+def test_jobs_that_are_over_are_kept_up_to_a_number_and_living_ones_all():
     ended = [replace(RUNNING, id=str(number), state="COMPLETED") for number in range(books.MOST_ENDED + 5)]
     living = [replace(RUNNING, id=f"1{number:04}") for number in range(300)]
 

@@ -80,9 +80,7 @@ def test_a_folder_that_no_other_instance_sees_is_refused(tmp_path, monkeypatch):
         queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=False)
 
 
-def test_the_job_goes_on_as_the_trainers_own_command_at_the_address_of_its_first_instance(
-    tmp_path, monkeypatch
-):
+def test_the_job_becomes_the_trainers_own_command_at_the_address_of_its_first_instance(tmp_path, monkeypatch):
     """What the script leads to, with the words and the variables that it was given."""
     for name, text in {
         "python": 'echo "$PET_MASTER_ADDR $@"',

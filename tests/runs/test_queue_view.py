@@ -58,10 +58,10 @@ class Stack:
         self.viewer = QueueViewer(policy(queue_gpus=8), bucket, "ada", "users/ada", is_instance, self.said)
 
     def said(self) -> books.Books:
-        entries = tuple(books.Entry(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
+        entries = tuple(books.JobEntry(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
         return books.Books(datetime.now(UTC), entries)
 
-    def entry(self) -> books.Entry:
+    def entry(self) -> books.JobEntry:
         return self.said().entries[0]
 
     def says(self, name: str, content: bytes) -> None:
@@ -123,7 +123,7 @@ def test_a_state_says_why_and_where_a_run_failed(changes, says):
     assert queue_view.described(Stack(replace(JOB, **changes)).entry()) == says
 
 
-def test_a_run_goes_by_its_name_or_its_number_and_another_is_refused():
+def test_a_run_is_found_by_its_name_or_its_number_and_another_is_refused():
     viewer = Stack(JOB).viewer
 
     assert viewer.entry("7") == viewer.entry(NAME)
@@ -183,7 +183,7 @@ def test_on_an_instance_slurm_itself_cancels_and_a_run_saves_first(job, command)
     assert said == [command]
 
 
-def test_what_slurm_refuses_is_told():
+def test_what_slurm_refuses_is_said():
     def refuses(_words):
         raise SlurmError("scancel: error: Access/permission denied")
 

@@ -134,7 +134,7 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
     assert not allowed(queued, controller, "secretsmanager:GetSecretValue", other)
 
 
-def test_instances_and_people_read_of_jobs_what_the_controller_alone_writes(queued, without):
+def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queued, without):
     jobs = "arn:aws:s3:::gpu-fleet-test-records-123456789012/reaper/queue/jobs.json"
     controller, node = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
     people = [made.outputs["people_policy"] for made in (queued, without)]

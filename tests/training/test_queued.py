@@ -120,7 +120,7 @@ def test_stops_of_the_cloud_use_up_no_tries(srun, tmp_path):
         (["nothing of srun's"], "-"),
     ],
 )
-def test_the_first_instance_that_ended_badly_is_blamed_and_of_several_none(
+def test_the_first_instance_that_failed_is_blamed_and_of_several_none(
     srun, tmp_path, capfdbinary, lines, blamed
 ):
     said = "\n".join(lines)
@@ -170,7 +170,7 @@ def test_a_cancelled_run_saves_before_slurm_ends_the_job(srun, tmp_path, monkeyp
     assert bucket.state["phase"] == "cancelled"
 
 
-def test_the_log_goes_on_where_the_try_before_ended(tmp_path):
+def test_the_log_continues_where_the_try_before_stopped(tmp_path):
     bucket = Bucket()
     bucket.sizes = lambda folder: {
         name.removeprefix(f"{folder}/"): len(content)
