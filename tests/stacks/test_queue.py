@@ -4,6 +4,7 @@ import base64
 import json
 from decimal import Decimal
 
+import pulumi
 import pytest
 import yaml
 
@@ -32,8 +33,12 @@ INTERFACE, SECRET = "aws:ec2/networkInterface:NetworkInterface", "aws:secretsman
 
 def registered(**changes):
     settings = examples.stack(**changes)
+
+    def program() -> None:
+        pulumi.export("people_policy", build(settings)["people_policy"])
+
     with moto_server(settings.region):
-        return run_program(settings.name, program=lambda: build(settings), config={})
+        return run_program(settings.name, program=program, config={})
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +142,14 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
 def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queued, without):
     jobs = "arn:aws:s3:::gpu-fleet-test-records-123456789012/reaper/queue/jobs.json"
     controller, node = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
-    people = [made.outputs["people_policy"] for made in (queued, without)]
+    users = [made.outputs["people_policy"] for made in (queued, without)]
 
     assert allowed(queued, controller, "s3:PutObject", jobs)
     assert not allowed(queued, node, "s3:PutObject", jobs)
     assert allowed(queued, node, "s3:GetObject", jobs)
     assert not allowed(without, node, "s3:GetObject", jobs)
-    read = [decide(Request("s3:GetObject", jobs), identity=[policy]) is Verdict.ALLOWED for policy in people]
+    asked = Request("s3:GetObject", jobs)
+    read = [decide(asked, identity=[policy]) is Verdict.ALLOWED for policy in users]
     assert read == [True, False]
 
 
