@@ -61,10 +61,10 @@ CHECKPOINTS = "gpu-fleet-test-checkpoints-123456789012"
 ALONE = ("--nproc-per-node", "1")  # a process on each instance: no CUDA sees the GPU
 FIGURES = re.compile(r" \d+ +\d\.\d")  # a step, and its loss
 BACK_S = 120  # issue 19: the queue intact after its controller and its disk were lost
-BOOT_S, JOB_S, RUN_S = 180, 180, 300  # what a hang looks like on two cores that others use too
+BOOT_S, JOB_S, RUN_S = 180, 300, 300  # what a hang looks like on two cores that others use too
 pytestmark = [
     pytest.mark.queue,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         build_requirements.hindrance() is not None, reason=str(build_requirements.hindrance())
     ),
@@ -289,19 +289,22 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     fleet.until(lambda: accounted <= lab.accounted(), JOB_S, "sacct knows what it knew")
     assert back_s <= BACK_S
     record("queue_controller_back_s", back_s)
-    lab.slurm("scancel", runs)
+    lab.slurm("scancel", runs, waits)
 
 
 def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
     """bob's job came later than ada's, and his team has run nothing yet."""
-    lab.slurm("scancel", "--state=PENDING", "--user=ada")
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    holds = lab.submit("--", "sh", "-c", "sleep 600")
+    lab.fleet.until(lambda: "JobState=RUNNING" in lab.job(holds), JOB_S, "an instance is taken")
     adas = lab.submit("--nodes", "3", "true")
     words = ("sbatch", "--parsable", "--partition=train", "--nodes=3", "--wrap=true")
 
     bobs = lab.controller.run(*words, account="bob", at="/home/bob").strip()
 
     lab.fleet.until(lambda: lab.priority(bobs) > lab.priority(adas) > 0, JOB_S, "bob's is first")
-    lab.slurm("scancel", adas, bobs)
+    lab.slurm("scancel", holds, adas, bobs)
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing is left")
 
 
 def test_an_instance_that_is_being_terminated_takes_no_job(lab):
