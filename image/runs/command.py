@@ -55,6 +55,13 @@ class Packed:
     files: tuple[str, ...]
 
 
+def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """An option's value; `--branch "$NAME"` of an unset NAME is refused, not left out."""
+    if value == "":
+        raise click.BadParameter("is empty", ctx, param)
+    return value or ""
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True},
     epilog="\b\nExamples:\n  gpu-fleet submit training/examples/digits.toml --pool train --stack aws-dev "
@@ -81,10 +88,16 @@ class Packed:
     "--allow", multiple=True, metavar="KEY", help="As of `train`: resume although this key has changed."
 )
 @click.option(
-    "--branch", default="", metavar="NAME", help="As of `train`: a new run from the newest weights."
+    "--branch",
+    callback=not_empty,
+    metavar="NAME",
+    help="As of `train`: a new run from the newest weights.",
 )
 @click.option(
-    "--checkpoints", default="", metavar="FOLDER", help="Of COMMAND: kept in the bucket, and brought back."
+    "--checkpoints",
+    callback=not_empty,
+    metavar="FOLDER",
+    help="Of COMMAND: kept in the bucket, and brought back.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be sent; takes and starts nothing.")
 @click.option("--yes", is_flag=True, help="Ask no question.")

@@ -61,10 +61,12 @@ PoolName = Annotated[
 ]
 # What a tag's value may hold in IAM, Lambda and others, that refuse it after half of the stack is made:
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.
-Owner = Annotated[
-    str,
-    Matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
-]
+OWNER = r"[\w.:/=+@-]([\w .:/=+@-]{0,126}[\w.:/=+@-])?"
+OWNER_RULE = (
+    "128 letters, digits, spaces and any of _ . : / = + - @, and begin and end with none of the spaces"
+)
+Owner = Annotated[str, Matching(OWNER, f"must be 1 to {OWNER_RULE}")]
+PoolOwner = Annotated[str, Matching(f"({OWNER})?", f"must be up to {OWNER_RULE}")]
 Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
 UserName = Annotated[
     str,
@@ -596,7 +598,7 @@ class Pool:
     spare: Instances = 0
     idle: Idle = Idle()
     max_lifetime_hours: Annotated[int, Field(ge=24, le=MOST_HOURS), NUMBER] = 168
-    owner: Owner = ""
+    owner: PoolOwner = ""
 
     @property
     def scales(self) -> bool:

@@ -67,6 +67,9 @@ def read(text: str) -> Any:
     """The content of a YAML document.
 
     Raises:
-        yaml.YAMLError: it is none, or a key stands twice in one mapping.
+        yaml.YAMLError: it is none, a key stands twice in one mapping, or it is nested too deep to be read.
     """
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deep") from error

@@ -341,3 +341,11 @@ def test_what_an_instance_refuses_comes_back_as_one_message(case, fleet, nodes, 
         state_of(json.dumps(words_of(run, node)).encode()).phase for node in nodes if node.id in said.output
     }
     assert phases == {Phase.REFUSED}
+
+
+@pytest.mark.parametrize("flag", ["--branch", "--checkpoints"])
+def test_a_flag_without_its_word_is_refused(flag):
+    done = CliRunner().invoke(main, ["submit", "--pool", "train", flag, "", "--", "true"])
+
+    assert done.exit_code == 2
+    assert f"Invalid value for '{flag}': is empty" in done.output

@@ -218,9 +218,11 @@ BAD_INPUTS = {
         {"pools": [pool(types=["g5.xlarge", "g5.xlarge"])]},
         "pools[0].types = 'g5.xlarge': named 2 times; each type once",
     ),
+    "nobody as the owner": ({"owner": ""}, "owner = '': must be 1 to 128 letters"),
+    "an owner of spaces": ({"owner": "  "}, "owner = '  ': must be 1 to 128 letters"),
     "an owner that no tag of a role may hold": (
         {"owner": "Research (EMEA)"},
-        "owner = 'Research (EMEA)': must be up to 128 letters, digits, spaces and any of _ . : / = + - @",
+        "owner = 'Research (EMEA)': must be 1 to 128 letters, digits, spaces and any of _ . : / = + - @",
     ),
     "thresholds that fall": (
         {"budget": {"recipients": ["a@b.org"], "thresholds": [{"percent": 90}, {"percent": 80}]}},

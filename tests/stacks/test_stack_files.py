@@ -24,6 +24,7 @@ UNREADABLE = {
     ),
     "no mapping": (b"config: 3\n", "'config' must be a mapping of keys to values"),
     "no YAML": (b"config: [", "cannot be read"),
+    "brackets without end": (b"config: " + b"[" * 3000, "it is nested too deep"),
     "no config": (b"", "must be a mapping with the key 'config'"),
     "a config that is empty": (b"config:\n", "'config:' is missing or empty; every key stands below it"),
     "keys beside the config": (

@@ -1,6 +1,7 @@
 """Types of command-line options that several commands share."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,19 @@ class Name(click.types.StringParamType):
         """Refuse an empty one; a default is not looked at."""
         source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
         if not value and source is ParameterSource.COMMANDLINE:
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Folder(click.Path):
+    """A folder by its path; "" would be the one where the caller stands."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty path."""
+        if value == "":
             self.fail("is empty", param, ctx)
         return super().convert(value, param, ctx)
 
