@@ -32,7 +32,7 @@ PRELOADED = [
     "gpu_fleet.checkpoint.sharded",
     "tests.training.warm",
 ]
-DEADLINE_S = 300.0  # of a test: a hang must end as a failure, a computer that is busy with others must not
+DEADLINE_S = 240.0  # of a test: a hang must end as a failure, a computer that is busy with others must not
 # To load PRELOADED, once in a session: 7 s on a free core, 68 s were seen on one that six others wanted.
 LOADING_S = 600.0
 # Once one has failed, the others only write what is left to write.
