@@ -44,7 +44,7 @@ NOT_HERE = {
     },
     "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
     "stacks/alicloud/README.md": dict.fromkeys(
-        ("closed_buckets.py", "dashboard.py", "first_image.py", "image_roles.py", "queue.py", "sessions.py"),
+        ("closed_buckets.py", "dashboard.py", "first_image.py", "image_roles.py", "sessions.py"),
         "files that AWS alone has",
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},

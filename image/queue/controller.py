@@ -21,22 +21,20 @@ from image.capacity.queue_need import QUEUE, to_json
 from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
-from image.queue import accounting, books, configuration, munge, queue_file, slurm
+from image.queue import accounting, books, cloud, configuration, munge, queue_file, slurm
 from image.queue.books import Books
 from image.queue.configuration import Cluster
 from image.queue.demand import needs
 from image.queue.errors import NotReadyError, SlurmError
 from image.queue.exclusion import exclusions
 from image.reaper.agent.stack_policy import KEY as POLICY
-from image.reaper.aws import session
-from image.reaper.calls import DENIED, Calls
+from image.reaper.calls import DENIED
 from image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
 LIVING = ("pending", "running")
-MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 # Without any word of the cloud in two looks in a row; once may be an answer of before it started.
 LOOKS_BEFORE_GONE = 2
 # slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it.
@@ -165,18 +163,6 @@ class ControllerWatch:
         return gone | dict.fromkeys(lost, "instance is gone")
 
 
-def states_of(ec2: Any, calls: Calls, ids: list[str]) -> dict[str, str]:
-    """Instance id -> its state, of those that EC2 still knows. Raises CloudError."""
-    states: dict[str, str] = {}
-    for start in range(0, len(ids), MOST_VALUES):
-        wanted = [{"Name": "instance-id", "Values": ids[start : start + MOST_VALUES]}]
-        answer = calls.look(ec2.describe_instances, Filters=wanted)
-        for reservation in answer["Reservations"]:
-            for instance in reservation["Instances"]:
-                states[instance["InstanceId"]] = instance["State"]["Name"]
-    return states
-
-
 def prepare() -> None:
     """Lay what slurmctld needs; raises InstanceError, OSError."""
     instance = instance_file.load(paths.instance_file())
@@ -185,7 +171,7 @@ def prepare() -> None:
         raise NotReadyError(
             f"{configuration.HOMES} is not mounted: the queue's state would be lost with this instance"
         )
-    key = munge.fetched(session.client("secretsmanager", instance.region), queue.secret, may_make=True)
+    key = cloud.of(instance).key(queue.secret, may_make=True)
     munge.lay(key)
     state = configuration.state_of(instance.stack)
     state.mkdir(parents=True, exist_ok=True)
@@ -202,12 +188,8 @@ def prepare() -> None:
     LOG.info("event=queue-controller-prepared pools=%s", ",".join(pools))
 
 
-def _calls() -> Calls:
-    return Calls(lambda: datetime.now(UTC))
-
-
 def _store(instance: instance_file.InstanceFile) -> Store:
-    return Store(session.client("s3", instance.region), _calls(), instance.records_uri)
+    return cloud.of(instance).store()
 
 
 def kept_books(store: Store) -> Books | None:
@@ -244,7 +226,7 @@ def watch() -> None:
     """Look until systemd ends it; raises InstanceError where it cannot begin."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
-    store, ec2, calls = _store(instance), session.client("ec2", instance.region), _calls()
+    store, states = _store(instance), cloud.of(instance).states
 
     def policy() -> dict[str, Any] | None:
         stored = store.newest(POLICY)
@@ -252,7 +234,7 @@ def watch() -> None:
 
     watching = ControllerWatch(
         policy,
-        lambda ids: states_of(ec2, calls, ids),
+        states,
         lambda content: store.put(QUEUE, content),
         lambda pools: lay(cluster_of(instance.stack, queue.address, pools), FOLDER),
         lambda content: store.put(books.JOBS, content),

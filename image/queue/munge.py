@@ -33,7 +33,7 @@ def fetched(secretsmanager: Any, secret: str, *, may_make: bool) -> bytes:
         NotReadyError: there is none yet, it is damaged, or the secret cannot be read.
     """
     try:
-        return _decoded(secretsmanager.get_secret_value(SecretId=secret)["SecretString"], secret)
+        return decoded(secretsmanager.get_secret_value(SecretId=secret)["SecretString"], secret)
     except (BotoCoreError, ClientError) as error:
         absent = _code(error) == "ResourceNotFoundException"
         if not absent or not may_make:
@@ -50,7 +50,8 @@ def _code(error: Exception) -> str:
     return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
 
 
-def _decoded(text: str, secret: str) -> bytes:
+def decoded(text: str, secret: str) -> bytes:
+    """The key in a secret's value; raises NotReadyError where it is none."""
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error as error:

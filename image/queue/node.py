@@ -13,9 +13,8 @@ from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
 from image.instance.files import read_text, replace_text
 from image.instance.metadata import Metadata
-from image.queue import configuration, munge, queue_file
+from image.queue import cloud, configuration, munge, queue_file
 from image.queue.errors import NotReadyError
-from image.reaper.aws import session
 
 LOG = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ def prepare() -> None:
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
     gpus = counted_gpus(paths.ready_file())
-    key = munge.fetched(session.client("secretsmanager", instance.region), queue.secret, may_make=False)
+    key = cloud.of(instance).key(queue.secret, may_make=False)
     munge.lay(key)
     replace_text(Path(configuration.NODE_GPUS), configuration.node_gpus(gpus))
     LOG.info("event=queue-node-prepared gpus=%d controller=%s", gpus, queue.address)

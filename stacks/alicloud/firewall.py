@@ -15,12 +15,15 @@ from stacks import naming
 from stacks.settings import Pool, Stack
 
 ENDPOINTS = "endpoints"
+QUEUE = "queue"  # of Slurm's controller; rules of the settings keep pools from that name
 ANYWHERE = "0.0.0.0/0"
 # Where the cloud's own services answer inside every VPC, without NAT: OSS, ECS, Auto Scaling, CloudMonitor,
 # KMS, Cloud Assistant, package mirrors, time and names
 # (www.alibabacloud.com/help/en/ecs/user-guide/security-groups-for-different-use-cases).
 CLOUD_SERVICES = "100.64.0.0/10"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
+# Slurm's controller, its nodes, and what srun listens on (image/queue/configuration.py has the same).
+CONTROLLER_PORT, NODE_PORT, SRUN_PORTS = 6817, 6818, (60001, 63000)
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class FirewallRule:
     """One standalone rule, before any id is known.
 
     Attributes:
-        group: label of the group it belongs to: a pool's name, or endpoints.
+        group: label of the group it belongs to: a pool's name, endpoints, or queue.
         egress: out of the group rather than into it.
         protocol: ``tcp``, ``udp`` or ``all``.
         ports: first and last port; None for all traffic.
@@ -53,8 +56,8 @@ class FirewallRule:
 
 def group_labels(stack: Stack) -> tuple[str, ...]:
     """Every security group of the stack. Home and scratch have none: their access groups name networks."""
-    wanted = (ENDPOINTS,) if stack.network.interface_endpoints else ()
-    return (*(pool.name for pool in stack.pools), *wanted)
+    optional = {ENDPOINTS: stack.network.interface_endpoints, QUEUE: stack.queued}
+    return (*(pool.name for pool in stack.pools), *(label for label, wanted in optional.items() if wanted))
 
 
 def rules(
@@ -68,12 +71,14 @@ def rules(
     """
     declared: list[FirewallRule] = []
     for pool in stack.pools:
-        declared += _outward(stack, pool)
+        declared += _outward(stack, pool.name)
         declared += _within(stack, pool, networks, foreign or {})
         for site, office in stack.access.ssh_from.items():
             declared.append(
                 FirewallRule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}")
             )
+    if stack.queued:
+        declared += _of_queue(stack, networks, foreign or {})
     if stack.network.interface_endpoints:
         for network in networks.values():
             declared.append(
@@ -82,15 +87,15 @@ def rules(
     return tuple(declared)
 
 
-def _outward(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
+def _outward(stack: Stack, group: str) -> Iterator[FirewallRule]:
     for protocol in ("udp", "tcp"):
-        yield FirewallRule(pool.name, True, protocol, (DNS, DNS), CLOUD_SERVICES, "the cloud's resolver")
-    yield FirewallRule(pool.name, True, "udp", (NTP, NTP), CLOUD_SERVICES, "time")
+        yield FirewallRule(group, True, protocol, (DNS, DNS), CLOUD_SERVICES, "the cloud's resolver")
+    yield FirewallRule(group, True, "udp", (NTP, NTP), CLOUD_SERVICES, "time")
     for port in (HTTPS, HTTP):
-        yield FirewallRule(pool.name, True, "tcp", (port, port), CLOUD_SERVICES, "cloud services and mirrors")
+        yield FirewallRule(group, True, "tcp", (port, port), CLOUD_SERVICES, "cloud services and mirrors")
     if stack.network.reaches_internet:
-        yield FirewallRule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages and data")
-        yield FirewallRule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
+        yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages and data")
+        yield FirewallRule(group, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
 
 
 def _within(
@@ -104,13 +109,53 @@ def _within(
     for network, why in open_to.items():
         for egress in (False, True):
             yield FirewallRule(pool.name, egress, "all", None, network, why)
-    ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
-    wanted = [(port, network) for port, on in ports.items() if on for network in networks.values()]
-    wanted += [(NFS, foreign["home"])] if "home" in foreign else []
-    for port, network in wanted:
+    for port, network in _served(stack, networks, foreign):
         if network not in open_to:
             why = "cloud services inside the network" if port == HTTPS else "home directories"
             yield FirewallRule(pool.name, True, "tcp", (port, port), network, why)
+
+
+def _served(
+    stack: Stack, networks: Mapping[str, str], foreign: Mapping[str, str]
+) -> Iterator[tuple[int, str]]:
+    """Port and CIDR of what serves instances inside the network: endpoints, and the homes."""
+    ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
+    yield from ((port, network) for port, on in ports.items() if on for network in networks.values())
+    if "home" in foreign:
+        yield NFS, foreign["home"]
+
+
+def _of_queue(
+    stack: Stack, networks: Mapping[str, str], foreign: Mapping[str, str]
+) -> Iterator[FirewallRule]:
+    """The controller among the nodes of every pool; each knows the other by its vSwitch alone.
+
+    Where a pool's ports are all open to the controller's vSwitch anyway, they need no rule.
+    """
+    controller = networks[stack.network.home_zone]
+    yield from _outward(stack, QUEUE)
+    for port, network in _served(stack, networks, foreign):
+        why = "cloud services inside the network" if port == HTTPS else "the queue's state"
+        yield FirewallRule(QUEUE, True, "tcp", (port, port), network, why)
+    zones = {zone for pool in stack.pools for zone in stack.zones_of(pool)}
+    for network in (network for zone, network in networks.items() if zone in zones):
+        yield from _ways(QUEUE, network, to_controller=False)
+    for pool in stack.pools:
+        if controller not in _wide_open(stack, pool, networks, foreign):
+            yield from _ways(pool.name, controller, to_controller=True)
+
+
+def _ways(group: str, peer: str, *, to_controller: bool) -> Iterator[FirewallRule]:
+    """What controller and nodes say to each other, as the group of one of them sees it."""
+    yield FirewallRule(
+        group, to_controller, "tcp", (CONTROLLER_PORT, CONTROLLER_PORT), peer, "jobs of the queue"
+    )
+    yield FirewallRule(
+        group, not to_controller, "tcp", (NODE_PORT, NODE_PORT), peer, "starts and ends jobs of the queue"
+    )
+    yield FirewallRule(
+        group, not to_controller, "tcp", SRUN_PORTS, peer, "says to srun what becomes of its job"
+    )
 
 
 def _wide_open(

@@ -22,6 +22,7 @@ from stacks.alicloud.launch import (
     scaling_configuration,
     spot_price_limits,
 )
+from stacks.alicloud.queue import QueueJoin
 from stacks.alicloud.scaling import scale_by_load
 from stacks.payload import instance_file
 from stacks.settings import Market, Pool, Stack
@@ -51,6 +52,7 @@ class FleetArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
+        queue: what the stack's queue gives its nodes; None without one.
         surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
             ``pulumi destroy`` removes them only after the groups are empty.
@@ -68,6 +70,7 @@ class FleetArgs:
     scratch: pulumi.Output[str]
     monitor_group: pulumi.Output[str]
     surroundings: Sequence[pulumi.Resource]
+    queue: QueueJoin | None = None
 
 
 class Fleet(pulumi.ComponentResource):
@@ -87,9 +90,10 @@ class Fleet(pulumi.ComponentResource):
     def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:Fleet", name, None, opts)
         self._args, stack, pool = args, args.stack, args.pool
+        secret_arn = args.queue.secret_arn if args.queue else None
         identity = Identity(
             name,
-            IdentityArgs(stack, pool, args.key_arn, args.bucket_arns),
+            IdentityArgs(stack, pool, args.key_arn, args.bucket_arns, secret_arn),
             pulumi.ResourceOptions(parent=self),
         )
         launch = LaunchArgs(
@@ -102,6 +106,7 @@ class Fleet(pulumi.ComponentResource):
             args.home,
             args.scratch,
             args.monitor_group,
+            args.queue.node_file if args.queue else None,
         )
         by_template = not needs_configuration(pool)
         template = launch_template(f"{name}-template", launch, self) if by_template else None

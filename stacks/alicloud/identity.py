@@ -38,12 +38,14 @@ class IdentityArgs:
 
     Attributes:
         bucket_arns: kind -> bucket.
+        queue_secret_arn: the secret with the key of the queue; None without a queue.
     """
 
     stack: Stack
     pool: Pool
     key_arn: pulumi.Output[str]
     bucket_arns: dict[str, pulumi.Output[str]]
+    queue_secret_arn: pulumi.Output[str] | None = None
 
 
 class Identity(pulumi.ComponentResource):
@@ -101,6 +103,9 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         statements.append(
             policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
         )
+    if args.queue_secret_arn is not None:
+        # munge's key, by which nodes and controller know each other; the stack's key decrypts it, see above
+        statements.append(policies.allow(["kms:GetSecretValue"], args.queue_secret_arn))
     return policies.document(*statements, *_existing_buckets(stack))
 
 

@@ -33,6 +33,7 @@ class LaunchArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
+        queue: what an instance learns of the stack's queue; None without one.
     """
 
     stack: Stack
@@ -44,6 +45,7 @@ class LaunchArgs:
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
     monitor_group: pulumi.Output[str]
+    queue: pulumi.Output[str] | None = None
 
 
 def needs_configuration(pool: Pool) -> bool:
@@ -184,10 +186,21 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as both resources want it."""
 
     def encoded(mounts: list[str]) -> str:
-        home, scratch, group = mounts
+        home, scratch, group, *queue = mounts
         return user_data.encoded(
-            args.stack, args.pool, "oss", home=home, scratch=scratch, monitor_group=group
+            args.stack,
+            args.pool,
+            "oss",
+            home=home,
+            scratch=scratch,
+            monitor_group=group,
+            queue="".join(queue),
         )
 
-    encoded([user_data.LONGEST_NAME] * 3)  # too long is said now, in words; inside `apply` it is a traceback
-    return pulumi.Output.all(args.home, args.scratch, args.monitor_group).apply(encoded)
+    known = [args.home, args.scratch, args.monitor_group]
+    longest = [user_data.LONGEST_NAME] * len(known)
+    if args.queue is not None:
+        known.append(args.queue)
+        longest.append(user_data.LONGEST_QUEUE)
+    encoded(longest)  # too long is said now, in words; inside `apply` it is a traceback
+    return pulumi.Output.all(*known).apply(encoded)

@@ -10,12 +10,13 @@ from stacks.alicloud import existing_files, submit
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.capacity import Capacity, CapacityArgs, people_policy
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
-from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
+from stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
 from stacks.alicloud.fleet import Fleet, FleetArgs
 from stacks.alicloud.image import Image, ImageArgs
 from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
+from stacks.alicloud.queue import QueueArgs, QueueController
 from stacks.alicloud.reaper import Reaper, ReaperArgs
 from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
 from stacks.cost import notice
@@ -59,6 +60,25 @@ def build(stack: Stack) -> dict[str, Any]:
     budget = Budget(name, BudgetArgs(stack), own)
     metrics = MonitorGroup(name, MonitorGroupArgs(stack, budget.contact_group), own)
 
+    queue: QueueController | None = None
+    if stack.queued:
+        queue = QueueController(
+            name,
+            QueueArgs(
+                stack=stack,
+                image_id=image.image_id,
+                key_id=keys.key_id,
+                key_arn=keys.key_arn,
+                subnet_id=subnet_ids[stack.network.home_zone],
+                network=networks[stack.network.home_zone],
+                group_id=firewall.group_ids[QUEUE],
+                bucket_arns=storage.bucket_arns,
+                home=storage.home_dns_name,
+                surroundings=surroundings,
+            ),
+            own,
+        )
+
     def fleet(pool: Pool) -> Fleet:
         args = FleetArgs(
             stack=stack,
@@ -73,6 +93,7 @@ def build(stack: Stack) -> dict[str, Any]:
             scratch=storage.scratch_dns_name,
             monitor_group=metrics.group_id,
             surroundings=surroundings,
+            queue=queue.join if queue else None,
         )
         return Fleet(naming.prefixed(stack.name, pool.name), args, own)
 

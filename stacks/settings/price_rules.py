@@ -16,7 +16,7 @@ from stacks.settings.quantities import disk_gib, shared_units
 
 # From this size on, storage without a price is no small thing.
 LARGE_GIB = 1000
-DISK = "disk"
+DISK, CONTROLLER = "disk", "queue_controller"
 
 
 def _types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -44,6 +44,13 @@ def _disks(stack: Stack) -> Iterator[Problem]:
     if gib >= LARGE_GIB:
         what = f"a GiB and month in {stack.budget.currency}"
         yield from _needed(stack, "pools", f"{gib:,} GiB of disks at most", DISK, what)
+
+
+def _controller(stack: Stack) -> Iterator[Problem]:
+    """It runs day and night: by the year no small thing."""
+    if stack.queued and prices.load(stack.cloud).quotes[CONTROLLER].amount is None:
+        what = f"an hour of its controller in {stack.budget.currency}"
+        yield from _needed(stack, "queue", str(stack.queue), CONTROLLER, what)
 
 
 def _home(stack: Stack) -> Iterator[Problem]:
@@ -103,5 +110,5 @@ def _items(stack: Stack) -> Iterator[str]:
     yield from (what for what, _, _ in shared_units(stack))
 
 
-RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (_disks, _home, _scratch, _assumed)
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (*(_disks, _controller, _home, _scratch, _assumed),)
 POOL_RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (_types,)

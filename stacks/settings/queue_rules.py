@@ -2,17 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from stacks.catalog import Cloud
 from stacks.errors import Problem
 from stacks.settings.schema import ImageMode, Pool, Stack
 
 # Words that Slurm reads as something else than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
-
-
-def _cloud(stack: Stack) -> Iterator[Problem]:
-    if stack.queued and stack.cloud is not Cloud.AWS:
-        yield Problem("queue", str(stack.queue), "must be none on Alibaba Cloud: there is no queue there yet")
 
 
 def _homes(stack: Stack) -> Iterator[Problem]:
@@ -56,10 +50,11 @@ def _whole_gpus(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 def _one_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     """Slurm does not know which instances stand close together."""
-    if stack.queued and pool.efa and len(stack.zones_of(pool)) > 1:
-        allowed = "must be one zone where queue is slurm and efa is on: a job would reach over several"
+    fabric = "efa" if pool.efa else "erdma"
+    if stack.queued and (pool.efa or pool.erdma) and len(stack.zones_of(pool)) > 1:
+        allowed = f"must be one zone where queue is slurm and {fabric} is on: a job would reach over several"
         yield Problem(f"{key}.zones", list(pool.zones), allowed)
 
 
-RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (_cloud, _homes, _accounts, _image, _packages)
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (_homes, _accounts, _image, _packages)
 POOL_RULES = (_name, _whole_gpus, _one_zone)

@@ -228,7 +228,7 @@ class Queue(StrEnum):
     """What starts runs: each user on instances of their own, or a queue over all of them.
 
     ``slurm``: a controller of the stack's own, and every instance of every pool a node; jobs that wait raise
-    the pools. It needs shared homes and accounts (AWS).
+    the pools. It needs shared homes and accounts.
     """
 
     NONE = "none"
@@ -844,7 +844,7 @@ class Stack:
         owner: who answers for the stack.
         protected: buckets, keys and file systems refuse deletion.
         endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
-        queue: ``slurm`` for a queue over the instances of all pools, or ``none`` (AWS).
+        queue: ``slurm`` for a queue over the instances of all pools, or ``none``.
     """
 
     name: str

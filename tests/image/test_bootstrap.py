@@ -38,12 +38,12 @@ def report_of(place):
     return json.loads(place.report_file.read_text())
 
 
-def test_the_agent_comes_first_and_the_trainer_last_but_for_the_queue_that_starts_it():
-    steps = marked(ORDER, "aws", "bootstrap")
+@pytest.mark.parametrize("target", ["aws", "alicloud"])
+def test_the_agent_comes_first_and_the_trainer_last_but_for_the_queue_that_starts_it(target):
+    steps = marked(ORDER, target, "bootstrap")
 
     assert steps[0] == bootstrap.FIRST
     assert steps[-2:] == ("70-trainer", "75-queue")
-    assert marked(ORDER, "alicloud", "bootstrap")[-1] == "70-trainer"
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,9 @@ def test_a_queues_controller_runs_steps_of_its_own(tmp_path, monkeypatch, queue,
     assert bootstrap.mark_of(place) == mark
 
 
-def test_a_queues_controller_brings_no_trainer_and_no_scratch():
-    assert marked(ORDER, "aws", "controller") == ("15-agent", "55-mounts", "60-hardening", "75-queue")
+@pytest.mark.parametrize("target", ["aws", "alicloud"])
+def test_a_queues_controller_brings_no_trainer_and_no_scratch(target):
+    assert marked(ORDER, target, "controller") == ("15-agent", "55-mounts", "60-hardening", "75-queue")
 
 
 @pytest.mark.parametrize("target", ["aws", "alicloud"])

@@ -41,7 +41,7 @@ PACKAGES = {
     ),
     "alibabacloud_kms20160120": (
         "DescribeAccountKmsStatus DescribeKey DescribeSecret GetKmsInstance GetSecretValue "
-        "ScheduleKeyDeletion SetDeletionProtection"
+        "PutSecretValue ScheduleKeyDeletion SetDeletionProtection"
     ),
     "alibabacloud_nas20170626": (
         "DescribeAccessRules DescribeFileSystems DescribeMountTargets DescribeZones"

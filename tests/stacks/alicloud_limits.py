@@ -143,6 +143,13 @@ ALLOWED = {
         "PL2",
         "PL3",
     },
+    ("alicloud:ecs/instance:Instance", "maintenanceAction"): {"Stop", "AutoRecover", "AutoRedeploy"},
+    ("alicloud:ecs/instance:Instance", "httpTokens"): {"optional", "required"},
+    ("alicloud:ecs/instance:Instance", "httpEndpoint"): {"enabled", "disabled"},
+    ("alicloud:kms/secret:Secret", "secretDataType"): {"text", "binary"},
+    ("alicloud:kms/secret:Secret", "secretType"): {
+        *("Generic", "Rds", "Redis", "RAMCredentials", "ECS", "PolarDB"),
+    },
     ("alicloud:ram/rolePolicyAttachment:RolePolicyAttachment", "policyType"): {"System", "Custom"},
     ("alicloud:ram/policy:Policy", "rotateStrategy"): {
         "None",
@@ -182,6 +189,7 @@ BETWEEN = {
     ("alicloud:ess/scalingGroup:ScalingGroup", "spotInstancePools"): (1, 10),
     ("alicloud:ess/scalingGroup:ScalingGroup", "defaultCooldown"): (0, 86_400),
     ("alicloud:ess/scalingConfiguration:ScalingConfiguration", "systemDiskSize"): (20, 500),
+    ("alicloud:ecs/instance:Instance", "internetMaxBandwidthOut"): (0, 100),
     ("alicloud:ess/lifecycleHook:LifecycleHook", "heartbeatTimeout"): (30, 21_600),
     ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "httpPutResponseHopLimit"): (1, 64),
     ("alicloud:ecs/securityGroupRule:SecurityGroupRule", "priority"): (1, 100),
@@ -217,6 +225,10 @@ CONFLICTS = {
 PATTERNS = {
     ("alicloud:ecs/ecsImageComponent:EcsImageComponent", "imageComponentName"): r"[a-zA-Z][\w:.-]{1,127}",
     ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "name"): r"[a-zA-Z][\w:.-]{1,127}",
+    ("alicloud:ecs/instance:Instance", "instanceName"): r"[a-zA-Z0-9][\w.-]{1,127}",
+    # KMS API, CreateSecret
+    ("alicloud:kms/secret:Secret", "secretName"): r"[\w/+=.@-]{1,192}",
+    ("alicloud:kms/secret:Secret", "versionId"): r".{1,64}",
     ("alicloud:log/project:Project", "projectName"): r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]",
     ("alicloud:fc/v3Function:V3Function", "functionName"): r"[a-zA-Z_][0-9a-zA-Z_-]{0,127}",
     ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "launchTemplateName"): r"[a-zA-Z][\w:.-]{1,127}",

@@ -95,6 +95,11 @@ def role_statements(rehearsed: Rehearsed, role: str) -> list[dict[str, Any]]:
 
 NETWORK = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d", "cn-shenzhen-e"]}
 STORAGE = {"kms_instance_id": "kst-szh0000000000000000"}
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp"
+ACCESS = {
+    "ssh_from": {"office": "198.51.100.0/24"},
+    "people": {"ada": {"uid": 5001, "keys": [PUBLIC_KEY]}},
+}
 # The shapes that a stack of this cloud takes, each by itself.
 VARIANTS = {
     "NAT-less": stack(network=NETWORK | {"nat": "none", "interface_endpoints": True}),
@@ -117,6 +122,7 @@ VARIANTS = {
             "payload": "image/packages.toml",
         }
     ),
+    "queue": stack(queue="slurm", storage=STORAGE | {"home": True}, access=ACCESS),
 }
 
 

@@ -34,13 +34,17 @@ EXISTING_VSWITCHES = {
 }
 
 
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp"
+BY_SSH = {"ssh_from": {"lab": "10.8.0.0/24"}, "people": {"bob": {"uid": 5002, "keys": [PUBLIC_KEY]}}}
+
+
 def base(cloud: str) -> dict[str, Any]:
     """Changes that make the sound stack file one with everything that holds data."""
     own = {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "LRS"} if cloud == "alicloud" else {}
     return {
         "network": {"cidr": "10.0.0.0/16", "zones": ZONES[cloud], "slots": SLOTS[cloud], "nat": "one"},
         "storage": {"home": True, "scratch_gib": {"aws": 4800, "alicloud": 4800}[cloud], **own},
-        **({"access": {"people": {"bob": {"uid": 5002}}}} if cloud == "aws" else {}),
+        "access": {"people": {"bob": {"uid": 5002}}} if cloud == "aws" else BY_SSH,
     }
 
 
@@ -110,7 +114,6 @@ _COMMON = (
     Edit("budget.on_exceeded", "freeze"),
     Edit("image.size_gib", 50),
 )
-PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp"
 _OF_AWS = (
     Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("queue", "slurm"),
@@ -132,6 +135,7 @@ _OF_AWS = (
     ),
 )
 _OF_ALICLOUD = (
+    Edit("queue", "slurm"),
     Edit("protected", True),
     Edit("account_id", "6543210987654321", loses=("alicloud",)),
     Edit("storage.key_rotation_days", 30),

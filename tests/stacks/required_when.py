@@ -198,6 +198,27 @@ RULES = (
         has("dkmsInstanceId"),
     ),
     Rule(
+        "alicloud:kms/secret:Secret",
+        "in KMS 3.0 encryption_key_id and dkms_instance_id are required",
+        f"{PROVIDER}kms_secret#dkms_instance_id",
+        always,
+        has("encryptionKeyId", "dkmsInstanceId"),
+    ),
+    Rule(
+        "alicloud:ecs/instance:Instance",
+        "one of image_id, launch_template_id and launch_template_name must be set",
+        f"{PROVIDER}instance#image_id",
+        always,
+        one_of("imageId", "launchTemplateId", "launchTemplateName"),
+    ),
+    Rule(
+        "alicloud:ecs/instance:Instance",
+        "private_ip is valid when vswitch_id is specified",
+        f"{PROVIDER}instance#private_ip",
+        has("privateIp"),
+        has("vswitchId"),
+    ),
+    Rule(
         FILES,
         "kms_key_id is required when encrypt_type is 2",
         f"{PROVIDER}nas_file_system#kms_key_id",

@@ -17,7 +17,7 @@ from stacks.payload import sweep_archive
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from stacks.settings.quantities import Level
-from tests.stacks import alicloud_examples, examples
+from tests.stacks import examples
 from tests.stacks.iam import Request, Verdict, decide
 
 PEOPLE = {"people": {"ada": {"uid": 5001}}}
@@ -239,11 +239,6 @@ def problems(make=examples.stack, **changes) -> str:
 )
 def test_what_a_queue_cannot_do_without_is_named(changes, says):
     assert says in problems(**changes)
-
-
-def test_on_alibaba_cloud_there_is_none_yet():
-    with pytest.raises(SettingsError, match="must be none on Alibaba Cloud"):
-        alicloud_examples.stack(queue="slurm")
 
 
 def test_a_pool_may_have_any_of_these_names_without_a_queue():

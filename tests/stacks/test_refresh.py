@@ -273,8 +273,9 @@ def test_what_alibaba_cloud_published_nowhere_gets_its_first_price():
         row["name"]: row for family in tomllib.loads(text)["families"].values() for row in family["types"]
     }
     assert rows["ecs.gn8is.2xlarge"]["price_list"] == "alicloud-cn-shenzhen"
-    disk = tomllib.loads(other)["clouds"]["alicloud"]["prices"]["disk"]
-    assert (disk["amount"], disk["date"]) == ("1.095", TODAY)
+    prices = tomllib.loads(other)["clouds"]["alicloud"]["prices"]
+    assert (prices["disk"]["amount"], prices["disk"]["date"]) == ("1.095", TODAY)
+    assert (prices["queue_controller"]["amount"], prices["queue_controller"]["date"]) == ("12.5", TODAY)
 
 
 def test_a_type_that_a_region_does_not_sell_is_named_and_no_error():

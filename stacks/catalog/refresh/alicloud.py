@@ -19,6 +19,7 @@ SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
 DISK_GIB = 1000
 # What DescribePrice calls the instance among the parts of a price.
 INSTANCE = "instanceType"
+CONTROLLER = "ecs.c7.large"  # of a queue (stacks/alicloud/queue.py)
 # Types that are sold in no zone of a region, or only to whom they were offered.
 NOT_SOLD = ("InvalidInstanceType", "InvalidResourceType", "NotSupport", "PricePlanResultNotFound")
 
@@ -44,11 +45,17 @@ def ask(
     unlisted = []
     for name, where in instances.items():
         say(name)
-        price = _part(_price(asked, where, ResourceType="instance", InstanceType=name), INSTANCE)
+        price = _instance(asked, where, name)
         if price is None:
             unlisted.append(f"{name} in {where}")
         else:
             prices[name, where] = price
+    say(CONTROLLER)
+    controller = _instance(asked, region, CONTROLLER)
+    if controller is None:
+        unlisted.append("queue_controller")
+    else:
+        others["queue_controller"] = controller
     say("disk")
     disk = {"DataDisk.1.Category": "cloud_essd", "DataDisk.1.PerformanceLevel": "PL1"}
     whole = _price(asked, region, ResourceType="disk", **disk, **{"DataDisk.1.Size": str(DISK_GIB)})
@@ -71,6 +78,11 @@ def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
         raise
     price: dict[str, Any] = answer["PriceInfo"]["Price"]
     return price
+
+
+def _instance(cloud: Alicloud, region: str, name: str) -> ListPrice | None:
+    """An hour of a type; None where it is not sold."""
+    return _part(_price(cloud, region, ResourceType="instance", InstanceType=name), INSTANCE)
 
 
 def _part(price: dict[str, Any] | None, resource: str) -> ListPrice | None:
