@@ -34,7 +34,7 @@ CONTROLLER_TYPE = "ecs.c7.large"
 # What its controller writes, and the mover reads (image/capacity/queue_need.py).
 NEED_KEY = "reaper/capacity/queue.json"
 # A vSwitch's first and last three addresses are the cloud's (API CreateVSwitchCidrReservation); of the others
-# the last, which is the least likely to be somebody's.
+# the last, which is the least likely to be taken.
 LAST_FREE = -4
 # Of the secret's first version, which KMS wants and everybody may read.
 NO_KEY = "no key: the controller of the queue keeps munge's as another version"
