@@ -143,6 +143,7 @@ ALLOWED = {
         "PL2",
         "PL3",
     },
+    ("alicloud:ecs/command:Command", "type"): {"RunBatScript", "RunPowerShellScript", "RunShellScript"},
     ("alicloud:ecs/instance:Instance", "maintenanceAction"): {"Stop", "AutoRecover", "AutoRedeploy"},
     ("alicloud:ecs/instance:Instance", "httpTokens"): {"optional", "required"},
     ("alicloud:ecs/instance:Instance", "httpEndpoint"): {"enabled", "disabled"},

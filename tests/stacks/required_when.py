@@ -394,7 +394,7 @@ UNCONDITIONAL = frozenset(
         *("alicloud:kms/alias:Alias", "alicloud:log/project:Project", "alicloud:nas/accessGroup:AccessGroup"),
         *("alicloud:nas/accessRule:AccessRule", "alicloud:oss/bucketAcl:BucketAcl"),
         *("alicloud:oss/bucketPolicy:BucketPolicy", "alicloud:ram/policy:Policy", "alicloud:ram/role:Role"),
-        "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock",
+        *("alicloud:ecs/command:Command", "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock"),
         "alicloud:privatelink/vpcEndpointZone:VpcEndpointZone",
         *("alicloud:ram/rolePolicyAttachment:RolePolicyAttachment", "alicloud:vpc/flowLog:FlowLog"),
         *("alicloud:vpc/network:Network", "alicloud:vpc/routeEntry:RouteEntry"),

@@ -7,7 +7,7 @@ import pytest
 from stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.provider_schema import problems
 from tests.stacks.alicloud_limits import ALLOWED, BETWEEN, CONFLICTS, PATTERNS
-from tests.stacks.alicloud_programs import STACKS, everything, programs, shipped
+from tests.stacks.alicloud_programs import STACKS, programs, shipped
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,9 @@ def test_no_two_resources_of_a_stack_are_called_the_same(name):
     ("token", "key"), [where for where in PATTERNS if where[1].endswith("Name")], ids=str
 )
 def test_no_two_resources_of_a_kind_want_the_same_name_of_the_cloud(token, key):
-    names = [resource.inputs[key] for resource in everything().of_type(token)]
+    named = [
+        [resource.inputs[key] for resource in rehearsed.of_type(token)] for rehearsed in programs().values()
+    ]
 
-    assert names
-    assert len(set(names)) == len(names)
+    assert any(named)
+    assert all(len(set(names)) == len(names) for names in named)
