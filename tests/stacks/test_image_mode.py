@@ -183,7 +183,8 @@ def test_user_data_that_the_cloud_would_refuse_is_said_before_anything_is_declar
     monkeypatch.setattr(user_data, "LARGEST_BYTES", 100)
     settings = stack_files.settings_of(name)
     module = aws_launch if name.startswith("aws") else alicloud_launch
-    unknown = dict.fromkeys(("home", "scratch", "scratch_mount_name", "queue"))  # no output is asked before
+    names = ("home", "scratch", "scratch_mount_name", "monitor_group", "queue")
+    unknown = dict.fromkeys(names)  # no output is asked before
     args = SimpleNamespace(stack=settings, pool=settings.pools[0], **unknown)
 
     with pytest.raises(StacksError, match="user data of pool 'dev'"):
