@@ -163,14 +163,13 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     remove every tag of every instance of the stack: another's owner and hold, and the tag by which the sweep
     knows its instances. ActionTrail says who did.
     """
-    own = f"{args.stack.region}:{args.stack.account_id}"
-    of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [args.stack.name]}}
+    stack = args.stack
+    own = f"{stack.region}:{stack.account_id}"
+    of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
     instances = f"acs:ecs:{own}:instance/*"
-    read = [
-        pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json*"),
-        pulumi.Output.concat(args.records_arn, f"/{sweep_archive.POLICY_KEY}"),
-        *_money(args),
-    ]
+    queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
+    said = ("reaper/capacity/state.json*", sweep_archive.POLICY_KEY, *queue)
+    read = [*(pulumi.Output.concat(args.records_arn, f"/{key}") for key in said), *_money(args)]
     return policies.document(
         policies.allow(PEOPLE_LOOK_ACTIONS, "*"),
         policies.allow(

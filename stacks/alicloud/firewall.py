@@ -23,7 +23,7 @@ ANYWHERE = "0.0.0.0/0"
 CLOUD_SERVICES = "100.64.0.0/10"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # Slurm's controller, its nodes, and what srun listens on (image/queue/configuration.py has the same).
-CONTROLLER_PORT, NODE_PORT, SRUN_PORTS = 6817, 6818, (60001, 63000)
+CONTROLLER_PORT, NODE_PORT, DATABASE_PORT, SRUN_PORTS = 6817, 6818, 6819, (60001, 63000)
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,9 @@ def _ways(group: str, peer: str, *, to_controller: bool) -> Iterator[FirewallRul
     """What controller and nodes say to each other, as the group of one of them sees it."""
     yield FirewallRule(
         group, to_controller, "tcp", (CONTROLLER_PORT, CONTROLLER_PORT), peer, "jobs of the queue"
+    )
+    yield FirewallRule(
+        group, to_controller, "tcp", (DATABASE_PORT, DATABASE_PORT), peer, "accounts of the queue"
     )
     yield FirewallRule(
         group, not to_controller, "tcp", (NODE_PORT, NODE_PORT), peer, "starts and ends jobs of the queue"

@@ -143,7 +143,8 @@ def _handshake(args: IdentityArgs) -> list[policies.Statement]:
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """What the stack says to its instances as long as they run."""
-    keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
+    queue = [sweep_archive.QUEUE_JOBS_KEY] if args.stack.queued else []
+    keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, *queue)
     return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
 
 

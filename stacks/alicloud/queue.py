@@ -222,12 +222,18 @@ def _queue_file(role: str, address: str, secret: str) -> str:
 def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi.Output[str]:
     """The role's only policy: its key, the stack's word, what it wants of the mover; it ends no instance."""
     records = args.bucket_arns["records"]
-    read = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, f"{built.PREFIX}/*")
+    read = (
+        sweep_archive.POLICY_KEY,
+        sweep_archive.ACCOUNTS_KEY,
+        sweep_archive.QUEUE_JOBS_KEY,
+        f"{built.PREFIX}/*",
+    )
+    said = (NEED_KEY, sweep_archive.QUEUE_JOBS_KEY)
     return policies.document(
         # which instances still run; a list has no narrower resource
         policies.allow(["ecs:DescribeInstances"], "*"),
         policies.allow(["kms:GetSecretValue", "kms:PutSecretValue"], secret_arn),
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(records, f"/{key}") for key in read]),
-        policies.allow(["oss:PutObject"], pulumi.Output.concat(records, f"/{NEED_KEY}")),
+        policies.allow(["oss:PutObject"], [pulumi.Output.concat(records, f"/{key}") for key in said]),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
     )

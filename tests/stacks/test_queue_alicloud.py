@@ -176,6 +176,19 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
     assert allowed(queued, mover, "oss:GetObject", f"{bucket}/{queue.NEED_KEY}")
 
 
+def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queued, without):
+    jobs = "acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456/reaper/queue/jobs.json"
+    users = [made.outputs["people_policy"] for made in (queued, without)]
+
+    assert allowed(queued, CONTROLLER, "oss:PutObject", jobs)
+    assert not allowed(queued, NODE, "oss:PutObject", jobs)
+    assert allowed(queued, NODE, "oss:GetObject", jobs)
+    assert not allowed(without, NODE, "oss:GetObject", jobs)
+    asked = Request("oss:GetObject", jobs, context={})
+    read = [decide(asked, identity=[policy]) is Verdict.ALLOWED for policy in users]
+    assert read == [True, False]
+
+
 @pytest.mark.parametrize(
     "action",
     [
@@ -224,6 +237,7 @@ def test_controller_and_nodes_reach_each_other_by_slurms_ports_in_whatever_zone_
     controller, node = ("queue", "cn-shenzhen-d"), ("train", zone)
 
     assert reaches(rules, node, controller, (configuration.CONTROLLER_PORT,) * 2, networks)
+    assert reaches(rules, node, controller, (configuration.DATABASE_PORT,) * 2, networks)
     assert reaches(rules, controller, node, (configuration.NODE_PORT,) * 2, networks)
     assert reaches(rules, controller, node, configuration.SRUN_PORTS, networks)
     assert not reaches(rules, node, controller, (firewall.SSH,) * 2, networks)
@@ -235,7 +249,9 @@ def test_the_controller_takes_nothing_from_outside_and_reaches_the_homes():
     inside = set(private_networks(settings).values())
 
     assert {(rule.ports, rule.peer) for rule in own if not rule.egress} == {
-        ((configuration.CONTROLLER_PORT,) * 2, network) for network in inside
+        ((port, port), network)
+        for port in (configuration.CONTROLLER_PORT, configuration.DATABASE_PORT)
+        for network in inside
     }
     assert inside <= {rule.peer for rule in own if rule.egress and rule.ports == (firewall.NFS,) * 2}
 

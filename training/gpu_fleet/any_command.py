@@ -22,7 +22,7 @@ from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, SilentStoreError
 from gpu_fleet.instance_file import place_of_checkpoints
-from gpu_fleet.options import FiniteRange, Folder
+from gpu_fleet.options import FiniteRange, FolderPath
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, patiently
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
     epilog="\b\nExample:\n  gpu-fleet train run --checkpoints runs/mine -- python train.py --out runs/mine",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--checkpoints", type=Folder(), help="Kept in the bucket.")
+@click.option("--checkpoints", type=FolderPath(), help="Kept in the bucket.")
 @click.option("--uri", default="", help="s3:// or oss://bucket/prefix; default: the stack's bucket.")
 @click.option("--every-s", type=FiniteRange(min=0.1), default=60.0, show_default=True, help="To sync.")
 @click.option("--signal", "notice", type=click.Choice(list(SIGNALS)), default="TERM", show_default=True)

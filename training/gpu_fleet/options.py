@@ -19,7 +19,7 @@ class Name(click.types.StringParamType):
         return super().convert(value, param, ctx)
 
 
-class Folder(click.Path):
+class FolderPath(click.Path):
     """A folder by its path; "" would be the one where the caller stands."""
 
     def __init__(self) -> None:
