@@ -69,9 +69,9 @@ BLOCKS = dict(blocks())
 def checkout(tmp_path: Path) -> Path:
     """The checkout as a reader has it, whose new files land elsewhere; with a `pulumi` that agrees to all."""
     for entry in ROOT.iterdir():
-        if entry.name not in {"build", "data", "runs", ".git", ".venv"}:
+        if entry.name not in {"build", "data", "runs", ".git"}:
             (tmp_path / entry.name).symlink_to(entry)
-    link_environment(tmp_path / ".venv")
+    assert_ready(ROOT / ".venv")
     programs = tmp_path / "programs"
     programs.mkdir()
     agreeing = """case "$*" in *"stack output"*|preview*--json*) echo '{}';; esac"""
@@ -80,16 +80,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def link_environment(folder: Path) -> None:
-    """The checkout's ``.venv``; a `make` that installed through it would leave its name in programs."""
-    folder.mkdir()
-    (ROOT / ".venv/policy").mkdir(exist_ok=True)  # for a `make` that sets it up
-    for entry in (ROOT / ".venv").iterdir():
-        if entry.name != ".ready":
-            (folder / entry.name).symlink_to(entry)
-    (folder / ".ready").touch()
-    newest = max((ROOT / name).stat().st_mtime for name in READY_AFTER)
-    os.utime(folder / ".ready", (newest, newest))
+def assert_ready(environment: Path) -> None:
+    """A `make` that installed through the link would leave the test's folder in the environment's programs."""
+    newest = max((ROOT / name).stat().st_mtime_ns for name in READY_AFTER)
+    ready = (environment / ".ready").stat().st_mtime_ns
+    assert ready >= newest, f"{environment} is older than its locks: say `make lint` first"
 
 
 def say(command: str, checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -380,7 +380,7 @@ def test_files_of_one_name_keep_apart(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_cluster_are_not_put_into_arguments() -> None:
-    pod = pod_of(rendered(*PLAIN, *BUCKET, "--data.options", '{text = "$(HOME)"}'))
+    pod = pod_of(rendered(*PLAIN, *BUCKET, "--model.options", '{text = "$(HOME)"}'))
 
     assert pod["containers"][0]["args"][-1] == '{text = "$$(HOME)"}'
 

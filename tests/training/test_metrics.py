@@ -1,8 +1,10 @@
 """Metrics: what is measured is right, and every writer says the same in its own format."""
 
+import errno
 import io
 import logging
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from gpu_fleet.metrics.flops import flops_per_sample, utilisation
 from gpu_fleet.metrics.peak import PEAKS, peak_of
 from gpu_fleet.metrics.progress_line import ProgressLine
 from gpu_fleet.metrics.prometheus import Prometheus
-from gpu_fleet.metrics.records import JsonLines, read_json_lines
+from gpu_fleet.metrics.records import JsonLines, named, read_json_lines
 from gpu_fleet.metrics.writers import open_writers
 from gpu_fleet.models import definitions, registry
 
@@ -159,8 +161,17 @@ def test_a_killed_run_costs_no_record_of_the_next(tmp_path):
     assert read_json_lines(file) == [RECORD]
 
 
-def test_a_full_disk_is_reported_by_its_key():
-    with pytest.raises(ConfigError, match=r"run.directory = '/dev/full': cannot be written: No space left"):
+def test_a_file_that_cannot_be_written_is_reported_by_its_key():
+    with (
+        pytest.raises(ConfigError, match=r"run.directory = 'here': cannot be written: Input/output error"),
+        named("run.directory", Path("here")),
+    ):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_full_disk_is_no_error_of_the_configuration():
+    """It may have room when the run is tried again."""
+    with pytest.raises(OSError, match="No space left on device"):
         JsonLines(Path("/dev/full")).write(RECORD)
 
 
