@@ -81,7 +81,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def assert_ready(environment: Path) -> None:
-    """A `make` that installed through the link would leave the test's folder in the environment's programs."""
+    """A `make` that installed through the link would leave the test's folder in all its programs."""
     newest = max((ROOT / name).stat().st_mtime_ns for name in READY_AFTER)
     ready = (environment / ".ready").stat().st_mtime_ns
     assert ready >= newest, f"{environment} is older than its locks: say `make lint` first"
