@@ -35,12 +35,13 @@ from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import account_name
 from image.runs.model import QUEUED, RUN, NodeState, Phase, place_of
 
-WIDTH = 180  # of a table that goes into a file or a pipe
+WIDTH = 1000  # of a table that goes into a file or a pipe: nothing there is cut
 LOOK_EVERY_S = 5.0
 SECONDS_PER_HOUR = 3600
 PART_BYTES = 1 << 20
 # The controller looks every 15 s; what it says is older only where it is being replaced.
 STALE = timedelta(minutes=2)
+FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a number that is cut is another one
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
 FAILED = frozenset({"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 
@@ -136,7 +137,7 @@ def show_runs(viewer: QueueViewer) -> None:
     entries = viewer.entries()
     table = Table(box=None, header_style="bold")
     for heading in HEADINGS:
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
     for entry in entries:
         table.add_row(*cells(entry, viewer.state(entry), viewer.policy))
     Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)

@@ -80,6 +80,24 @@ def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say(capsys):
         assert word in row
 
 
+def test_no_long_row_cuts_the_figures_of_another(capsys):
+    """Instances that failed, and many that work: as long a word as there can be."""
+    failed = ",".join(f"i-{number:017x}" for number in range(3))
+    waits = replace(
+        JOB, id="8", name="digits-20261123-100001", state="PENDING", comment=f"gpu-fleet:failed-on={failed}"
+    )
+    wide = replace(JOB, id="9", name="digits-20261123-100002", on=failed)
+    stack = Stack(JOB, waits, wide)
+    stack.says("state.json", json.dumps(STATE | {"step": 1234567, "loss": 0.01234}).encode())
+
+    queue_view.show_runs(stack.viewer)
+
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if f" {NAME} " in line)
+    assert row.split()[-6:-2] == ["1234567", "0.01234", "90%", "60"]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
 def test_what_it_cost_counts_each_instance_for_the_time_it_worked(monkeypatch):
     """Two instance hours of a run that lasted one."""
     monkeypatch.setattr(queue_view.mover, "prices", lambda _: {"train": Decimal("1.5")})
