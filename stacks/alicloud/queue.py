@@ -31,8 +31,6 @@ from stacks.settings import Stack
 
 # Two vCPU and 4 GiB, as on AWS; stacks/catalog/prices.toml says what is known of its price.
 CONTROLLER_TYPE = "ecs.c7.large"
-# What its controller writes, and the mover reads (image/capacity/queue_need.py).
-NEED_KEY = "reaper/capacity/queue.json"
 # A vSwitch's first and last three addresses are the cloud's (API CreateVSwitchCidrReservation); of the others
 # the last, which is the least likely to be taken.
 LAST_FREE = -4
@@ -228,12 +226,14 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
         sweep_archive.QUEUE_JOBS_KEY,
         f"{built.PREFIX}/*",
     )
-    said = (NEED_KEY, sweep_archive.QUEUE_JOBS_KEY)
     return policies.document(
         # which instances still run; a list has no narrower resource
         policies.allow(["ecs:DescribeInstances"], "*"),
         policies.allow(["kms:GetSecretValue", "kms:PutSecretValue"], secret_arn),
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(records, f"/{key}") for key in read]),
-        policies.allow(["oss:PutObject"], [pulumi.Output.concat(records, f"/{key}") for key in said]),
+        policies.allow(
+            ["oss:PutObject"],
+            [pulumi.Output.concat(records, f"/{key}") for key in sweep_archive.QUEUE_WRITES],
+        ),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
     )

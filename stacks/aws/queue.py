@@ -23,8 +23,6 @@ from stacks.settings import Stack
 CONTROLLER_TYPE = "t3.medium"
 RECOVERY_DAYS = 7
 HEALTH_GRACE_S = 600
-# What its controller writes, and the mover reads (image/capacity/queue_need.py).
-NEED_KEY = "reaper/capacity/queue.json"
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
         policies.allow(
             "Say",
             ["s3:PutObject"],
-            [pulumi.Output.concat(records, f"/{key}") for key in (NEED_KEY, sweep_archive.QUEUE_JOBS_KEY)],
+            [pulumi.Output.concat(records, f"/{key}") for key in sweep_archive.QUEUE_WRITES],
         ),
         policies.allow(
             "Keys",

@@ -33,6 +33,9 @@ ROSTER_KEY = "reaper/roster.json"
 ACCOUNTS_KEY = "reaper/accounts.json"
 # What the queue's controller says of all jobs (image/queue/books.py).
 QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
+# What it wants of the mover (image/capacity/queue_need.py).
+QUEUE_NEED_KEY = "reaper/capacity/queue.json"
+QUEUE_WRITES = (QUEUE_NEED_KEY, QUEUE_JOBS_KEY)
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.

@@ -1,12 +1,10 @@
 """A stack with a queue: what it declares beside the rest, and what a stack without one does not."""
 
-import base64
 import json
 from decimal import Decimal
 
 import pulumi
 import pytest
-import yaml
 
 from image.queue import configuration
 from stacks.aws import firewall
@@ -19,6 +17,7 @@ from stacks.rehearsal.program import run_program
 from stacks.settings.quantities import Level
 from tests.stacks import examples
 from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.registered import files_of, named
 
 PEOPLE = {"people": {"ada": {"uid": 5001}}}
 POOLS = [
@@ -49,15 +48,6 @@ def queued():
 @pytest.fixture(scope="module")
 def without():
     return registered(**WITHOUT)
-
-
-def files_of(template) -> dict[str, str]:
-    config = yaml.safe_load(base64.b64decode(template.inputs["userData"]))
-    return {file["path"]: file["content"] for file in config["write_files"]}
-
-
-def named(rehearsed, kind, name):
-    return next(made for made in rehearsed.of_type(kind) if made.name == name)
 
 
 def test_a_stack_without_a_queue_declares_nothing_of_it(without):

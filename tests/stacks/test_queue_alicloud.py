@@ -1,12 +1,10 @@
 """A stack of Alibaba Cloud with a queue: what it declares beside the rest, and what one without does not."""
 
-import base64
 import ipaddress
 import json
 from decimal import Decimal
 
 import pytest
-import yaml
 
 from image.queue import configuration
 from image.queue.alicloud import VERSION
@@ -23,6 +21,7 @@ from tests.stacks.alicloud_examples import pool, stack, stack_file
 from tests.stacks.alicloud_programs import ACCESS, STORAGE, register
 from tests.stacks.iam import Request, Verdict
 from tests.stacks.ram import decide
+from tests.stacks.registered import files_of, named
 
 POOLS = [
     pool(name="train", size={"min": 0, "desired": 0, "max": 4}),
@@ -43,15 +42,6 @@ def queued():
 @pytest.fixture(scope="module")
 def without():
     return register(stack(**WITHOUT))
-
-
-def files_of(template) -> dict[str, str]:
-    config = yaml.safe_load(base64.b64decode(template.inputs["userData"]))
-    return {file["path"]: file["content"] for file in config["write_files"]}
-
-
-def named(rehearsed, kind, name):
-    return next(made for made in rehearsed.of_type(kind) if made.name == name)
 
 
 def test_a_stack_without_a_queue_declares_nothing_of_it(without):
@@ -169,11 +159,11 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
     for role, writes in ((CONTROLLER, True), (NODE, False)):
         assert allowed(queued, role, "kms:GetSecretValue", arn)
         assert allowed(queued, role, "kms:PutSecretValue", arn) is writes
-        assert allowed(queued, role, "oss:PutObject", f"{bucket}/{queue.NEED_KEY}") is writes
+        assert allowed(queued, role, "oss:PutObject", f"{bucket}/{sweep_archive.QUEUE_NEED_KEY}") is writes
         assert not allowed(queued, role, "kms:GetSecretValue", f"{arn}-other")
     assert not allowed(queued, CONTROLLER, "oss:PutObject", f"{bucket}/reaper/policy.json")
     mover = "gpu-fleet-test-capacity"
-    assert allowed(queued, mover, "oss:GetObject", f"{bucket}/{queue.NEED_KEY}")
+    assert allowed(queued, mover, "oss:GetObject", f"{bucket}/{sweep_archive.QUEUE_NEED_KEY}")
 
 
 def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queued, without):
