@@ -129,7 +129,7 @@ def allowed(account: str, accounts_now: LocalAccounts) -> int:
     if known is None or not known.is_ours or known.uid == 0:
         raise NotStartedError(
             f"there is no account {account!r} here: access.people of the stack names it, instances make it "
-            "within four minutes"
+            "within three minutes"
         )
     if known.is_locked:
         raise NotStartedError(f"account {account!r} is locked: access.people of the stack names it no more")

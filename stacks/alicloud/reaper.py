@@ -1,5 +1,6 @@
 """The scheduled sweep: a function, its schedule, and alarms for when it fails or holds back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -67,11 +68,12 @@ def bundle(stack: Stack) -> dict[str, bytes]:
     return archive(stack, ENTRY)
 
 
-def archive(stack: Stack, entry: str) -> dict[str, bytes]:
+def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -> dict[str, bytes]:
     """The code of a function: what a module needs, packages too, and the stack's policy.
 
     Args:
         entry: the module with the handler.
+        beside: name -> text of what else lies beside the policy.
     """
     modules = sweep_archive.modules(entry, cloud="alicloud")
     files = {path: (sweep_archive.ROOT / path).read_bytes() for path in modules}
@@ -80,4 +82,5 @@ def archive(stack: Stack, entry: str) -> dict[str, bytes]:
         **files,
         ENTRY_FILE: f"from {entry} import handle as handler\n".encode(),
         sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack).encode(),
+        **{name: text.encode() for name, text in (beside or {}).items()},
     }

@@ -16,6 +16,7 @@ from stacks.alicloud.image import Image, ImageArgs
 from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
+from stacks.alicloud.people import People, PeopleArgs
 from stacks.alicloud.queue import QueueArgs, QueueController
 from stacks.alicloud.reaper import Reaper, ReaperArgs
 from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
@@ -102,6 +103,9 @@ def build(stack: Stack) -> dict[str, Any]:
     reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
     moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group)
     capacity = Capacity(name, moving, own)
+    if (directory := stack.access.directory) is not None:
+        reading = PeopleArgs(stack, directory, keys.key_id, keys.key_arn, records, budget.contact_group)
+        People(name, reading, own)
     commands = submit.declare(name, stack, own)
     return {
         "region": stack.region,

@@ -23,7 +23,7 @@ START = "/usr/libexec/gpu-fleet/start-run"
 
 def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[alicloud.ecs.Command]:
     """The command; nothing where the stack names nobody, since a run needs an account."""
-    if not stack.access.people:
+    if not stack.access.accounts:
         return []
     command = alicloud.ecs.Command(
         f"{name}-run",

@@ -257,7 +257,7 @@ def _by_document(stack: Stack) -> Conditions:
     Else Session Manager opens its default one, whose account may become root
     (docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-sessiondocumentaccesscheck.html).
     """
-    if not stack.access.people:
+    if not stack.access.accounts:
         return {}
     return {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
 
@@ -298,7 +298,7 @@ def _of_caller(
         policies.allow(f"{kind}Sessions", SESSION_ACTIONS, own, only or None),
         *(
             [policies.allow(f"{kind}Starts", ["ssm:SendCommand"], instances, theirs)]
-            if stack.access.people
+            if stack.access.accounts
             else []
         ),
     ]

@@ -1,5 +1,6 @@
 """The scheduled sweep: a function, its schedule, and alarms for when it fails, falls silent or holds back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -100,15 +101,16 @@ def bundle(stack: Stack) -> pulumi.AssetArchive:
     return archive(stack, sweep_archive.ENTRY)
 
 
-def archive(stack: Stack, entry: str) -> pulumi.AssetArchive:
+def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -> pulumi.AssetArchive:
     """The code of a function: what a module needs, and the stack's policy.
 
     Args:
         entry: the module with the handler.
+        beside: name -> text of what else lies beside the policy.
     """
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
         path: pulumi.FileAsset(str(sweep_archive.ROOT / path))
         for path in sweep_archive.modules(entry, cloud="aws")
     }
-    policy = pulumi.StringAsset(sweep_archive.policy_text(stack))
-    return pulumi.AssetArchive(files | {sweep_archive.POLICY_FILE: policy})
+    texts = {sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack), **(beside or {})}
+    return pulumi.AssetArchive(files | {name: pulumi.StringAsset(text) for name, text in texts.items()})

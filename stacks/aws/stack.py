@@ -16,6 +16,7 @@ from stacks.aws.fleet import Fleet, FleetArgs
 from stacks.aws.image import Image, ImageArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
+from stacks.aws.people import People, PeopleArgs
 from stacks.aws.queue import QueueArgs, QueueController
 from stacks.aws.reaper import Reaper, ReaperArgs
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs
@@ -136,6 +137,11 @@ def build(stack: Stack) -> dict[str, Any]:
     buckets = storage.bucket_arns
     moving = CapacityArgs(stack, keys.key_arn, buckets["records"], buckets["data"], budget.topic_arn)
     capacity = Capacity(name, moving, own)
+    if stack.access.directory is not None:
+        reading = PeopleArgs(
+            stack, stack.access.directory, keys.key_arn, buckets["records"], budget.topic_arn
+        )
+        People(name, reading, own)
     sessions.declare(name, stack, own)
     submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}

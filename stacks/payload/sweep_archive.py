@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "image"
 ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
+PEOPLE = "image.accounts"  # a module for each cloud, with its handler
 MOVER = "image.capacity"  # a module for each cloud, with its handler
 POLICY_FILE = "policy.json"
 # Of the records bucket: where users' commands find it.
@@ -31,6 +32,10 @@ POLICY_KEY = "reaper/policy.json"
 ROSTER_KEY = "reaper/roster.json"
 # Of the same bucket: the accounts that instances make.
 ACCOUNTS_KEY = "reaper/accounts.json"
+# Of the same bucket: what the function that reads a directory keeps; the prefix.
+PEOPLE_BOOK = "reaper/accounts"
+# Beside the policy in that function's archive.
+DIRECTORY_FILE = "directory.json"
 # What the queue's controller says of all jobs (image/queue/books.py).
 QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
 # What it wants of the mover (image/capacity/queue_need.py).
@@ -129,7 +134,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
 
 def by_account(stack: Stack) -> bool:
     """Whether sessions open as the account of whoever asks, by a document of the stack's own (AWS)."""
-    return stack.cloud is Cloud.AWS and bool(stack.access.people)
+    return stack.cloud is Cloud.AWS and stack.access.accounts
 
 
 def roster_text(stack: Stack) -> str:

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 
-from stacks.settings.schema import Stack
+from stacks.settings.schema import DirectorySettings, LoginName, Stack
 
+# As API DescribeUser of the identity store spells them.
+ATTRIBUTES = {LoginName.USER_NAME: "UserName", LoginName.NICK_NAME: "NickName"}
 FIRST_TEAM, TEAM_NUMBERS = 30_000, 20_000  # beside the users' own, below what Debian gives away by itself
 
 
@@ -16,7 +19,34 @@ def team_number(team: str) -> int:
 
 def roster_text(stack: Stack) -> str:
     """``accounts.json`` of the records bucket; that of a stack without users locks those it had."""
-    users = [
+    return json.dumps({"schema_version": 1, "users": _users(stack)}, indent=1, sort_keys=True)
+
+
+def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[str]) -> str:
+    """``directory.json`` beside the function that reads a directory (``image/accounts/directory.py``).
+
+    Args:
+        taken: names of the system.
+    """
+    names = {person.team for person in stack.access.people.values() if person.team} | directory.teams.keys()
+    content = {
+        "named": _users(stack),
+        "teams": [
+            {"name": name, "gid": team_number(name), "group": team.group, "admin": team.admin}
+            for name, team in sorted(directory.teams.items())
+        ],
+        "keys": {name: list(keys) for name, keys in directory.keys.items()},
+        "taken": sorted({*taken, *names}),
+        "identity_store": directory.identity_store or "",
+        "region": directory.region or "",
+        "role": directory.role or "",
+        "login": ATTRIBUTES[directory.login],
+    }
+    return json.dumps(content, indent=1, sort_keys=True)
+
+
+def _users(stack: Stack) -> list[dict[str, object]]:
+    return [
         {
             "name": name,
             "uid": person.uid,
@@ -27,4 +57,3 @@ def roster_text(stack: Stack) -> str:
         }
         for name, person in sorted(stack.access.people.items())
     ]
-    return json.dumps({"schema_version": 1, "users": users}, indent=1, sort_keys=True)

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -9,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from stacks.catalog import Cloud
 from stacks.errors import Problem
 from stacks.settings.people import team_number
-from stacks.settings.schema import Stack
+from stacks.settings.schema import LoginName, Stack
 
 # Accounts and groups of Ubuntu 24.04, of its packages on our image, of the clouds' own agents, and ours.
 TAKEN_NAMES = frozenset(
@@ -26,13 +27,29 @@ TAKEN_NAMES = frozenset(
     for word in line.split()
 )
 OWN_PREFIX = "gpu-fleet"
+_UUID = r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}"
+# docs.aws.amazon.com/singlesignon/latest/IdentityStoreAPIReference/API_ListGroupMemberships.html;
+# www.alibabacloud.com/help/en/ram/developer-reference/api-ims-2019-08-15-creategroup
+GROUPS = {
+    Cloud.AWS: (rf"([0-9a-f]{{10}}-)?{_UUID}", "must be a group's id: aws identitystore list-groups"),
+    Cloud.ALICLOUD: (r"[A-Za-z0-9.-]{1,64}", "must be the name of a RAM user group"),
+}
+IDENTITY_CENTER = {
+    "identity_store": (rf"d-[0-9a-f]{{10}}|{_UUID}", "an identity store's id, such as d-1234567890"),
+    "region": (r"[a-z]{2}(-[a-z]+)+-\d", "a region of AWS, such as us-east-1"),
+    "role": (r"arn:aws(-us-gov)?:iam::\d{12}:role/[\w+=,.@/-]{1,512}", "a role's ARN"),
+}
 SHORTEST_RSA_BITS = 2048  # NIST SP 800-57 part 1, "112 bits of security"
 
 
 def _names(stack: Stack) -> Iterator[Problem]:
     for name in stack.access.people:
-        if name in TAKEN_NAMES or name.startswith((OWN_PREFIX, "systemd-")):
+        if _is_taken(name):
             yield Problem("access.people", name, "is an account or group of the system; any other name")
+
+
+def _is_taken(name: str) -> bool:
+    return name in TAKEN_NAMES or name.startswith((OWN_PREFIX, "systemd-"))
 
 
 def _one_number_each(stack: Stack) -> Iterator[Problem]:
@@ -44,7 +61,12 @@ def _one_number_each(stack: Stack) -> Iterator[Problem]:
 
 def _teams(stack: Stack) -> Iterator[Problem]:
     people = stack.access.people
-    teams = sorted({person.team for person in people.values() if person.team is not None})
+    named = stack.access.directory.teams if stack.access.directory is not None else {}
+    teams = sorted({*named, *(person.team for person in people.values() if person.team is not None)})
+    for group in named:
+        if group in people or _is_taken(group):
+            allowed = "is the name of a user, or of a group of the system; any other name"
+            yield Problem("access.directory.teams", group, allowed)
     for name, person in people.items():
         team = person.team
         if team is not None and (team in people or team in TAKEN_NAMES or team.startswith(OWN_PREFIX)):
@@ -56,15 +78,58 @@ def _teams(stack: Stack) -> Iterator[Problem]:
 
 
 def _keys(stack: Stack) -> Iterator[Problem]:
-    people = stack.access.people
-    for name, person in people.items():
-        for index, key in enumerate(person.keys):
+    listed = {f"access.people.{name}.keys": person.keys for name, person in stack.access.people.items()}
+    if stack.access.directory is not None:
+        members = stack.access.directory.keys
+        listed |= {f"access.directory.keys.{name}": keys for name, keys in members.items()}
+    for place, keys in listed.items():
+        for index, key in enumerate(keys):
             if problem := _problem_of(key):
-                yield Problem(f"access.people.{name}.keys[{index}]", key, problem)
-    bodies = ((key.split()[1], name) for name, person in people.items() for key in person.keys)
-    for body, names in _shared(bodies):
+                yield Problem(f"{place}[{index}]", key, problem)
+    bodies = ((key.split()[1], place) for place, keys in listed.items() for key in keys)
+    for body, places in _shared(bodies):
+        names = [place.removesuffix(".keys").rpartition(".")[2] for place in places]
         allowed = f"is a key of {' and '.join(names)}; each key once"
-        yield Problem(f"access.people.{names[-1]}.keys", f"{body!s:.24}...", allowed)
+        yield Problem(places[-1], f"{body!s:.24}...", allowed)
+
+
+def _directory(stack: Stack) -> Iterator[Problem]:
+    """Groups, each once, and no second place for a user's keys."""
+    directory = stack.access.directory
+    if directory is None:
+        return
+    pattern, allowed = GROUPS[stack.cloud]
+    for team, each in directory.teams.items():
+        if not re.fullmatch(pattern, each.group):
+            yield Problem(f"access.directory.teams.{team}.group", each.group, allowed)
+    for group, teams in _shared((each.group, team) for team, each in directory.teams.items()):
+        allowed = f"is the group of {' and '.join(teams)}; each group once"
+        yield Problem("access.directory.teams", group, allowed)
+    for name in sorted(directory.keys.keys() & stack.access.people.keys()):
+        allowed = "has an account in access.people: its keys go there"
+        yield Problem(f"access.directory.keys.{name}", name, allowed)
+
+
+def _identity_center(stack: Stack) -> Iterator[Problem]:
+    """What only one cloud's directory has."""
+    directory = stack.access.directory
+    if directory is None:
+        return
+    given = {"identity_store": directory.identity_store, "region": directory.region, "role": directory.role}
+    if stack.cloud is Cloud.ALICLOUD:
+        login = None if directory.login is LoginName.USER_NAME else str(directory.login)
+        for key, value in (given | {"login": login}).items():
+            if value is not None:
+                allowed = "is of IAM Identity Center on AWS; leave it out"
+                yield Problem(f"access.directory.{key}", value, allowed)
+        return
+    if directory.identity_store is None:
+        said = IDENTITY_CENTER["identity_store"][1]
+        yield Problem("access.directory.identity_store", None, f"required, and missing: {said}")
+    for key, (shape, said) in IDENTITY_CENTER.items():
+        text = given[key]
+        if text is not None and not re.fullmatch(shape, text):
+            yield Problem(f"access.directory.{key}", text, f"must be {said}")
 
 
 def _problem_of(key: str) -> str:
@@ -93,7 +158,7 @@ def _strings(content: bytes) -> Iterator[bytes]:
 
 def _way_in(stack: Stack) -> Iterator[Problem]:
     """Alibaba Cloud's sessions know no accounts: one comes in by SSH, or not at all."""
-    if stack.cloud is not Cloud.ALICLOUD or not stack.access.people:
+    if stack.cloud is not Cloud.ALICLOUD or not stack.access.accounts:
         return
     if not stack.access.ssh_from:
         allowed = "needs a network that users come from: on Alibaba Cloud accounts are reached by SSH alone"
@@ -105,7 +170,7 @@ def _way_in(stack: Stack) -> Iterator[Problem]:
 
 
 def _managed(stack: Stack) -> Iterator[Problem]:
-    if stack.access.people and not stack.image.managed:
+    if stack.access.accounts and not stack.image.managed:
         allowed = "needs instances that run our programs, which make the accounts; leave it out"
         yield Problem("access.people", sorted(stack.access.people), f"image.mode is none: {allowed}")
 
@@ -119,5 +184,5 @@ def _shared(pairs: Iterable[tuple[Hashable, str]]) -> Iterator[tuple[Hashable, l
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
-    *(_names, _one_number_each, _teams, _keys, _way_in, _managed),
+    *(_names, _one_number_each, _teams, _keys, _directory, _identity_center, _way_in, _managed),
 )

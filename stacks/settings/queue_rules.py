@@ -16,7 +16,7 @@ def _homes(stack: Stack) -> Iterator[Problem]:
 
 
 def _accounts(stack: Stack) -> Iterator[Problem]:
-    if stack.queued and not stack.access.people:
+    if stack.queued and not stack.access.accounts:
         yield Problem("access.people", {}, "must name users where queue is slurm: jobs run as their accounts")
 
 

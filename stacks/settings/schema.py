@@ -363,21 +363,75 @@ class AccountSettings:
     admin: Switch = False
 
 
+class LoginName(StrEnum):
+    """Which attribute of IAM Identity Center is a member's login name (AWS)."""
+
+    USER_NAME = "user_name"
+    NICK_NAME = "nick_name"
+
+
+@dataclass(frozen=True, config=EXACT)
+class DirectoryTeam:
+    """A group of the directory, whose members are a team on the instances.
+
+    Attributes:
+        group: the group's id in IAM Identity Center (AWS), or the name of a RAM user group (Alibaba Cloud).
+        admin: its members may become root by ``sudo``, without a password.
+    """
+
+    group: str
+    admin: Switch = False
+
+
+@dataclass(frozen=True, config=EXACT)
+class DirectorySettings:
+    """Groups whose members have accounts, beside those whom ``access.people`` names.
+
+    A function of the stack reads them each minute. An account's number follows from the member's id in the
+    directory and is written down for good; a member of several groups is in the first team by its name.
+
+    Attributes:
+        teams: team -> its group.
+        keys: login name -> public SSH keys, since no directory holds any.
+        identity_store: the identity store's id, such as ``d-1234567890`` (AWS, required there).
+        region: of IAM Identity Center, where that is another than the stack's (AWS).
+        role: ARN of a role that reads the identity store, where that is another account's (AWS).
+        login: which attribute is the login name, and so what the tag ``SSMSessionRunAs`` must say (AWS).
+    """
+
+    teams: Annotated[dict[AccountName, DirectoryTeam], Field(min_length=1, max_length=20)]
+    keys: dict[AccountName, Annotated[tuple[PublicKey, ...], Field(max_length=20)]] = Field(
+        default_factory=dict
+    )
+    identity_store: str | None = None
+    region: str | None = None
+    role: str | None = None
+    login: LoginName = LoginName.USER_NAME
+
+
 @dataclass(frozen=True, config=EXACT)
 class AccessSettings:
     """Who may log in. Nobody by SSH unless named here: Session Manager needs no open port.
 
     Attributes:
         ssh_from: name of a site -> its network; private, or public and no wider than /20.
-        people: login name -> account. Instances make them at boot and look for changes every four minutes;
+        people: login name -> account. Instances make them at boot and look for changes every three minutes;
             who is no longer named is locked. On AWS sessions then open as the account that the caller's tag
             ``SSMSessionRunAs`` names.
+        directory: groups of IAM Identity Center (AWS) or of RAM (Alibaba Cloud), whose members have accounts
+            too.
     """
 
     ssh_from: dict[str, Network] = Field(default_factory=dict)
     people: Annotated[dict[AccountName, AccountSettings], Field(max_length=1000)] = Field(
         default_factory=dict
     )
+    directory: DirectorySettings | None = None
+
+    @property
+    def accounts(self) -> bool:
+        """Whether instances have accounts of users."""
+        return bool(self.people) or self.directory is not None
 
 
 class Redundancy(StrEnum):

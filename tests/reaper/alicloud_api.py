@@ -39,6 +39,7 @@ PACKAGES = {
         "DescribeScalingInstances DetachInstances ModifyScalingGroup RecordLifecycleActionHeartbeat "
         "ResumeProcesses ScaleWithAdjustment SetInstancesProtection SuspendProcesses"
     ),
+    "alibabacloud_ims20190815": "ListUsersForGroup",
     "alibabacloud_kms20160120": (
         "DescribeAccountKmsStatus DescribeKey DescribeSecret GetKmsInstance GetSecretValue "
         "PutSecretValue ScheduleKeyDeletion SetDeletionProtection"

@@ -35,6 +35,7 @@ EXISTING_VSWITCHES = {
 
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp"
+GROUP_ID = "0123456789-01234567-89ab-cdef-0123-456789abcdef"
 BY_SSH = {"ssh_from": {"lab": "10.8.0.0/24"}, "people": {"bob": {"uid": 5002, "keys": [PUBLIC_KEY]}}}
 
 
@@ -116,6 +117,7 @@ _COMMON = (
 )
 _OF_AWS = (
     Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
+    Edit("access.directory", {"identity_store": "d-1234567890", "teams": {"vision": {"group": GROUP_ID}}}),
     Edit("queue", "slurm"),
     Edit("protected", True),
     Edit("account_id", "210987654321", loses=("aws",)),

@@ -47,7 +47,11 @@ PRODUCTS = {
     "Kms": ("2016-01-20", "kms.{region}.aliyuncs.com"),
     "Dm": ("2015-11-23", "dm.{region}.aliyuncs.com"),
     "Sts": ("2015-04-01", "sts.{region}.aliyuncs.com"),
+    # one place for all regions (www.alibabacloud.com/help/en/ram/developer-reference, "Endpoints")
+    "Ims": ("2019-08-15", "ims.aliyuncs.com"),
 }
+ALONE = frozenset({"Ims"})  # products that one function asks: none of `Clients`
+PERMISSIONS = {"ims": "ram"}  # what policies call a product where that is another name
 # Regions that older products serve from one place, as the SDK's packages for each product have it.
 CENTRAL = {
     "ecs-cn-hangzhou.aliyuncs.com": ("Ecs", {"cn-hangzhou"}),
@@ -130,7 +134,8 @@ class Product:
             return self._call(name, parameters)
 
         call.__name__ = name
-        call.permission = f"{self._name.lower()}:{name}"  # type: ignore[attr-defined] # `Calls` reads it
+        service = self._name.lower()
+        call.permission = f"{PERMISSIONS.get(service, service)}:{name}"  # type: ignore[attr-defined] # `Calls` reads it
         return call
 
     def _call(self, action: str, parameters: Mapping[str, Any]) -> Answer:
@@ -253,6 +258,6 @@ def clients(
     """
     made = {
         name.lower(): Product(name, region, credentials, endpoint=endpoint, inside=inside)
-        for name in PRODUCTS
+        for name in PRODUCTS.keys() - ALONE
     }
     return Clients(**made, s3=s3)

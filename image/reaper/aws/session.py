@@ -62,10 +62,14 @@ def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
     )
 
 
-def client(name: str, region: str) -> Any:
-    """A client that few need, say ``sts``; arguments and errors as for ``clients``."""
+def client(name: str, region: str, **keys: str) -> Any:
+    """A client that few need, say ``sts``; arguments and errors as for ``clients``.
+
+    Args:
+        keys: of a role, as boto3 names them, in place of the process's own.
+    """
     try:
-        return _session().client(name, config=_limits(region))
+        return _session().client(name, config=_limits(region), **keys)
     except InvalidRegionError as error:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 

@@ -1,0 +1,169 @@
+"""Members of a directory's groups as accounts: numbers for good, nobody's files another's."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.accounts import directory as directories
+from image.accounts import roster
+from image.accounts.directory import (
+    NUMBERS,
+    Directory,
+    MemberAccount,
+    MemberProfile,
+    TeamGroup,
+    merge,
+    parse_book,
+)
+from image.instance.errors import ConfigurationError
+
+VISION = TeamGroup("vision", 31_000, "group-1", admin=False)
+ROOTS = TeamGroup("operations", 31_001, "group-2", admin=True)
+ALICE = {"name": "alice", "uid": 5001, "keys": [], "team": "", "team_gid": 0, "admin": False}
+DIRECTORY = Directory((ALICE,), (ROOTS, VISION), {"ada": ("ssh-ed25519 AAAA ada",)}, frozenset({"daemon"}))
+
+
+def merged(members, profiles=None, book=None, directory=DIRECTORY):
+    names = profiles or {
+        member: MemberProfile(member.removeprefix("id-")) for ids in members.values() for member in ids
+    }
+    return merge(directory, {"vision": (), "operations": (), **members}, names, book or {})
+
+
+def users(outcome):
+    return {entry["name"]: entry for entry in outcome.users}
+
+
+def test_a_member_gets_an_account_with_a_number_a_team_and_the_keys_of_the_stack():
+    ada = users(merged({"vision": ["id-ada"]}))["ada"]
+
+    assert ada["uid"] in NUMBERS
+    assert (ada["team"], ada["team_gid"], ada["admin"]) == ("vision", 31_000, False)
+    assert ada["keys"] == ["ssh-ed25519 AAAA ada"]
+
+
+def test_a_member_of_two_groups_is_in_the_first_team_and_an_admin_where_either_says_so():
+    both = users(merged({"vision": ["id-ada"], "operations": ["id-ada"]}))["ada"]
+
+    assert (both["team"], both["admin"]) == ("operations", True)
+
+
+def test_who_left_the_group_has_no_account_and_keeps_their_number_for_when_they_come_back():
+    before = merged({"vision": ["id-ada", "id-bob"]})
+    left = merged({"vision": ["id-bob"]}, book=before.book)
+    back = merged({"vision": ["id-ada", "id-bob"]}, book=left.book)
+
+    assert "ada" not in users(left)
+    assert users(back)["ada"]["uid"] == users(before)["ada"]["uid"]
+
+
+def test_who_is_shut_out_by_the_directory_has_no_account_though_the_group_lists_them():
+    before = merged({"vision": ["id-ada"]})
+
+    disabled = merged({"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada", enabled=False)}, before.book)
+    not_asked = merge(DIRECTORY, {"vision": ["id-ada"], "operations": []}, {}, disabled.book)
+
+    assert "ada" not in users(disabled)
+    assert "ada" not in users(not_asked)
+
+
+def test_who_was_renamed_keeps_name_and_number_and_is_said_to():
+    before = merged({"vision": ["id-ada"]})
+
+    renamed = merged({"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada-lovelace")}, before.book)
+
+    assert users(renamed)["ada"]["uid"] == users(before)["ada"]["uid"]
+    assert "ada-lovelace" not in users(renamed)
+    assert "is 'ada' here for good" in renamed.left_out["ada-lovelace"]
+
+
+def test_a_name_that_was_another_members_is_given_to_no_newcomer():
+    before = merged({"vision": ["id-ada"]})
+
+    newcomer = merged({"vision": ["id-new"]}, {"id-new": MemberProfile("ada")}, before.book)
+
+    assert "ada" not in users(newcomer)
+    assert "was another member's" in newcomer.left_out["ada"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["root; rm", "Ada", "ada@example.com", "", "-ada", "daemon", "gpu-fleet-admins", "systemd-x", "a" * 32],
+)
+def test_who_has_no_login_name_is_left_out_and_all_others_are_served(name):
+    outcome = merged(
+        {"vision": ["id-1", "id-bob"]}, {"id-1": MemberProfile(name), "id-bob": MemberProfile("bob")}
+    )
+
+    assert users(outcome).keys() == {"alice", "bob"}
+    assert outcome.left_out.keys() == {name}
+
+
+def test_a_user_whom_the_stack_names_is_not_made_twice():
+    outcome = merged({"vision": ["id-alice"]})
+
+    assert outcome.users == [ALICE]
+    assert outcome.book == {}
+
+
+def test_of_two_with_one_number_the_member_stays_and_who_came_later_is_left_out():
+    book = {"id-ada": MemberAccount("ada", 20_500, "ada")}
+    later = replace(DIRECTORY, named=({**ALICE, "uid": 20_500},))
+
+    outcome = merged({"vision": ["id-ada"]}, book=book, directory=later)
+
+    assert users(outcome).keys() == {"ada"}
+    assert "uid 20500 is 'ada'" in outcome.left_out["alice"]
+
+
+def test_no_number_is_given_twice_though_two_ids_lead_to_the_same(monkeypatch):
+    monkeypatch.setattr(
+        directories.hashlib, "sha256", lambda _: type("Digest", (), {"digest": lambda _: b"8" * 8})()
+    )
+
+    outcome = merged({"vision": ["id-ada", "id-bob", "id-eve"]})
+
+    numbers = [entry["uid"] for entry in outcome.users]
+    assert len(set(numbers)) == len(numbers) == 4
+
+
+people = st.sampled_from(["ada", "bob", "eve", "kai", "Mallory"])
+rounds = st.lists(st.tuples(st.sets(people), st.sets(people), st.dictionaries(people, people)), max_size=6)
+
+
+@given(rounds)
+def test_over_any_history_a_number_is_one_users_and_what_is_written_is_a_roster(history):
+    book, owners = {}, {}
+    for vision, operations, renames in history:
+        members = {"vision": sorted(vision), "operations": sorted(operations)}
+        profiles = {member: MemberProfile(renames.get(member, member)) for member in vision | operations}
+        outcome = merged(members, profiles, book)
+        book = outcome.book
+        read = roster.parse({"schema_version": 1, "users": outcome.users})
+        assert {person.name for person in read} >= {"alice"}
+        for member, account in book.items():
+            assert owners.setdefault(account.uid, (member, account.name)) == (member, account.name)
+        listed = {person.uid for person in read} - {5001}
+        assert listed <= {book[member].uid for member in vision | operations if member in book}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"accounts": ["ada"]},
+        {"accounts": {"1": {"name": "ada"}}},
+        {"accounts": {"1": {"name": "ada", "uid": 0, "now": "ada"}}},
+        {
+            "accounts": {
+                "1": {"name": "ada", "uid": 20_000, "now": "ada"},
+                "2": {"name": "bob", "uid": 20_000, "now": "bob"},
+            }
+        },
+    ],
+)
+def test_no_number_is_given_out_over_a_damaged_book(damaged):
+    with pytest.raises(ConfigurationError, match="damaged"):
+        parse_book(damaged)

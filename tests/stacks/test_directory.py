@@ -1,0 +1,411 @@
+"""Groups as source of accounts: the stack's own function, from its archive, on either cloud."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+
+import boto3
+import pytest
+
+from image.accounts.aws import IdentityCenterGroups
+from image.accounts.directory import MemberProfile
+from image.reaper.calls import Calls
+from stacks.aws.stack import build
+from stacks.errors import SettingsError
+from stacks.payload import sweep_archive
+from stacks.rehearsal import lambda_runtime
+from stacks.rehearsal.archives import zip_bytes
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from stacks.settings.reader import from_mapping
+from tests.reaper.alicloud_server import ENVIRON, RefusedError, serving
+from tests.stacks.alicloud_examples import stack as alicloud_stack
+from tests.stacks.alicloud_examples import stack_file as alicloud_file
+from tests.stacks.alicloud_programs import register, role_statements
+from tests.stacks.examples import stack, stack_file
+from tests.stacks.iam import Request, Verdict, decide
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
+REGION, STORE = "us-east-1", "d-1234567890"
+GROUP = "0123456789-01234567-89ab-cdef-0123-456789abcdef"
+BUCKET = "gpu-fleet-test-records-123456789012"
+SCRIPT = """
+import importlib, json, sys
+from datetime import datetime, timedelta
+sys.path[:] = [sys.argv[1], *sys.path, sys.argv[2]]
+module, _, function = sys.argv[3].rpartition(".")
+reader = importlib.import_module(module)
+assert callable(getattr(reader, function)) and reader.__file__.startswith(sys.argv[1])
+now = datetime.fromisoformat(sys.argv[4])
+reader.run(now + timedelta(minutes=1), now)
+"""
+
+
+def directory(group=GROUP, **changes):
+    return {"identity_store": STORE, "teams": {"vision": {"group": group}}, **changes}
+
+
+def refusal(access, cloud="aws"):
+    made = alicloud_file(access=access) if cloud == "alicloud" else stack_file(access=access)
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", made)
+    return str(caught.value)
+
+
+REFUSED = {
+    "no store": (directory(identity_store=None), "access.directory.identity_store = None: required"),
+    "a store that is none": (directory(identity_store="main"), "must be an identity store's id"),
+    "a group by its name": (directory(group="vision"), "must be a group's id"),
+    "a role that is none": (
+        directory(role="reader"),
+        "access.directory.role = 'reader': must be a role's ARN",
+    ),
+    "a region that is none": (directory(region="here"), "must be a region of AWS"),
+    "a team of the system": (directory(teams={"sudo": {"group": GROUP}}), "access.directory.teams = 'sudo'"),
+    "one group for two teams": (
+        directory(teams={"vision": {"group": GROUP}, "speech": {"group": GROUP}}),
+        "is the group of vision and speech",
+    ),
+    "no team": (directory(teams={}), "access.directory.teams"),
+    "a key that is none": (directory(keys={"ada": [KEY[:70]]}), "access.directory.keys.ada"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_directory_may_not_be_is_one_message(case):
+    given, message = REFUSED[case]
+
+    assert message in refusal({"directory": given})
+
+
+def test_keys_of_a_named_user_have_one_place():
+    people = {"ada": {"uid": 5001}}
+
+    said = refusal({"people": people, "directory": directory(keys={"ada": [KEY]})})
+
+    assert "access.directory.keys.ada = 'ada': has an account in access.people" in said
+
+
+def test_what_is_of_identity_center_is_refused_on_alibaba_cloud():
+    said = refusal({"directory": directory(group="vision")}, "alicloud")
+
+    assert "access.directory.identity_store = 'd-1234567890': is of IAM Identity Center on AWS" in said
+    assert "access.ssh_from = {}: needs a network that users come from" in said
+
+
+class Reader:
+    """A stack in moto, its directory, and its function as Lambda would run it."""
+
+    def __init__(self, folder, settings_of):
+        self.store = boto3.client("identitystore", REGION)
+        self.group = self.store.create_group(IdentityStoreId=STORE, DisplayName="vision")["GroupId"]
+        settings = settings_of(self.group)
+        self.rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
+        # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
+        boto3.client("s3", REGION).delete_bucket_policy(Bucket=BUCKET)
+        found = self.rehearsed.of_type("aws:lambda/function:Function")
+        self.function = next(item for item in found if item.name.endswith("-people"))
+        self.code, self.runtime = folder / "code", lambda_runtime.laid_out(folder / "runtime")
+        with zipfile.ZipFile(BytesIO(zip_bytes(self.function.inputs["code"]))) as archive:
+            archive.extractall(self.code)
+
+    def add(self, name):
+        user = self.store.create_user(
+            IdentityStoreId=STORE,
+            UserName=name,
+            DisplayName=name,
+            Name={"GivenName": name, "FamilyName": "x"},
+        )["UserId"]
+        made = self.store.create_group_membership(
+            IdentityStoreId=STORE, GroupId=self.group, MemberId={"UserId": user}
+        )
+        return made["MembershipId"]
+
+    def remove(self, membership):
+        self.store.delete_group_membership(IdentityStoreId=STORE, MembershipId=membership)
+
+    def run(self):
+        environ = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+        environ |= self.function.inputs["environment"]["variables"]
+        where = [str(self.code), str(self.runtime), self.function.inputs["handler"]]
+        return subprocess.run(
+            [sys.executable, "-I", "-S", "-c", SCRIPT, *where, datetime.now(UTC).isoformat()],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def roster(self):
+        body = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key=sweep_archive.ACCOUNTS_KEY)["Body"]
+        return json.loads(body.read())
+
+    def names(self):
+        return [user["name"] for user in self.roster()["users"]]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    named = {"alice": {"uid": 5001, "team": "speech"}}
+    with moto_server(REGION):
+        yield Reader(
+            tmp_path_factory.mktemp("reader"),
+            lambda group: stack(access={"people": named, "directory": directory(group)}),
+        )
+
+
+def test_members_come_and_leave_by_the_functions_own_archive(reader):
+    membership = reader.add("ada")
+    reader.add("Grace.Hopper")
+
+    came = reader.run()
+    first = {user["name"]: user for user in reader.roster()["users"]}
+    reader.remove(membership)
+    left = reader.run()
+    gone = reader.names()
+    again = reader.run()
+
+    assert [done.returncode for done in (came, left, again)] == [0, 0, 0], came.stderr + left.stderr
+    assert first.keys() == {"ada", "alice"}
+    assert (first["ada"]["team"], first["ada"]["uid"] >= 20_000) == ("vision", True)
+    assert gone == ["alice"]
+    said = [json.loads(done.stdout)["written"] for done in (came, left, again)]
+    assert said == [True, True, False]
+    assert "is no login name" in json.loads(came.stdout)["left_out"]["Grace.Hopper"]
+
+
+def test_a_group_that_cannot_be_read_locks_no_account(reader):
+    reader.add("eve")
+    reader.run()
+    before = reader.roster()
+    policy_file = reader.code / sweep_archive.DIRECTORY_FILE
+    kept = policy_file.read_text()
+    said = json.loads(kept)
+    said["teams"].append({"name": "lost", "gid": 31_000, "group": GROUP, "admin": False})
+    policy_file.write_text(json.dumps(said))
+
+    done = reader.run()
+
+    policy_file.write_text(kept)
+    assert done.returncode != 0
+    assert "ResourceNotFoundException" in done.stderr
+    assert reader.roster() == before
+
+
+def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_function(reader):
+    s3 = boto3.client("s3", REGION)
+    reader.run()
+    whole, book_key = reader.roster(), f"{sweep_archive.PEOPLE_BOOK}/numbers.json"
+    book = s3.get_object(Bucket=BUCKET, Key=book_key)["Body"].read()
+
+    s3.put_object(Bucket=BUCKET, Key=sweep_archive.ACCOUNTS_KEY, Body=b'{"schema_version": 1, "us')
+    assert reader.run().returncode == 0
+    assert reader.roster() == whole
+    s3.put_object(Bucket=BUCKET, Key=book_key, Body=b'{"accounts": []}')
+    done = reader.run()
+    s3.put_object(Bucket=BUCKET, Key=book_key, Body=book)
+
+    assert done.returncode != 0
+    assert "book of numbers is damaged" in done.stderr
+    assert reader.roster() == whole
+
+
+def test_with_a_directory_no_update_of_the_stack_overwrites_the_roster(reader):
+    keys = {each.inputs["key"] for each in reader.rehearsed.of_type("aws:s3/bucketObjectv2:BucketObjectv2")}
+
+    assert sweep_archive.POLICY_KEY in keys
+    assert sweep_archive.ACCOUNTS_KEY not in keys
+
+
+def test_sessions_open_as_the_members_own_account(reader):
+    kinds = [each.inputs["documentType"] for each in reader.rehearsed.of_type("aws:ssm/document:Document")]
+
+    assert sorted(kinds) == ["Command", "Session"]
+
+
+def test_the_function_reads_its_groups_and_writes_the_roster_and_nothing_else(reader):
+    (role,) = [
+        each.inputs["policy"]
+        for each in reader.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
+        if each.name.endswith("-people")
+    ]
+    records = f"arn:aws:s3:::{BUCKET}"
+    store = "arn:aws:identitystore:"
+
+    def may(action, resource):
+        return decide(Request(action, resource), identity=[role]) is Verdict.ALLOWED
+
+    assert may("identitystore:ListGroupMemberships", f"{store}::group/{reader.group}")
+    assert not may("identitystore:ListGroupMemberships", f"{store}::group/{GROUP}")
+    assert may("identitystore:DescribeUser", f"{store}:123456789012:identitystore/{STORE}")
+    assert not may("identitystore:ListUsers", f"{store}:123456789012:identitystore/{STORE}")
+    assert not may("identitystore:CreateGroupMembership", f"{store}::group/{reader.group}")
+    assert not may("sts:AssumeRole", "arn:aws:iam::999999999999:role/any")
+    assert may("s3:PutObject", f"{records}/{sweep_archive.ACCOUNTS_KEY}")
+    assert not may("s3:PutObject", f"{records}/{sweep_archive.POLICY_KEY}")
+    assert not may("s3:GetObject", f"{records}/{sweep_archive.ROSTER_KEY}")
+    assert not may("s3:DeleteObject", f"{records}/{sweep_archive.ACCOUNTS_KEY}")
+
+
+def test_a_directory_of_another_account_is_read_by_its_role_alone():
+    role = "arn:aws:iam::999999999999:role/reads-the-identity-store"
+    settings = stack(access={"directory": directory(role=role)})
+    with moto_server(REGION):
+        rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
+
+    (policy,) = [
+        json.loads(each.inputs["policy"])
+        for each in rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
+        if each.name.endswith("-people")
+    ]
+    actions = [action for statement in policy["Statement"] for action in statement["Action"]]
+    assert "sts:AssumeRole" in actions
+    assert not [action for action in actions if action.startswith("identitystore:")]
+
+
+class IdentityStore:
+    """What moto lacks: pages, users that are disabled, and users who are gone."""
+
+    def __init__(self, pages=(), users=None):
+        self.pages, self.users = list(pages), users or {}
+
+    def list_group_memberships(self, **asked):
+        place = int(asked.get("NextToken", 0))
+        listed = [{"MemberId": {"UserId": member}} for member in self.pages[place]]
+        more = {"NextToken": str(place + 1)} if place + 1 < len(self.pages) else {}
+        return {"GroupMemberships": listed, **more}
+
+    def describe_user(self, **asked):
+        if asked["UserId"] not in self.users:
+            from botocore.exceptions import ClientError  # noqa: PLC0415 - of this stand-in alone
+
+            raise ClientError({"Error": {"Code": "ResourceNotFoundException"}}, "DescribeUser")
+        return self.users[asked["UserId"]]
+
+
+def groups(store, login="UserName"):
+    return IdentityCenterGroups(store, Calls(lambda: datetime.now(UTC)), STORE, login)
+
+
+def test_every_page_of_a_group_is_read():
+    assert list(groups(IdentityStore([["1", "2"], ["3"], ["4"]])).members(GROUP)) == ["1", "2", "3", "4"]
+
+
+def test_a_disabled_user_is_let_in_no_more_and_one_who_is_gone_neither():
+    store = IdentityStore(
+        users={
+            "1": {"UserName": "ada", "UserStatus": "DISABLED"},
+            "2": {"UserName": "b@x", "NickName": "bob", "UserStatus": "ENABLED"},
+        }
+    )
+
+    assert groups(store).profile("1") == MemberProfile("ada", enabled=False)
+    assert groups(store, "NickName").profile("2") == MemberProfile("bob")
+    assert groups(store).profile("3") is None
+
+
+ACCESS = {
+    "ssh_from": {"office": "198.51.100.0/24"},
+    "directory": {"teams": {"vision": {"group": "Vision"}}, "keys": {"ada": [KEY]}},
+}
+CALL = """
+import sys
+from types import SimpleNamespace
+sys.path.insert(0, sys.argv[1])
+import index
+print(index.handler(b"{}", SimpleNamespace(request_id="1", function=SimpleNamespace(timeout=55))))
+"""
+
+
+class Ims:
+    """RAM user groups: two pages, or none of that name."""
+
+    def __init__(self):
+        self.missing = False
+
+    def list_users_for_group(self, asked):
+        if self.missing or asked["GroupName"] != "Vision":
+            raise RefusedError("EntityNotExist.Group", 404)
+        first = "Marker" not in asked
+        name, number = ("ada", "201") if first else ("Bob.B", "202")
+        user = {"UserId": number, "UserPrincipalName": f"{name}@example.onaliyun.com", "DisplayName": name}
+        rest = {"IsTruncated": True, "Marker": "second"} if first else {"IsTruncated": False}
+        return {"Users": {"User": [user]}, **rest}
+
+
+@pytest.fixture(scope="module")
+def ram(tmp_path_factory):
+    """The registered function's archive, unpacked, and its stack."""
+    found = register(alicloud_stack(access=ACCESS))
+    (function,) = [
+        each.inputs for each in found.of_type("alicloud:fc/v3Function:V3Function") if "people" in each.name
+    ]
+    folder = tmp_path_factory.mktemp("function")
+    with zipfile.ZipFile(BytesIO(base64.b64decode(function["code"]["zipFile"]))) as archive:
+        archive.extractall(folder)
+    return found, function, folder
+
+
+def test_on_alibaba_cloud_members_of_a_ram_group_have_accounts_and_a_lost_group_locks_none(ram, tmp_path):
+    _, function, folder = ram
+    variables = function["environmentVariables"]
+    bucket = variables["GPU_FLEET_LEDGER_URI"].removeprefix("oss://").partition("/")[0]
+    ims = Ims()
+    with moto_server(REGION) as moto, serving(ims) as server:
+        s3 = boto3.client("s3", REGION)
+        s3.create_bucket(Bucket=bucket)
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        led = {
+            "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
+            "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": os.environ.get("AWS_ENDPOINT_URL", str(moto)),
+        }
+
+        def run():
+            return subprocess.run(
+                [sys.executable, "-I", "-S", "-c", CALL, str(folder)],
+                env={**variables, **ENVIRON, **led},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+        came = run()
+        body = s3.get_object(Bucket=bucket, Key=sweep_archive.ACCOUNTS_KEY)["Body"].read()
+        ims.missing = True
+        lost = run()
+        after = s3.get_object(Bucket=bucket, Key=sweep_archive.ACCOUNTS_KEY)["Body"].read()
+
+    assert came.returncode == 0, came.stderr
+    (ada,) = json.loads(body)["users"]
+    assert (ada["name"], ada["team"], ada["keys"]) == ("ada", "vision", [KEY])
+    assert "Bob.B" in json.loads(body)["left_out"]
+    assert lost.returncode != 0
+    assert "EntityNotExist.Group" in lost.stderr
+    assert after == body
+
+
+def test_on_alibaba_cloud_the_function_lists_its_groups_and_writes_the_roster_alone(ram):
+    found, _, _ = ram
+
+    stated = role_statements(found, "test-people")
+    (listing,) = [each for each in stated if "ram:ListUsersForGroup" in each["Action"]]
+    writing = [each["Resource"] for each in stated if "oss:PutObject" in each["Action"]]
+
+    assert listing["Resource"] == ["acs:ram::1234567890123456:group/Vision"]
+    assert len([each for each in stated if any(action.startswith("ram:") for action in each["Action"])]) == 1
+    assert [place.partition("/")[2] for place in writing[0]] == ["reaper/accounts/*", "reaper/accounts.json"]
+
+
+def test_leavers_are_out_within_five_minutes_of_the_directorys_word():
+    """A minute until the function reads, then the timer of the instances."""
+    timer = (sweep_archive.ROOT / "image/rootfs/etc/systemd/system/gpu-accounts.timer").read_text()
+    waits = dict(line.split("=", 1) for line in timer.splitlines() if line.startswith(("On", "Acc", "Rand")))
+
+    assert waits == {"OnUnitInactiveSec": "3min", "AccuracySec": "10s", "RandomizedDelaySec": "20s"}
+    whole = timedelta(minutes=1 + 3, seconds=10 + 20)
+    assert whole < timedelta(minutes=5)
