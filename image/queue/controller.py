@@ -211,15 +211,44 @@ def keep_accounts(store: Store, dump: Path, ask: slurm.Run = slurm.run) -> bool:
         # first: it fails where the database is not there, and then there is nothing to keep
         known = slurm.associations(ask)
         roster = store.newest(accounting.ROSTER)
-        for words in accounting.shares(accounting.teams_of(roster.content) if roster else {}, known):
+        teams = accounting.teams_of(roster.content) if roster else {}
+        there = {name: team for name, team in teams.items() if has_account(name)}
+        for words in accounting.shares(there, known):
             slurm.change_accounts(words, ask)
             LOG.info("event=queue-account-changed change=%r", " ".join(words))
+        find_users(there, ask)
         if accounting.keep(dump):
             LOG.info("event=queue-accounting-kept file=%s", dump)
     except (InstanceError, OSError) as error:
         LOG.warning("event=queue-accounts-failed reason=%r", str(error))
         return False
     return True
+
+
+def has_account(user: str) -> bool:
+    """Whether this instance has made the user's account."""
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def find_users(there: Iterable[str], ask: slurm.Run = slurm.run) -> None:
+    """Let slurmctld find users whose accounts came after it read who works for which team.
+
+    It looks for an account once, and a job of somebody whom it did not find has neither team nor share.
+    ``scontrol reconfigure`` finds the account, not the user's team, nor the jobs that wait; a new start does.
+
+    Args:
+        there: users who have an account on this instance now: so one start finds them.
+
+    Raises:
+        SlurmError: slurmctld does not answer.
+    """
+    if missed := slurm.unresolved(ask).intersection(there):
+        slurm.start_anew(ask)
+        LOG.info("event=queue-started-anew users-found=%s", ",".join(sorted(missed)))
 
 
 def watch() -> None:

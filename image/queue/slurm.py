@@ -28,6 +28,8 @@ NOT_FOR_ROOM = frozenset(
 )
 COUNTED_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
 FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
+USER_NAME = re.compile(r"\bUserName=([^\s(]+)\(([^)]*)\)")
+NO_UID = 0xFFFFFFFE  # slurm.h, NO_VAL
 PENDING = "%i|%P|%D|%b|%r"
 
 Run = Callable[[Sequence[str]], str]
@@ -170,6 +172,17 @@ def associations(ask: Run = run) -> list[Association]:
     """All accounts, and who works for which. Raises SlurmError."""
     text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "format=account,user"])
     return [Association(*line.split("|")[:2]) for line in text.splitlines() if "|" in line]
+
+
+def unresolved(ask: Run = run) -> set[str]:
+    """Users whose account slurmctld did not find when it read who works for which. Raises SlurmError."""
+    text = ask(["scontrol", "show", "assoc_mgr", "flags=assoc"])
+    return {name for name, uid in USER_NAME.findall(text) if not uid.isdigit() or int(uid) == NO_UID}
+
+
+def start_anew(ask: Run = run) -> None:
+    """Let slurmctld end; its unit starts it again, and jobs that run go on. Raises SlurmError."""
+    ask(["scontrol", "shutdown", "slurmctld"])
 
 
 def change_accounts(words: Sequence[str], ask: Run = run) -> None:

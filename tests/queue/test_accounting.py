@@ -161,20 +161,87 @@ class Roster:
         return StoredObject({"schema_version": 1, "users": [user]}, "v")
 
 
-def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database):
-    said = []
+@pytest.fixture
+def accounts(monkeypatch):
+    """Names of those who have an account on the controller."""
+    made = {"ada"}
+    monkeypatch.setattr(controller, "has_account", made.__contains__)
+    return made
 
-    done = controller.keep_accounts(
-        Roster(), tmp_path / "dump.gz", lambda words: said.append(" ".join(words)) or ""
-    )
+
+class Slurm:
+    """Its commands, and what slurmctld says of the accounts that it found."""
+
+    def __init__(self, users: str = "") -> None:
+        self.users, self.said = users, []
+
+    def __call__(self, words):
+        self.said.append(" ".join(words))
+        return self.users if "assoc_mgr" in words else ""
+
+    @property
+    def changes(self):
+        return [said for said in self.said if " show " not in said]
+
+
+def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database, accounts):
+    asked = Slurm()
+
+    done = controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
 
     assert done
-    assert said[1:] == [
+    assert asked.changes == [
         "sacctmgr --immediate add account nlp fairshare=1",
         "sacctmgr --immediate add user ada account=nlp fairshare=1",
         "sacctmgr --immediate modify user where name=ada set defaultaccount=nlp",
     ]
     assert (tmp_path / "dump.gz").is_file()
+
+
+def test_who_has_no_account_yet_is_registered_once_there_is_one(tmp_path, database, accounts):
+    """Slurm would look for the account once, and count no share for its jobs for good."""
+    accounts.clear()
+    asked = Slurm()
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+    early = asked.changes
+
+    accounts.add("ada")
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+
+    assert early == []
+    assert "sacctmgr --immediate add user ada account=nlp fairshare=1" in asked.changes
+
+
+FOUND = "ClusterName=test Account=nlp UserName=ada(5001) Partition= Priority=0 ID=5\n"
+MISSED = "ClusterName=test Account=nlp UserName=ada(4294967294) Partition= Priority=0 ID=5\n"
+
+
+def test_slurmctld_that_was_earlier_than_the_accounts_starts_anew(tmp_path, database, accounts):
+    asked = Slurm(MISSED)
+
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+
+    assert asked.changes[-1] == "scontrol shutdown slurmctld"
+
+
+@pytest.mark.parametrize(
+    ("users", "there"), [(FOUND, True), (MISSED, False), (MISSED.replace("ada", "eve"), True)]
+)
+def test_slurmctld_is_not_started_anew_for_what_it_knows_or_could_not_find(
+    tmp_path, database, accounts, users, there
+):
+    if not there:
+        accounts.clear()
+    asked = Slurm(users)
+
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+
+    assert "scontrol shutdown slurmctld" not in asked.said
+
+
+def test_an_account_is_one_of_this_computer():
+    assert controller.has_account("root")
+    assert not controller.has_account("nobody-of-this-name")
 
 
 def test_a_database_that_is_away_spoils_no_dump_and_is_asked_again(tmp_path, database):

@@ -140,6 +140,10 @@ class Lab:
         )
         return {line for line in said.splitlines() if not line.endswith(("RUNNING", "PENDING", "REQUEUED"))}
 
+    def users(self) -> str:
+        """Whom slurmctld knows, and by which number."""
+        return self.slurm("scontrol", "show", "assoc_mgr", "flags=assoc")
+
     def priority(self, job: str) -> int:
         return int(self.slurm("squeue", "--noheader", f"--jobs={job}", "--format=%Q") or 0)
 
@@ -292,13 +296,10 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     lab.slurm("scancel", runs, waits)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="after the controller was replaced Slurm counts no share for bob: his jobs begin with 1",
-)
 def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
     """bob's job came later than ada's, and his team has run nothing yet."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    lab.fleet.until(lambda: "UserName=bob(5002)" in lab.users(), JOB_S, "the new controller knows bob")
     holds = lab.submit("--", "sh", "-c", "sleep 600")
     lab.fleet.until(lambda: "JobState=RUNNING" in lab.job(holds), JOB_S, "an instance is taken")
     adas = lab.submit("--nodes", "3", "true")
