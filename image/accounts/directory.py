@@ -45,6 +45,7 @@ class Directory:
         keys: login name -> lines of ``authorized_keys``, since no directory has them.
         taken: names of the system, which no member gets.
         identity_store, region, role, login: of IAM Identity Center; see ``access.directory``.
+        queue_teams: team -> what it gets of the queue, which ``accounts.json`` carries too.
     """
 
     named: tuple[dict[str, Any], ...]
@@ -55,6 +56,7 @@ class Directory:
     region: str = ""
     role: str = ""
     login: str = "UserName"
+    queue_teams: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

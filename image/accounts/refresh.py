@@ -58,7 +58,7 @@ def refresh(
     listed = {team.name: dict(groups.members(team.group)) for team in directory.teams}
     profiles = _profiles(groups, listed.values(), book, clock())
     outcome = merge(directory, listed, profiles, book)
-    document = _document(outcome)
+    document = _document(directory, outcome)
     roster.parse(document)
     if outcome.book != book:
         content = {"accounts": {member: dataclasses.asdict(each) for member, each in outcome.book.items()}}
@@ -97,8 +97,9 @@ def _profiles(
     return said
 
 
-def _document(outcome: MergedAccounts) -> dict[str, Any]:
-    return {"schema_version": 1, "users": outcome.users, "left_out": outcome.left_out}
+def _document(directory: Directory, outcome: MergedAccounts) -> dict[str, Any]:
+    teams = {"teams": dict(directory.queue_teams)} if directory.queue_teams else {}
+    return {"schema_version": 1, "users": outcome.users, "left_out": outcome.left_out, **teams}
 
 
 def _differs(store: Store, document: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 MariaDB should not lie on NFS, so the shared homes have a dump of it instead, written anew where it changed; a
 controller that finds no database begins with that. Who works for which team says the stack
-(``access.people``): a team is an account of Slurm's, all with equal shares.
+(``access.people``): a team is an account of Slurm's, with the share and the limit that ``teams`` gives it.
 """
 
 import gzip
@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
 from image.instance.files import replace_text
 from image.queue import configuration, queue_file
-from image.queue.configuration import DATABASE
+from image.queue.configuration import DATABASE, GRACE_S, LOW, NORMAL
 from image.queue.errors import DatabaseError, NotReadyError, RosterUnreadError
 from image.queue.slurm import Association
 
@@ -34,6 +35,7 @@ ROSTER = "accounts.json"  # of the stack (image/accounts/roster.py has all of it
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of those who are in none
 ROOT = "root"  # Slurm's own, above all accounts
+NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"
 # By its socket, as the account that calls: there is no password, and nobody else may connect.
 SETUP = f"""CREATE DATABASE IF NOT EXISTS {DATABASE};
 CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket;
@@ -105,19 +107,76 @@ def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
     return {name: team if team not in ("", ROOT) else WITHOUT_TEAM for name, team in pairs.items()}
 
 
-def shares(wanted: Mapping[str, str], known: Iterable[Association]) -> list[list[str]]:
+@dataclass(frozen=True)
+class Team:
+    """What a team gets of the queue.
+
+    Attributes:
+        max_gpus: that its jobs may have at once; None for all.
+    """
+
+    share: int = 1
+    max_gpus: int | None = None
+
+
+def limits_of(roster: Mapping[str, Any]) -> dict[str, Team]:
+    """Team -> what the stack file gives it. Pure.
+
+    Raises:
+        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+    """
+    try:
+        return {str(name): Team(**team) for name, team in roster.get("teams", {}).items()}
+    except (TypeError, AttributeError) as error:
+        raise RosterUnreadError(f"{ROSTER}: teams: {error!r}") from error
+
+
+def is_limited(teams: Mapping[str, Team]) -> bool:
+    """Whether Slurm must refuse or hold back anything."""
+    return any(team.max_gpus is not None for team in teams.values())
+
+
+def shares(
+    wanted: Mapping[str, str], known: Iterable[Association], teams: Mapping[str, Team] | None = None
+) -> list[list[str]]:
     """The changes of Slurm's accounts by which each user works for their team. Pure.
 
     What a user did for another team before stays in that account; who left has no account on any instance.
+
+    Args:
+        wanted: user -> account.
+        teams: what accounts get that are not like any other.
     """
     known = list(known)
-    accounts = {entry.account for entry in known if not entry.user}
+    accounts = {entry.account: Team(entry.share, entry.max_gpus) for entry in known if not entry.user}
     users = {(entry.user, entry.account) for entry in known if entry.user}
-    new = [["add", "account", name, "fairshare=1"] for name in sorted({*wanted.values()} - accounts)]
+    new = []
+    for name in sorted({*wanted.values()}):
+        team = (teams or {}).get(name, Team())
+        limit = NO_LIMIT if team.max_gpus is None else team.max_gpus
+        set_to = [f"fairshare={team.share}", f"grptres=gres/gpu={limit}"]
+        if name not in accounts:
+            new.append(["add", "account", name, *(set_to if team.max_gpus else set_to[:1])])
+        elif accounts[name] != team:
+            new.append(["modify", "account", "where", f"name={name}", "set", *set_to])
     for name, account in sorted(wanted.items()):
         if (name, account) not in users:
             new.append(["add", "user", name, f"account={account}", "fairshare=1"])
             new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
+    return new
+
+
+def qualities(known: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The changes by which jobs of the QoS ``low`` come last, and give way to all others. Pure.
+
+    Args:
+        known: QoS -> those whose jobs give way to its own.
+    """
+    new = []
+    if LOW not in known:
+        new.append(["add", "qos", LOW, "priority=0", f"gracetime={GRACE_S}"])
+    if LOW not in known.get(NORMAL, ()):
+        new.append(["modify", "qos", "where", f"name={NORMAL}", "set", "priority=1", f"preempt+={LOW}"])
     return new
 
 

@@ -19,6 +19,7 @@ class JobScript:
         folder: where it runs, on the shared homes.
         log: where its output goes.
         arguments: of ``python -m gpu_fleet``.
+        qos: Slurm's name for how it gives way; empty for its default.
         gpus: on each instance; 0 for none.
     """
 
@@ -29,6 +30,7 @@ class JobScript:
     folder: str
     log: str
     arguments: Sequence[str]
+    qos: str = ""
 
 
 def script(batch: JobScript) -> str:
@@ -47,6 +49,7 @@ def script(batch: JobScript) -> str:
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
         *gpus,
+        *([f"#SBATCH --qos={batch.qos}"] if batch.qos else []),
         "#SBATCH --requeue",
         f"#SBATCH --comment={COMMENT}",
         "#SBATCH --open-mode=append",

@@ -27,6 +27,11 @@ DATABASE = "slurm_acct_db"
 DATABASE_MIB = 256  # of the controller's 4 GiB; Slurm's manual asks for more than MariaDB's own 128
 # Fair share weighs more than any age; what was used counts half after a week.
 FAIR_SHARE, AGE, HALF_LIFE = 100_000, 1_000, "7-0"
+# Before both: a job that gives way to another must not come before it, or it would be stopped as it starts.
+QUALITY = 1_000_000
+NORMAL, LOW = "normal", "low"  # the first is Slurm's own, for jobs that name none
+# As long as a notice of a spot instance, within which a run saves.
+GRACE_S = 120
 LIBEXEC = "/usr/libexec/gpu-fleet"
 NODE_GPUS = "/etc/gpu-fleet/gres.conf"
 
@@ -41,6 +46,7 @@ class Cluster:
         address: the controller's fixed address.
         pools: their names, the first of them the default partition.
         state: folder of the controller's state, on storage that outlives it.
+        limited: teams have limits, and a user whom Slurm does not know has no jobs.
     """
 
     name: str
@@ -48,6 +54,7 @@ class Cluster:
     address: str
     pools: Sequence[str]
     state: str
+    limited: bool = False
 
 
 def slurm_conf(cluster: Cluster) -> str:
@@ -58,7 +65,8 @@ def slurm_conf(cluster: Cluster) -> str:
         f"SlurmctldPort={CONTROLLER_PORT}",
         f"SlurmdPort={NODE_PORT}",
         f"SrunPortRange={SRUN_PORTS[0]}-{SRUN_PORTS[1]}",
-        "SlurmctldParameters=enable_configless",
+        # a job that gives way hears of it by a signal of its own choice (sbatch --signal), else by SIGTERM
+        "SlurmctldParameters=enable_configless,preempt_send_user_signal",
         "AuthType=auth/munge",
         f"AuthInfo=cred_expire={CREDENTIAL_S}",
         "CredType=cred/munge",
@@ -90,6 +98,10 @@ def slurm_conf(cluster: Cluster) -> str:
         "HealthCheckInterval=30",
         "HealthCheckNodeState=ANY",
         *_accounting(cluster.address),
+        *(["AccountingStorageEnforce=limits"] if cluster.limited else []),
+        # after its time of grace a job that gave way goes back into the queue
+        "PreemptType=preempt/qos",
+        "PreemptMode=REQUEUE",
     ]
     for index, pool in enumerate(cluster.pools):
         rows.append(f"NodeSet={pool} Feature={pool}")
@@ -101,7 +113,7 @@ def slurm_conf(cluster: Cluster) -> str:
 def _accounting(address: str) -> list[str]:
     """What is written of each job, and how the shares of accounts order those that wait.
 
-    Without AccountingStorageEnforce: a queue whose database is down takes jobs all the same.
+    Enforced only where teams have limits: a queue whose database is down takes jobs all the same.
     """
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
@@ -114,6 +126,7 @@ def _accounting(address: str) -> list[str]:
         "PriorityCalcPeriod=1",
         f"PriorityWeightFairshare={FAIR_SHARE}",
         f"PriorityWeightAge={AGE}",
+        f"PriorityWeightQOS={QUALITY}",
     ]
 
 

@@ -11,9 +11,10 @@ import pwd
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,18 @@ from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
 from image.queue import accounting, books, cloud, configuration, munge, queue_file, slurm
+from image.queue.accounting import Team, is_limited
 from image.queue.books import Books
 from image.queue.configuration import Cluster
 from image.queue.demand import needs
-from image.queue.errors import NotReadyError, SlurmError
+from image.queue.errors import NotReadyError, RosterUnreadError, SlurmError
 from image.queue.exclusion import exclusions
 from image.reaper.agent.stack_policy import KEY as POLICY
 from image.reaper.calls import DENIED
 from image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
+ENFORCE = "AccountingStorageEnforce="
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
 LIVING = ("pending", "running")
@@ -40,6 +43,14 @@ LOOKS_BEFORE_GONE = 2
 # slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it.
 FORGET_AFTER = timedelta(minutes=5)
 LOG = logging.getLogger(__name__)
+
+
+class Change(IntEnum):
+    """What another configuration asks of slurmctld."""
+
+    NONE = 0
+    READ = 1  # scontrol reconfigure
+    START = 2  # what it reads at its start alone
 
 
 def pools_of(policy: dict[str, Any]) -> dict[str, int]:
@@ -58,26 +69,29 @@ def most_of(policy: dict[str, Any]) -> dict[str, int]:
     return {name: int(policy["pools"][name]["capacity"].get("max_size", 0)) for name in pools_of(policy)}
 
 
-def cluster_of(stack: str, address: str, pools: Iterable[str]) -> Cluster:
+def cluster_of(stack: str, address: str, pools: Iterable[str], *, limited: bool = False) -> Cluster:
     """The queue of this controller."""
-    return Cluster(stack, socket.gethostname(), address, sorted(pools), str(configuration.state_of(stack)))
+    state = str(configuration.state_of(stack))
+    return Cluster(stack, socket.gethostname(), address, sorted(pools), state, limited)
 
 
-def lay(cluster: Cluster, folder: Path) -> bool:
-    """Write the configuration; whether it was another."""
+def lay(cluster: Cluster, folder: Path) -> Change:
+    """Write the configuration; what it asks of slurmctld where it was another."""
     texts = {
         "slurm.conf": configuration.slurm_conf(cluster),
         "gres.conf": configuration.gres_conf(),
         "cgroup.conf": configuration.cgroup_conf(),
     }
-    changed = False
+    change = Change.NONE
     for name, text in texts.items():
         file = folder / name
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if before != text:
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(file, text)
-            changed = True
-    return changed
+            anew = (ENFORCE in before) != (ENFORCE in text)
+            change = max(change, Change.START if anew else Change.READ)
+    return change
 
 
 @dataclass
@@ -88,22 +102,25 @@ class ControllerWatch:
         policy: reads the stack's policy; None where it is not there.
         states: of instances by their ids, those that the cloud still knows.
         say: writes what the mover reads.
-        configured: lays the configuration of these pools; whether it changed.
+        configured: lays the configuration of these pools, and whether teams have limits; what a change asks
+            of slurmctld.
         keep: writes what users read of all jobs.
         written: what it wrote last, or the controller before this one.
+        limits: reads what each team gets.
         ask: calls Slurm.
     """
 
     policy: Callable[[], dict[str, Any] | None]
     states: Callable[[list[str]], dict[str, str]]
     say: Callable[[dict[str, Any]], None]
-    configured: Callable[[Iterable[str]], bool]
+    configured: Callable[[Iterable[str], bool], Change]
     keep: Callable[[dict[str, Any]], None]
     written: Books | None = None
     ask: slurm.Run = slurm.run
+    limits: Callable[[], Mapping[str, Team]] = dict
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
-    _unread: bool = False  # a configuration that slurmctld has not read
+    _unread: Change = Change.NONE  # a configuration that slurmctld has not read
     _kept_away: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def once(self, now: datetime) -> None:
@@ -114,11 +131,16 @@ class ControllerWatch:
         """
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
-        self._unread = bool(pools and self.configured(pools)) or self._unread
+        teams = self.limits()
+        change = self.configured(pools, is_limited(teams)) if pools else Change.NONE
+        self._unread = max(self._unread, change)
         if self._unread:
             self.ask(["scontrol", "reconfigure"])
-            self._unread = False
-            LOG.info("event=queue-reconfigured pools=%s", ",".join(pools))
+            anew, self._unread = self._unread is Change.START, Change.NONE
+            LOG.info("event=queue-reconfigured pools=%s anew=%s", ",".join(pools), anew)
+            if anew:
+                slurm.start_anew(self.ask)
+                return  # the next look finds it
         nodes = slurm.nodes(self.ask)
         gone = self._gone(nodes)
         self._gone_since = {name: self._gone_since.get(name, now) for name in gone}
@@ -129,9 +151,16 @@ class ControllerWatch:
         jobs = slurm.jobs(self.ask)
         if policy and pools:
             self._keep_away(exclusions(jobs, left, most_of(policy)))
-            self.say(to_json(needs(left, slurm.waiting_jobs(self.ask), pools, self._kept_away), now))
+            waiting, room = slurm.waiting_jobs(self.ask), self._room(teams)
+            self.say(to_json(needs(left, waiting, pools, self._kept_away, room), now))
         self.written = books.after(self.written, jobs, now)
         self.keep(books.to_json(self.written))
+
+    def _room(self, teams: Mapping[str, Team]) -> dict[str, int]:
+        """Team with a limit -> GPUs that its jobs may have beside those that they have."""
+        most = {name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None}
+        used = slurm.gpus_at_work(self.ask) if most else {}
+        return {name: max(0, number - used.get(name, 0)) for name, number in most.items()}
 
     def _keep_away(self, wanted: dict[str, tuple[str, ...]]) -> None:
         """Keep jobs away from nodes on which they failed; one that has begun meanwhile runs where it is."""
@@ -184,12 +213,19 @@ def prepare() -> None:
     pools = pools_of(policy.content) if policy else {}
     if not pools:
         raise NotReadyError(f"{POLICY} of the stack names no pool of the queue")
-    lay(cluster_of(instance.stack, queue.address, pools), FOLDER)
+    limited = is_limited(limits_of(_store(instance)))
+    lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
     LOG.info("event=queue-controller-prepared pools=%s", ",".join(pools))
 
 
 def _store(instance: instance_file.InstanceFile) -> Store:
     return cloud.of(instance).store()
+
+
+def limits_of(store: Store) -> dict[str, Team]:
+    """What the stack gives each team. Raises CloudError, RosterUnreadError."""
+    roster = store.newest(accounting.ROSTER)
+    return accounting.limits_of(roster.content) if roster else {}
 
 
 def kept_books(store: Store) -> Books | None:
@@ -213,7 +249,9 @@ def keep_accounts(store: Store, dump: Path, ask: slurm.Run = slurm.run) -> bool:
         roster = store.newest(accounting.ROSTER)
         teams = accounting.teams_of(roster.content) if roster else {}
         there = {name: team for name, team in teams.items() if has_account(name)}
-        for words in accounting.shares(there, known):
+        limits = accounting.limits_of(roster.content) if roster else {}
+        qualities = accounting.qualities(slurm.preempted(ask))
+        for words in (*qualities, *accounting.shares(there, known, limits)):
             slurm.change_accounts(words, ask)
             LOG.info("event=queue-account-changed change=%r", " ".join(words))
         find_users(there, ask)
@@ -261,19 +299,23 @@ def watch() -> None:
         stored = store.newest(POLICY)
         return stored.content if stored else None
 
+    def configured(pools: Iterable[str], limited: bool) -> Change:
+        return lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
+
     watching = ControllerWatch(
         policy,
         states,
         lambda content: store.put(QUEUE, content),
-        lambda pools: lay(cluster_of(instance.stack, queue.address, pools), FOLDER),
+        configured,
         lambda content: store.put(books.JOBS, content),
         kept_books(store),
+        limits=lambda: limits_of(store),
     )
     accounts_at_s = float("-inf")
     while True:
         try:
             watching.once(datetime.now(UTC))
-        except (CloudError, SlurmError) as error:
+        except (CloudError, RosterUnreadError, SlurmError) as error:
             LOG.warning("event=queue-look-failed reason=%r", str(error))
         dump = configuration.state_of(instance.stack) / accounting.DUMP
         if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, dump):

@@ -1,5 +1,6 @@
 """How many instances the jobs that wait need. Pure."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ def needs(
     jobs: Iterable[WaitingJob],
     gpus: Mapping[str, int],
     excluded: Mapping[str, Collection[str]] = MappingProxyType({}),
+    room: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, PoolNeed]:
     """What each pool needs.
 
@@ -22,6 +24,7 @@ def needs(
         jobs: those that come first first.
         gpus: pool -> GPUs of each of its instances.
         excluded: job -> nodes that it is kept away from: one that is free is none for this job.
+        room: team -> GPUs that its limit leaves to its jobs that wait: no instance would start one more.
     """
     free = {node.name for node in nodes if node.is_free}
     standing = dict.fromkeys(gpus, 0)
@@ -32,9 +35,12 @@ def needs(
     shared: dict[str, list[int]] = {
         pool: [] for pool in gpus
     }  # GPUs that are left on instances for small jobs
+    left = dict(room)
     for job in jobs:
-        if job.pool not in wanted:
+        if job.pool not in wanted or job.nodes * job.gpus > left.get(job.team, math.inf):
             continue
+        if job.team in left:
+            left[job.team] -= job.nodes * job.gpus
         whole = job.nodes > 1 or not 0 < job.gpus < gpus[job.pool]
         if whole:
             wanted[job.pool].append(job.nodes + len(free.intersection(excluded.get(job.id, ()))))

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ CLOSED_FLAGS = frozenset({"DRAIN", "INVALID_REG", "MAINTENANCE"})
 # Why a job waits that no instance more would start (squeue(1), "JOB REASON CODES").
 NOT_FOR_ROOM = frozenset(
     {
-        *("AssocGrpJobsLimit", "BadConstraints", "DeadLine", "Dependency", "DependencyNeverSatisfied"),
+        *("BadConstraints", "DeadLine", "Dependency", "DependencyNeverSatisfied"),
         *("InvalidAccount", "InvalidQOS", "JobArrayTaskLimit", "JobHeldAdmin", "JobHeldUser", "Licenses"),
         *(
             "PartitionDown",
@@ -26,11 +27,13 @@ NOT_FOR_ROOM = frozenset(
         ),
     }
 )
+OF_LIMITS = ("Assoc", "QOS")  # how reasons begin that are limits of an account or of a QoS
 COUNTED_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
 FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
+LIMITED_GPUS = re.compile(r"\bgres/gpu=(\d+)")
 USER_NAME = re.compile(r"\bUserName=([^\s(]+)\(([^)]*)\)")
 NO_UID = 0xFFFFFFFE  # slurm.h, NO_VAL
-PENDING = "%i|%P|%D|%b|%r"
+PENDING, AT_WORK = "%i|%P|%D|%b|%a|%r", "%a|%D|%b"
 
 Run = Callable[[Sequence[str]], str]
 
@@ -105,10 +108,14 @@ class Association:
 
     Attributes:
         user: empty for the account itself.
+        share: 0 where it has none of its own.
+        max_gpus: its limit; None for none.
     """
 
     account: str
     user: str
+    share: int = 1
+    max_gpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,14 @@ class WaitingJob:
     Attributes:
         nodes: how many it needs.
         gpus: on each; 0 where it does not say.
+        team: whose share and limit it is under.
     """
 
     id: str
     pool: str
     nodes: int
     gpus: int
+    team: str = ""
 
 
 def nodes(ask: Run = run) -> list[Node]:
@@ -170,8 +179,22 @@ def _job(fields: dict[str, str]) -> Job:
 
 def associations(ask: Run = run) -> list[Association]:
     """All accounts, and who works for which. Raises SlurmError."""
-    text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "format=account,user"])
-    return [Association(*line.split("|")[:2]) for line in text.splitlines() if "|" in line]
+    fields = "format=account,user,share,grptres"
+    text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", fields])
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == fields.count(",")]
+    return [_association(*row) for row in rows]
+
+
+def _association(account: str, user: str, share: str, limits: str) -> Association:
+    gpus = LIMITED_GPUS.search(limits)
+    return Association(account, user, int(share) if share.isdigit() else 0, int(gpus[1]) if gpus else None)
+
+
+def preempted(ask: Run = run) -> dict[str, list[str]]:
+    """QoS -> those whose jobs give way to its own. Raises SlurmError."""
+    text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt"])
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 1]
+    return {name: [word for word in others.split(",") if word] for name, others in rows}
 
 
 def unresolved(ask: Run = run) -> set[str]:
@@ -205,12 +228,26 @@ def waiting_jobs(ask: Run = run) -> list[WaitingJob]:
     command = ["squeue", "--noheader", "--states=PENDING", "--array", "--sort=-p,i", f"--format={PENDING}"]
     jobs = []
     for line in ask(command).splitlines():
-        job, partition, number, gres, reason = line.strip().split("|", 4)
-        if reason.strip("()") in NOT_FOR_ROOM:
+        job, partition, number, gres, team, reason = line.strip().split("|", 5)
+        why = reason.strip("()")
+        if why in NOT_FOR_ROOM or why.startswith(OF_LIMITS):
             continue
-        gpus = sum(int(count) for count in COUNTED_GPUS.findall(gres))
-        jobs.append(WaitingJob(job, partition.split(",")[0], int(number), gpus))
+        jobs.append(WaitingJob(job, partition.split(",")[0], int(number), _gpus(gres), team))
     return jobs
+
+
+def gpus_at_work(ask: Run = run) -> dict[str, int]:
+    """Team -> GPUs that its jobs have. Raises SlurmError."""
+    states = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
+    used: Counter[str] = Counter()
+    for line in ask(["squeue", "--noheader", f"--states={states}", f"--format={AT_WORK}"]).splitlines():
+        team, number, gres = line.strip().split("|", 2)
+        used[team] += int(number) * _gpus(gres)
+    return used
+
+
+def _gpus(gres: str) -> int:
+    return sum(int(count) for count in COUNTED_GPUS.findall(gres))
 
 
 def give_up(node: str, why: str, ask: Run = run) -> None:

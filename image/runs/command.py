@@ -18,6 +18,7 @@ import click
 
 from image.capacity.command import Desk, acquire, caller_of, open_desk, refusal
 from image.capacity.model import LONGEST_HOURS
+from image.queue.configuration import LOW, NORMAL
 from image.reaper.errors import ConfigurationError
 from image.reaper.options import POOL_NAME, FiniteRange, stack_options
 from image.reaper.place import Asked, subject
@@ -99,6 +100,11 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     metavar="FOLDER",
     help="Of COMMAND: kept in the bucket, and brought back.",
 )
+@click.option(
+    "--qos",
+    type=click.Choice([NORMAL, LOW]),
+    help="Of a stack with a queue: low gives way to others, saves, and goes on later.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be sent; takes and starts nothing.")
 @click.option("--yes", is_flag=True, help="Ask no question.")
 @stack_options
@@ -114,6 +120,7 @@ def submit(
     allow: tuple[str, ...],
     branch: str,
     checkpoints: str,
+    qos: str | None,
     dry_run: bool,
     yes: bool,
     asked: Asked,
@@ -127,9 +134,11 @@ def submit(
     """
     if (policy := subject(asked).policy).has_queue:
         given = {"--instance": named, "--hours": hours, "--include": include, "--as": account}
-        run = QueuedRun(words, pool, nodes, trainer_flags(allow, branch), checkpoints)
+        run = QueuedRun(words, pool, nodes, trainer_flags(allow, branch), checkpoints, qos or "")
         submit_to_queue(policy, run, [flag for flag, value in given.items() if value], dry_run=dry_run)
         return
+    if qos:
+        raise ConfigurationError(f"--qos {qos}: is of a queue, and stack {policy.stack!r} has none")
     desk = open_desk(asked)
     if problem := refusal(desk.policy, pool, nodes):
         raise ConfigurationError(problem.replace("--count", "--nodes").replace("POOL ", "--pool "))

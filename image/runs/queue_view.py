@@ -43,6 +43,8 @@ PART_BYTES = 1 << 20
 STALE = timedelta(minutes=2)
 FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a number that is cut is another one
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
+# What Slurm calls the limit of a team (squeue(1), "JOB REASON CODES").
+REASONS = {"AssocGrpGRES": "its team's GPUs are at work: teams.max_gpus"}
 FAILED = frozenset({"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 
 
@@ -170,7 +172,7 @@ def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
 def described(entry: JobEntry) -> str:
     """State, why, and how often it was begun again. Pure."""
     job = entry.job
-    details = [job.reason] if job.reason and job.state != RUNNING else []
+    details = [REASONS.get(job.reason, job.reason)] if job.reason and job.state != RUNNING else []
     if job.restarts:
         details.append(f"restarts {job.restarts}")
     if bad := [name for name in failed_on(job.comment) if name != "-"]:

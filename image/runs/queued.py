@@ -36,6 +36,7 @@ class QueuedRun:
         words: a configuration with its overrides, or a command.
         flags: of the trainer.
         checkpoints: the folder that a command keeps, or empty.
+        qos: ``low`` for a run that gives way to others; empty for none.
     """
 
     words: Sequence[str]
@@ -43,6 +44,7 @@ class QueuedRun:
     nodes: int
     flags: Sequence[str]
     checkpoints: str
+    qos: str = ""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -118,6 +120,7 @@ def described(
         str(folder),
         str(folder / f"{name}-%j.log"),
         run.arguments,
+        run.qos,
     )
 
 

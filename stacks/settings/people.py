@@ -19,7 +19,9 @@ def team_number(team: str) -> int:
 
 def roster_text(stack: Stack) -> str:
     """``accounts.json`` of the records bucket; that of a stack without users locks those it had."""
-    return json.dumps({"schema_version": 1, "users": _users(stack)}, indent=1, sort_keys=True)
+    teams = _queue_teams(stack)
+    told = {"schema_version": 1, "users": _users(stack), **({"teams": teams} if teams else {})}
+    return json.dumps(told, indent=1, sort_keys=True)
 
 
 def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[str]) -> str:
@@ -35,6 +37,7 @@ def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[s
             {"name": name, "gid": team_number(name), "group": team.group, "admin": team.admin}
             for name, team in sorted(directory.teams.items())
         ],
+        "queue_teams": _queue_teams(stack),
         "keys": {name: list(keys) for name, keys in directory.keys.items()},
         "taken": sorted({*taken, *names}),
         "identity_store": directory.identity_store or "",
@@ -57,3 +60,10 @@ def _users(stack: Stack) -> list[dict[str, object]]:
         }
         for name, person in sorted(stack.access.people.items())
     ]
+
+
+def _queue_teams(stack: Stack) -> dict[str, dict[str, int | None]]:
+    """Team -> what it gets of the queue (``image/queue/accounting.py``)."""
+    return {
+        name: {"share": team.share, "max_gpus": team.max_gpus} for name, team in sorted(stack.teams.items())
+    }

@@ -1,12 +1,15 @@
 """What a stack with a queue needs beside it. Pure."""
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 
+from stacks import catalog
 from stacks.errors import Problem
 from stacks.settings.schema import ImageMode, Pool, Stack
 
 # Words that Slurm reads as something else than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
+WITHOUT_TEAM = "no-team"  # image/queue/accounting.py calls those so who are in none
 
 
 def _homes(stack: Stack) -> Iterator[Problem]:
@@ -36,6 +39,33 @@ def _packages(stack: Stack) -> Iterator[Problem]:
         yield Problem(key, value, allowed)
 
 
+def _teams(stack: Stack) -> Iterator[Problem]:
+    directory = stack.access.directory.teams if stack.access.directory else {}
+    people = stack.access.people.values()
+    named = sorted({person.team or WITHOUT_TEAM for person in people} | directory.keys())
+    if stack.teams and not stack.queued:
+        yield Problem("teams", sorted(stack.teams), "are of a queue; with queue: slurm, or leave it out")
+    for team in stack.teams.keys() - set(named) if stack.queued else ():
+        near = get_close_matches(team, named, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        yield Problem(
+            f"teams.{team}",
+            team,
+            f"is a team of nobody: neither in access.people nor in access.directory{meant}",
+        )
+
+
+def _limits(stack: Stack) -> Iterator[Problem]:
+    """A run of ``gpu-fleet submit`` has whole instances: below the smallest one it would wait for ever."""
+    known = catalog.load()
+    kinds = [known.find(name) for pool in stack.pools for name in pool.types]
+    least = min((kind.gpu_count for kind in kinds if kind and kind.gpu_count), default=0)
+    for team, settings in sorted(stack.teams.items()):
+        if settings.max_gpus is not None and settings.max_gpus < least:
+            allowed = f"must be {least} or more: an instance of the smallest pool with GPUs has {least}"
+            yield Problem(f"teams.{team}.max_gpus", settings.max_gpus, allowed)
+
+
 def _name(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.queued and pool.name in OWN_NAMES:
         allowed = f"is a word of the queue's own; any name but {', '.join(OWN_NAMES)}"
@@ -56,5 +86,7 @@ def _one_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.zones", list(pool.zones), allowed)
 
 
-RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (_homes, _accounts, _image, _packages)
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
+    *(_homes, _accounts, _image, _packages, _teams, _limits),
+)
 POOL_RULES = (_name, _whole_gpus, _one_zone)

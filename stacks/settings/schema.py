@@ -789,6 +789,20 @@ class TakeSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
+class TeamSettings:
+    """What a team of ``access.people`` or ``access.directory`` gets of the queue.
+
+    Attributes:
+        share: how much it may use beside the other teams, which have 1 each unless named: of two jobs that
+            wait, the one goes first whose team has used less of its share.
+        max_gpus: GPUs that its jobs may have at once, in all pools; a job beyond them waits. Null for all.
+    """
+
+    share: Annotated[int, Field(gt=0, le=1000), NUMBER] = 1
+    max_gpus: Annotated[int, Field(gt=0, le=MOST_INSTANCES), NUMBER] | None = None
+
+
+@dataclass(frozen=True, config=EXACT)
 class Webhook:
     """A team's room that hears of every instance about to be terminated.
 
@@ -899,6 +913,8 @@ class Stack:
         protected: buckets, keys and file systems refuse deletion.
         endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
         queue: ``slurm`` for a queue over the instances of all pools, or ``none``.
+        teams: team of ``access.people`` or ``access.directory`` -> its share of the queue, and its limit;
+            ``no-team`` for those who are in none.
     """
 
     name: str
@@ -919,6 +935,7 @@ class Stack:
     take: TakeSettings = TakeSettings()
     image: ImageSettings = ImageSettings()
     queue: Queue = Queue.NONE
+    teams: Annotated[dict[AccountName, TeamSettings], Field(max_length=1000)] = Field(default_factory=dict)
 
     @property
     def queued(self) -> bool:

@@ -13,10 +13,11 @@ from image.reaper.store import StoredObject
 KNOWN = [Association("root", ""), Association("root", "root")]
 
 
-def changes(known=(), **teams):
+def changes(known=(), limits=None, **teams):
     users = [{"name": name, "team": team} for name, team in teams.items()]
     wanted = accounting.teams_of({"users": users})
-    return [" ".join(words) for words in accounting.shares(wanted, [*KNOWN, *known])]
+    given = accounting.limits_of({"teams": limits or {}})
+    return [" ".join(words) for words in accounting.shares(wanted, [*KNOWN, *known], given)]
 
 
 def test_a_team_is_an_account_with_its_users_and_who_has_none_shares_one():
@@ -32,6 +33,49 @@ def test_a_team_is_an_account_with_its_users_and_who_has_none_shares_one():
 
 def test_what_slurm_knows_is_not_said_again():
     assert changes([Association("nlp", ""), Association("nlp", "ada")], ada="nlp") == []
+
+
+NLP = {"nlp": {"share": 2, "max_gpus": 16}}
+
+
+def test_a_new_team_begins_with_its_share_and_its_limit():
+    assert changes(limits=NLP, ada="nlp")[0] == "add account nlp fairshare=2 grptres=gres/gpu=16"
+
+
+@pytest.mark.parametrize(
+    ("team", "limits", "said"),
+    [
+        (Association("nlp", ""), NLP, ["fairshare=2 grptres=gres/gpu=16"]),
+        (Association("nlp", "", 2, 16), NLP, []),
+        (Association("nlp", "", 2, 16), {}, ["fairshare=1 grptres=gres/gpu=-1"]),
+        (Association("nlp", "", 2), {"nlp": {"share": 2, "max_gpus": None}}, []),
+    ],
+)
+def test_a_team_has_what_the_stack_file_says_and_no_more(team, limits, said):
+    known = [team, Association("nlp", "ada")]
+
+    assert changes(known, limits, ada="nlp") == [
+        f"modify account where name=nlp set {words}" for words in said
+    ]
+
+
+@pytest.mark.parametrize("teams", [7, {"nlp": {"gpus": 3}}, {"nlp": 7}])
+def test_limits_that_make_no_sense_are_refused(teams):
+    with pytest.raises(RosterUnreadError, match=r"accounts\.json: teams"):
+        accounting.limits_of({"teams": teams})
+
+
+def test_jobs_of_the_qos_low_give_way_to_all_others():
+    assert [" ".join(words) for words in accounting.qualities({"normal": []})] == [
+        "add qos low priority=0 gracetime=120",
+        "modify qos where name=normal set priority=1 preempt+=low",
+    ]
+
+
+def test_a_qos_that_an_operator_has_changed_stays_so():
+    known = slurm.preempted(lambda _: "normal|low,scavenger\nlow|\nscavenger|\n")
+
+    assert accounting.qualities(known) == []
 
 
 def test_a_user_who_changes_teams_works_for_the_new_one():
@@ -146,10 +190,12 @@ def test_what_the_database_says_reaches_the_log():
 
 
 def test_associations_are_read_as_sacctmgr_prints_them():
-    assert slurm.associations(lambda _: "root|\nroot|root\nnlp|\nnlp|ada\n") == [
+    said = "root||1|\nroot|root|1|\nnlp||2|cpu=64,gres/gpu=16\nnlp|ada|parent|\n"
+
+    assert slurm.associations(lambda _: said) == [
         *KNOWN,
-        Association("nlp", ""),
-        Association("nlp", "ada"),
+        Association("nlp", "", 2, 16),
+        Association("nlp", "ada", 0),
     ]
 
 
@@ -177,6 +223,8 @@ class Slurm:
 
     def __call__(self, words):
         self.said.append(" ".join(words))
+        if "qos" in words:
+            return "normal|low\nlow|\n"
         return self.users if "assoc_mgr" in words else ""
 
     @property

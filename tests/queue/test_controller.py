@@ -1,13 +1,15 @@
 """The controller's look: partitions, instances that are gone, and what waits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pytest
 
 from image.queue import controller
+from image.queue.accounting import Team, is_limited
 from image.queue.configuration import Cluster
 from image.queue.errors import SlurmError
+from image.reaper.store import StoredObject
 from tests.queue.test_slurm import JOB, NODE
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
@@ -26,16 +28,19 @@ class Site:
     said: list[dict] = field(default_factory=list)
     kept: list[dict] = field(default_factory=list)
     jobs: str = ""
-    changed: bool = False
+    teams: dict[str, Team] = field(default_factory=dict)
+    at_work: str = ""
+    changed: controller.Change = controller.Change.NONE
 
     def __post_init__(self) -> None:
         self.watch = controller.ControllerWatch(
             lambda: self.policy,
             lambda _: self.states,
             self.said.append,
-            lambda _: self.changed,
+            lambda _pools, _limited: self.changed,
             self.kept.append,
             ask=self.ask,
+            limits=lambda: self.teams,
         )
 
     def ask(self, command):
@@ -46,7 +51,7 @@ class Site:
         if text.endswith("show jobs"):
             return self.jobs
         if text.startswith("squeue"):
-            return self.waiting
+            return self.waiting if "PENDING" in text else self.at_work
         self.calls.append(text)
         return ""
 
@@ -56,7 +61,7 @@ class Site:
 
 
 def test_what_waits_is_said_to_the_mover():
-    site = Site(waiting="7|train|2|N/A|Resources\n")
+    site = Site(waiting="7|train|2|N/A|nlp|Resources\n")
 
     site.look()
 
@@ -118,7 +123,7 @@ def test_an_instance_that_the_cloud_names_again_is_not_gone():
 
 
 def test_other_pools_in_the_policy_are_read_by_slurm():
-    site = Site(changed=True)
+    site = Site(changed=controller.Change.READ)
 
     site.look()
 
@@ -126,11 +131,11 @@ def test_other_pools_in_the_policy_are_read_by_slurm():
 
 
 def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
-    site = Site(changed=True)
+    site = Site(changed=controller.Change.READ)
     ask, site.watch.ask = site.watch.ask, lambda _: (_ for _ in ()).throw(SlurmError("connect failure"))
     with pytest.raises(SlurmError):
         site.look()
-    site.changed, site.watch.ask = False, ask
+    site.changed, site.watch.ask = controller.Change.NONE, ask
 
     site.look(2)
 
@@ -138,7 +143,7 @@ def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
 
 
 def test_without_a_policy_nothing_is_reconfigured_and_nothing_wanted():
-    site = Site(policy=None, changed=True, waiting="7|train|2|N/A|Resources\n")
+    site = Site(policy=None, changed=controller.Change.READ, waiting="7|train|2|N/A|nlp|Resources\n")
 
     site.look()
 
@@ -167,6 +172,58 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
 
 
+def test_the_first_limit_of_a_team_is_one_that_slurm_reads_at_its_start(tmp_path):
+    cluster = Cluster("test", "host", "10.0.0.4", ["train"], "/home/state")
+    controller.lay(cluster, tmp_path)
+
+    assert controller.lay(replace(cluster, limited=True), tmp_path) is controller.Change.START
+    assert "AccountingStorageEnforce=limits\n" in (tmp_path / "slurm.conf").read_text()
+    assert controller.lay(replace(cluster, limited=True, pools=["a"]), tmp_path) is controller.Change.READ
+    assert controller.lay(cluster, tmp_path) is controller.Change.START
+
+
+def test_slurm_starts_anew_once_for_what_it_reads_at_its_start():
+    site = Site(changed=controller.Change.START)
+    site.look()
+    site.changed = controller.Change.NONE
+
+    site.look()
+
+    assert site.calls == ["scontrol reconfigure", "scontrol shutdown slurmctld"]
+
+
+class Roster:
+    def newest(self, key):
+        return StoredObject({"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}, "v")
+
+
+def test_limits_are_read_from_what_the_stack_says_of_its_accounts():
+    assert controller.limits_of(Roster()) == {"nlp": Team(2, 8)}
+
+
+def test_a_share_alone_is_no_limit():
+    assert is_limited({"nlp": Team(2, 8)})
+    assert not is_limited({"nlp": Team(2, None)})
+
+
+def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
+    """Before any runs Slurm itself says of each of them that it waits for instances."""
+    waiting = "".join(f"{number}|train|1|gres:gpu:8|nlp|Resources\n" for number in (7, 8, 9))
+    site = Site(waiting=waiting, teams={"nlp": Team(1, 24)}, at_work="nlp|1|gres:gpu:8\n")
+
+    site.look()
+
+    assert site.said[0]["pools"]["train"]["jobs"] == [1, 1]
+
+
+def test_a_team_without_a_limit_is_not_counted():
+    site = Site(waiting="7|train|1|gres:gpu:8|nlp|Resources\n", teams={"nlp": Team(2)}, at_work="broken")
+
+    site.look()
+
+    assert site.said[0]["pools"]["train"]["jobs"] == [1]
+
+
 def failed(state: str = "PENDING", number: str = "7", on: str = "i-1") -> str:
     return JOB.format(id=number, state=state, comment=f"gpu-fleet:failed-on={on}") + "\n"
 
@@ -181,7 +238,7 @@ def test_a_job_that_waits_is_kept_away_once_from_the_node_on_which_it_failed():
 
 def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():
     site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
-    site.waiting = "7|train|1|N/A|Resources\n8|train|1|N/A|Resources\n"
+    site.waiting = "7|train|1|N/A|nlp|Resources\n8|train|1|N/A|nlp|Resources\n"
 
     site.look()
 

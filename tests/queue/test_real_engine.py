@@ -48,6 +48,7 @@ QUEUED = {
     "queue": "slurm",
     "storage": {"home": True},
     "access": {"people": {"ada": {"uid": 5001, "team": "nlp"}, "bob": {"uid": 5002, "team": "vision"}}},
+    "teams": {"vision": {"max_gpus": 1}},
     "pools": [
         examples.pool(
             name="train",
@@ -123,13 +124,14 @@ class Lab:
         assert said.startswith("Submitted batch job "), said
         return said.split()[3].rstrip(":")
 
-    def say(self, *words: str) -> str:
-        """What a command of `gpu-fleet` tells ada."""
-        return self.controller.run("/usr/local/bin/gpu-fleet", *words, account="ada", check=False)
+    def say(self, *words: str, account: str = "ada") -> str:
+        """What a command of `gpu-fleet` tells a user."""
+        return self.controller.run("/usr/local/bin/gpu-fleet", *words, account=account, check=False)
 
-    def row(self, job: str) -> str:
+    def row(self, job: str, account: str = "ada") -> str:
         """A job's line in `gpu-fleet runs`."""
-        lines = [line for line in self.say("runs").splitlines() if line.split()[1:2] == [job]]
+        said = self.say("runs", account=account)
+        lines = [line for line in said.splitlines() if line.split()[1:2] == [job]]
         return lines[0] if lines else ""
 
     def accounted(self) -> set[str]:
@@ -186,7 +188,7 @@ def lab(tmp_path_factory):
             (controller,) = fleet.boot_new()
             made = Lab(fleet, door, controller)
             fleet.until(lambda: "train" in made.slurm("sinfo"), BOOT_S, "slurmctld answers")
-            fleet.until(lambda: made.slurm("id", "ada"), BOOT_S, "ada has an account")
+            fleet.until(lambda: "UserName=ada(5001)" in made.users(), BOOT_S, "Slurm knows ada")
             home = fleet.homes / "ada"
             shutil.copy(ROOT / "training/examples/digits.toml", home)
             python = "/opt/gpu-fleet/venv/bin/python"
@@ -310,6 +312,40 @@ def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
     lab.fleet.until(lambda: lab.priority(bobs) > lab.priority(adas) > 0, JOB_S, "bob's is first")
     lab.slurm("scancel", holds, adas, bobs)
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing is left")
+
+
+def test_a_run_that_gives_way_to_another_saves_and_goes_on_after_it(lab):
+    """Of the QoS low: a job of any other takes its instance, once the run has saved."""
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    idle = [name for name, state in lab.nodes().items() if state == "idle"]
+    long = ("--run.epochs", "3000", "--run.directory", "runs/low", "--checkpoint.every_steps", "100000")
+    low = lab.submit("--qos", "low", "digits.toml", *ALONE, *long)
+    lab.fleet.until(lambda: FIGURES.search(lab.row(low)), JOB_S, "it has made steps")
+    others = [lab.submit("--", "sh", "-c", "sleep 5") for _ in idle]  # one more than there are others
+
+    lab.fleet.until(lambda: "event=resumed" in lab.log_of(low), JOB_S, "the run goes on")
+
+    assert "Restarts=1" in lab.job(low)
+    assert all("JobState=COMPLETED" in lab.job(job) and "Restarts=0" in lab.job(job) for job in others)
+    assert list((lab.fleet.homes / "ada/runs/low").rglob("step-*"))
+    lab.say("cancel", low)
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing is left")
+
+
+def test_a_job_beyond_the_limit_of_its_team_waits_and_its_user_reads_why(lab):
+    """No instance is asked for: none would start it."""
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    words = ("sbatch", "--parsable", "--partition=train", "--gpus-per-node=1", "--wrap=true")
+
+    within = lab.controller.run(*words, account="bob", at="/home/bob").strip()
+    beyond = lab.controller.run(*words, "--nodes=2", account="bob", at="/home/bob").strip()
+
+    why = "its team's GPUs are at work"
+    lab.fleet.until(lambda: why in lab.row(beyond, "bob"), JOB_S, "bob reads why it waits")
+    lab.fleet.until(lambda: "JobState=COMPLETED" in lab.job(within), JOB_S, "what is within it runs")
+    assert "JobState=PENDING" in lab.job(beyond)
+    assert lab.need().jobs == ()
+    lab.slurm("scancel", beyond)
 
 
 def test_an_instance_that_is_being_terminated_takes_no_job(lab):

@@ -52,15 +52,22 @@ def test_without_nodes_there_are_none():
 
 def test_jobs_that_wait_for_room_are_counted_and_no_others():
     lines = [
-        "7|train|2|N/A|PartitionConfig",
-        "8|train|1|gres:gpu:a100:4|Resources",
-        "9|train|1|N/A|Dependency",
+        "7|train|2|N/A|nlp|PartitionConfig",
+        "8|train|1|gres:gpu:a100:4|nlp|Resources",
+        "9|train|1|N/A|nlp|Dependency",
+        "10|train|1|gres:gpu:8|nlp|AssocGrpGRES",
     ]
 
     assert slurm.waiting_jobs(lambda _: "\n".join(lines) + "\n") == [
-        slurm.WaitingJob("7", "train", 2, 0),
-        slurm.WaitingJob("8", "train", 1, 4),
+        slurm.WaitingJob("7", "train", 2, 0, "nlp"),
+        slurm.WaitingJob("8", "train", 1, 4, "nlp"),
     ]
+
+
+def test_the_gpus_of_a_team_are_those_of_all_instances_of_its_jobs():
+    said = "nlp|2|gres:gpu:4\nnlp|1|N/A\nvision|1|gres/gpu:a100:8\n"
+
+    assert slurm.gpus_at_work(lambda _: said) == {"nlp": 8, "vision": 8}
 
 
 def test_a_command_that_fails_says_why():

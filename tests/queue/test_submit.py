@@ -35,6 +35,11 @@ def test_a_configuration_is_launched_on_every_instance():
     assert text.rstrip().endswith("launch digits.toml --run.epochs 3 --branch b")
 
 
+def test_a_run_may_give_way_to_others():
+    assert "#SBATCH --qos=low\n" in batch.script(described(replace(RUN, qos="low")))
+    assert "--qos" not in batch.script(described())
+
+
 def test_any_other_program_runs_under_the_trainers_watch():
     run = replace(RUN, words=("python", "my run.py"), checkpoints="out")
 

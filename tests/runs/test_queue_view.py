@@ -132,6 +132,10 @@ def test_a_controller_that_never_spoke_is_named():
     ("changes", "says"),
     [
         ({"state": "PENDING", "reason": "Resources", "restarts": 0}, "pending (Resources)"),
+        (
+            {"state": "PENDING", "reason": "AssocGrpGRES", "restarts": 0},
+            "pending (its team's GPUs are at work: teams.max_gpus)",
+        ),
         ({"comment": "gpu-fleet:failed-on=i-1,-"}, "running (restarts 1; failed on i-1)"),
         ({"state": "FAILED", "reason": "NonZeroExitCode", "restarts": 0}, "failed (NonZeroExitCode)"),
         ({"restarts": 0}, "running"),

@@ -9,8 +9,8 @@ class Edit:
     """One change of a stack file.
 
     Attributes:
-        key: its path, with [] for the first of a list; several of one section are joined by +, and their
-            values are a tuple.
+        key: its path, with [] for the first of a list; several of one section, or several sections, are
+            joined by +, and their values are a tuple.
         value: what stands there afterwards; of ``pools``, what makes the new list of the old.
         loses: clouds on which the providers replace or delete something that holds data.
     """
@@ -119,6 +119,7 @@ _OF_AWS = (
     Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("access.directory", {"identity_store": "d-1234567890", "teams": {"vision": {"group": GROUP_ID}}}),
     Edit("queue", "slurm"),
+    Edit("queue+teams", ("slurm", {"no-team": {"share": 2, "max_gpus": 16}})),
     Edit("protected", True),
     Edit("account_id", "210987654321", loses=("aws",)),
     Edit("storage.scratch_gib", 2400, loses=("aws",)),
@@ -138,6 +139,7 @@ _OF_AWS = (
 )
 _OF_ALICLOUD = (
     Edit("queue", "slurm"),
+    Edit("queue+teams", ("slurm", {"no-team": {"share": 2, "max_gpus": 16}})),
     Edit("protected", True),
     Edit("account_id", "6543210987654321", loses=("alicloud",)),
     Edit("storage.key_rotation_days", 30),
@@ -171,5 +173,6 @@ def applied(content: dict[str, Any], chosen: tuple[Edit, ...]) -> dict[str, Any]
         elif joined:
             made[section] = made.get(section, {}) | values
         else:
-            made[section] = edit.value
+            names = section.split("+")
+            made |= dict(zip(names, edit.value if len(names) > 1 else (edit.value,), strict=True))
     return made

@@ -14,6 +14,7 @@ import pytest
 
 from image.accounts.aws import IdentityCenterGroups
 from image.accounts.directory import MemberProfile
+from image.queue.accounting import Team, limits_of
 from image.reaper.calls import Calls
 from stacks.aws.stack import build
 from stacks.errors import SettingsError
@@ -22,6 +23,7 @@ from stacks.rehearsal import lambda_runtime
 from stacks.rehearsal.archives import zip_bytes
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
+from stacks.settings.people import directory_text
 from stacks.settings.reader import from_mapping
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, serving
 from tests.stacks.alicloud_examples import stack as alicloud_stack
@@ -177,6 +179,27 @@ def test_members_come_and_leave_by_the_functions_own_archive(reader):
     said = [json.loads(done.stdout)["written"] for done in (came, left, again)]
     assert said == [True, True, False]
     assert "is no login name" in json.loads(came.stdout)["left_out"]["Grace.Hopper"]
+
+
+def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(reader):
+    told = {"vision": {"share": 3, "max_gpus": 8}}
+    stack_file_says = stack(
+        access={"directory": directory()},
+        queue="slurm",
+        storage={"home": True},
+        teams={"vision": {"share": 3, "max_gpus": 8}},
+    )
+    written = json.loads(directory_text(stack_file_says, stack_file_says.access.directory, ()))
+    file = reader.code / sweep_archive.DIRECTORY_FILE
+    kept = file.read_text()
+    file.write_text(json.dumps(json.loads(kept) | {"queue_teams": written["queue_teams"]}))
+
+    done = reader.run()
+
+    file.write_text(kept)
+    assert done.returncode == 0, done.stderr
+    assert reader.roster()["teams"] == told
+    assert limits_of(reader.roster()) == {"vision": Team(3, 8)}
 
 
 def test_a_group_that_cannot_be_read_locks_no_account(reader):

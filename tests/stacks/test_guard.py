@@ -89,7 +89,7 @@ def pairs(cloud):
 def parts(edit):
     """Each key of an edit by its full path."""
     section, dot, joined = edit.key.partition(".")
-    return {f"{section}{dot}{key}" for key in joined.split("+")}
+    return {f"{section}.{key}" for key in joined.split("+")} if dot else {*section.split("+")}
 
 
 def is_sound(cloud, chosen):

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pulumi
 import pytest
 
-from image.queue import configuration
+from image.queue import accounting, configuration
 from stacks.aws import firewall
 from stacks.aws.stack import build
 from stacks.cost.estimate import estimate
@@ -14,6 +14,7 @@ from stacks.errors import SettingsError
 from stacks.payload import sweep_archive
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
+from stacks.settings import people, queue_rules
 from stacks.settings.quantities import Level
 from tests.stacks import examples
 from tests.stacks.iam import Request, Verdict, decide
@@ -204,6 +205,19 @@ def problems(make=examples.stack, **changes) -> str:
             "image.mode = 'none': must be bootstrap",
         ),
         ({"queue": "pbs"}, "queue = 'pbs'"),
+        (
+            {"queue": "none", "teams": {"no-team": {"share": 2}}},
+            "teams = ['no-team']: are of a queue",
+        ),
+        (
+            {"teams": {"noteam": {}}},
+            "teams.noteam = 'noteam': is a team of nobody: neither in access.people nor in access.directory",
+        ),
+        ({"teams": {"no-team": {"share": 0}}}, "teams.no-team.share = 0"),
+        (
+            {"pools": POOLS[1:], "teams": {"no-team": {"max_gpus": 7}}},
+            "teams.no-team.max_gpus = 7: must be 8 or more",
+        ),
         ({"pools": [examples.pool(name="queue")]}, "pools[0].name = 'queue': is a word of the queue's own"),
         ({"pools": [examples.pool(name="default")]}, "pools[0].name = 'default'"),
         (
@@ -229,6 +243,14 @@ def problems(make=examples.stack, **changes) -> str:
 )
 def test_what_a_queue_cannot_do_without_is_named(changes, says):
     assert says in problems(**changes)
+
+
+def test_shares_and_limits_of_teams_reach_the_controller_with_the_accounts():
+    told = json.loads(people.roster_text(examples.stack(**QUEUED, teams={"no-team": {"max_gpus": 8}})))
+
+    assert accounting.limits_of(told) == {"no-team": accounting.Team(1, 8)}
+    assert "teams" not in json.loads(people.roster_text(examples.stack(**QUEUED)))
+    assert queue_rules.WITHOUT_TEAM == accounting.WITHOUT_TEAM
 
 
 def test_a_pool_may_have_any_of_these_names_without_a_queue():
