@@ -1,5 +1,6 @@
 """The cost as people meet it: the command, the line in a preview, the output, the refusal."""
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import pulumi
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from stacks.aws import stack as aws_stack
 from stacks.aws.stack import build
@@ -21,6 +23,9 @@ from stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, 
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
 from stacks.settings import Stack, stack_files
+from tests.stacks import test_queue, test_queue_alicloud
+from tests.stacks.alicloud_examples import stack as alicloud_stack
+from tests.stacks.alicloud_programs import register as alicloud_register
 from tests.stacks.conftest import AnyType, declared_resources
 from tests.stacks.examples import pool, stack
 
@@ -251,15 +256,18 @@ CALLED = {
     "aws:lambda/function:Function": "functions",
     "aws:s3/bucket:Bucket": "bucket",
     "aws:scheduler/schedule:Schedule": "functions",
+    "aws:secretsmanager/secret:Secret": "secrets",
     "aws:sns/topic:Topic": "messages",
     "aws:sqs/queue:Queue": "messages",
     "alicloud:cms/alarm:Alarm": "alarms",
     "alicloud:ecs/ecsImagePipeline:EcsImagePipeline": "image builds",
     "alicloud:ecs/eipAddress:EipAddress": "public address",
+    "alicloud:ecs/instance:Instance": "queue controller",
     "alicloud:ess/alarm:Alarm": "alarms",
     "alicloud:ess/scalingGroup:ScalingGroup": "on-demand",
     "alicloud:fc/v3Function:V3Function": "functions",
     "alicloud:kms/key:Key": "keys",
+    "alicloud:kms/secret:Secret": "secrets",
     "alicloud:log/store:Store": "log",
     "alicloud:nas/fileSystem:FileSystem": "home",
     "alicloud:oss/bucket:Bucket": "bucket",
@@ -269,18 +277,39 @@ CALLED = {
 # Rules, roles, names and what hangs on a part above: nothing is paid for them alone.
 WITHOUT_PRICE = re.compile(
     r"aws:(iam|vpc|lambda/(functionEventInvokeConfig|permission)|s3/bucket\w+|sns/topic\w+|efs/(fileSystemPolicy|mountTarget)"
-    r"|ec2/(defaultSecurityGroup|internetGateway|launchTemplate|placementGroup|route\w*|securityGroup|subnet|vpc)"
-    r"|cloudwatch/event\w+|autoscaling/lifecycleHook|kms/alias|ssm/parameter|imagebuilder/(?!imagePipeline)\w+)[:/]"
-    r"|alicloud:(ram|cms/(alarmContact|alarmContactGroup|monitorGroup)|ecs/(ecsImageComponent|ecsLaunchTemplate"
+    r"|ec2/(defaultSecurityGroup|internetGateway|launchTemplate|networkInterface|placementGroup|route\w*|securityGroup|subnet|vpc)"
+    r"|cloudwatch/event\w+|autoscaling/lifecycleHook|kms/alias|ssm/(document|parameter)|imagebuilder/(?!imagePipeline)\w+)[:/]"
+    r"|alicloud:(ram|cms/(alarmContact|alarmContactGroup|monitorGroup)|ecs/(command|ecsImageComponent|ecsLaunchTemplate"
     r"|eipAssociation|securityGroup\w*)|ess/(?!alarm:|scalingGroup:)\w+|fc/(?!v3Function)\w+|kms/alias|log/project"
     r"|nas/(?!fileSystem)\w+|oss/bucket\w+|privatelink/vpcEndpointZone|vpc/(?!natGateway)\w+)[:/]"
 )
 
 
+def unnamed(parts: set[str], said: str) -> set[str]:
+    """Types that have neither a price nor a word among what is not counted."""
+    unknown = {part for part in parts if part not in CALLED and not WITHOUT_PRICE.match(part)}
+    return unknown | {part for part in parts if CALLED.get(part) and CALLED[part] not in said}
+
+
 @pytest.mark.parametrize("name", stack_files.names())
 def test_every_part_of_a_stack_is_priced_or_named_as_not_counted(name):
     said = CliRunner().invoke(command, [name], env={"COLUMNS": "400"}).stdout
-    parts = {resource.type for resource in declared_resources(name).resources}
 
-    assert {part for part in parts if part not in CALLED and not WITHOUT_PRICE.match(part)} == set()
-    assert {part for part in parts if CALLED.get(part) and CALLED[part] not in said} == set()
+    assert unnamed({made.type for made in declared_resources(name).resources}, said) == set()
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_every_part_of_a_queue_is_priced_or_named_as_not_counted(cloud, request):
+    """No shipped stack has one."""
+    if cloud == "aws":
+        settings, program_of = stack(**test_queue.QUEUED), request.getfixturevalue("register")
+    else:
+        settings, program_of = alicloud_stack(**test_queue_alicloud.QUEUED), alicloud_register
+    parts = {made.type for made in program_of(settings).resources}
+    console = Console(width=400, file=io.StringIO(), record=True)
+
+    console.print(view.page(estimate(settings), settings.budget.monthly))
+
+    said = console.export_text()
+    assert "queue controller" in said
+    assert unnamed(parts, said) == set()
