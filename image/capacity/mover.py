@@ -18,6 +18,7 @@ from image.capacity.model import (
     REQUEST_KEY,
     REQUESTS,
     STATE,
+    Coming,
     MoverState,
     Request,
     Trouble,
@@ -231,14 +232,24 @@ class _Mover:
         self._store.create(f"{LEDGER}/{now:%Y/%m/%d}/{name}.json", record_of(decision, self._policy, now))
 
     def _carry_out(self, state: MoverState, decisions: Iterable[PlacementDecision]) -> MoverState:
-        """Do it; the state with what was started, and without a place where nothing could be."""
+        """Do it; the state with what was started, and without a place where nothing could be.
+
+        A start counts on what its pool withdraws elsewhere: where that failed it waits for the next pass, or
+        the pool would want more than its ``size.max``.
+        """
+        not_withdrawn = set[str]()
         for decision in decisions:
+            if decision.action is Action.START and decision.pool in not_withdrawn:
+                state = replace(state, coming=_without_place(state, decision))
+                continue
             try:
                 activity = self._do(decision)
             except (CloudError, DeadlineError) as error:
                 self._failures.append(
                     Failure(decision.instance or decision.group, decision.action, str(error))
                 )
+                if decision.action is Action.WITHDRAW:
+                    not_withdrawn.add(decision.pool)
                 state = _failed(state, decision, self._clock(), error)
             else:
                 state = _done(state, decision, activity)
@@ -314,11 +325,16 @@ def _done(state: MoverState, decision: PlacementDecision, activity: str) -> Move
     return replace(state, coming=started)
 
 
+def _without_place(state: MoverState, decision: PlacementDecision) -> tuple[Coming, ...]:
+    """What is on its way, that of a decision back among those that wait."""
+    return tuple(arrival.back() if arrival.id in decision.coming else arrival for arrival in state.coming)
+
+
 def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: Exception) -> MoverState:
     """A group that refuses to be raised is passed over for a while; one that is busy is asked again."""
     if decision.action is not Action.START:
         return state
-    coming = tuple(arrival.back() if arrival.id in decision.coming else arrival for arrival in state.coming)
+    coming = _without_place(state, decision)
     if isinstance(error, CloudError) and error.code in LATER:
         return replace(state, coming=coming)
     trouble = {**state.trouble, decision.group: Trouble(now, str(error))}
