@@ -11,7 +11,7 @@ POLICY := $(VENV)/policy/.ready
 # hundreds, compile torch again: 5 s instead of 2.
 export PYTHONDONTWRITEBYTECODE :=
 # The benches that are proofs: each fails when what it looks for is found.
-PROOFS := reaper reaper_mutants reaper_alicloud reaper_moto image first_boot guard
+PROOFS := reaper reaper_mutants reaper_alicloud reaper_moto image first_boot guard queue
 
 .DEFAULT_GOAL := help
 .PHONY: help rehearse test test-image test-libraries test-queue lock image-lock lint format bench prove policy up preview preflight check cost refresh clean

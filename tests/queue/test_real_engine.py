@@ -9,7 +9,8 @@ import re
 import shutil
 import time
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -189,10 +190,10 @@ def record(name: str, seconds: float, goal: str | None = None) -> None:
     merge(TARGET, {name: entry | {"command": "make test-queue"}})
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+@contextmanager
+def standing(folder: Path) -> Iterator[Lab]:
+    """A stack with a queue whose controller answers and knows ada; all of it goes with the block."""
     build_requirements.install(PACKAGES)
-    folder = tmp_path_factory.mktemp("queue")
     settings = examples.stack(**QUEUED)
     with pytest.MonkeyPatch.context() as patched, moto_server(REGION):
         patched.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -210,15 +211,17 @@ def lab(tmp_path_factory):
             made = Lab(fleet, door, controller)
             fleet.until(lambda: "train" in made.slurm("sinfo"), BOOT_S, "slurmctld answers")
             fleet.until(lambda: "UserName=ada(5001)" in made.users(), BOOT_S, "Slurm knows ada")
-            home = fleet.homes / "ada"
-            shutil.copy(ROOT / "training/examples/digits.toml", home)
-            python = "/opt/gpu-fleet/venv/bin/python"
-            controller.run(
-                *(python, "-m", "gpu_fleet", "prepare", "digits", "data/digits"),
-                account="ada",
-                at="/home/ada",
-            )
             yield made
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    with standing(tmp_path_factory.mktemp("queue")) as made:
+        home = made.fleet.homes / "ada"
+        shutil.copy(ROOT / "training/examples/digits.toml", home)
+        words = ("/opt/gpu-fleet/venv/bin/python", "-m", "gpu_fleet", "prepare", "digits", "data/digits")
+        made.controller.run(*words, account="ada", at="/home/ada")
+        yield made
 
 
 def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):

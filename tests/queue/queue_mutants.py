@@ -1,0 +1,149 @@
+"""The queue broken by name, one promise at a time; the schedules must notice each."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from gpu_fleet.submitted import queued
+from image.capacity import placement
+from image.capacity.mover import _Mover
+from image.capacity.queue_need import PoolNeed
+from image.queue import batch, books, configuration, controller, demand, slurm
+from image.reaper.agent import listening
+from image.reaper.agent.answers import Act, Seen
+from image.reaper.money import freezer
+from tests.queue.queue_world import QueuePlay, Schedule
+
+Broken = Callable[[ExitStack], object]
+
+
+def of(target: Any, name: str, new: Any) -> Broken:
+    """A name of the product that means something else."""
+    return lambda stack: stack.enter_context(patch.object(target, name, new))
+
+
+def conf(old: str, new: str) -> Broken:
+    """A line of ``slurm.conf`` that is another."""
+    whole = configuration.slurm_conf
+
+    def other(cluster: configuration.Cluster) -> str:
+        text = whole(cluster)
+        assert old in text, f"{old} is not in slurm.conf any more: name its new text"
+        return text.replace(old, new)
+
+    return of(configuration, "slurm_conf", other)
+
+
+def script(old: str, new: str) -> Broken:
+    """A line of the batch script that is another."""
+    whole = batch.script
+
+    def other(job: batch.JobScript) -> str:
+        text = whole(job)
+        assert old in text, f"{old} is not in the batch script any more: name its new text"
+        return text.replace(old, new)
+
+    return of(batch, "script", other)
+
+
+def program(old: str, new: str) -> Broken:
+    """A line of prolog and health check that is another."""
+    whole = Path.read_text
+
+    def other(path: Path, *words: Any, **more: Any) -> str:
+        text = whole(path, *words, **more)
+        return text.replace(old, new) if path.name in {"queue-prolog", "queue-health"} else text
+
+    return of(Path, "read_text", other)
+
+
+def all_of(*parts: Broken) -> Broken:
+    """Promises that two keep are broken where both are."""
+
+    def broken(stack: ExitStack) -> None:
+        for part in parts:
+            part(stack)
+
+    return broken
+
+
+def _free(needs: Callable[..., dict[str, PoolNeed]]) -> Callable[..., dict[str, PoolNeed]]:
+    return lambda *words: {pool: replace(need, standing=0) for pool, need in needs(*words).items()}
+
+
+def _never_frozen(self: Any, *words: Any, whole: Any = _Mover._money) -> Any:
+    return replace(whole(self, *words), frozen=frozenset())
+
+
+MUTANTS: dict[str, Broken] = {
+    "a job whose node died is not put back": all_of(
+        conf("JobRequeue=1", "JobRequeue=0"), script("#SBATCH --requeue", "#SBATCH --no-requeue")
+    ),
+    "a run that saved is not run again": conf("RequeueExit=85", "RequeueExit=86"),
+    "a job that a node refused is held": conf("nohold_on_prolog_fail", "bf_continue"),
+    "the queue's state lies on the controller's disk": of(
+        configuration, "STATE", Path("/var/lib/gpu-fleet-queue")
+    ),
+    "the books begin anew with each controller": of(controller, "kept_books", lambda _: None),
+    "the books forget what Slurm forgets": of(
+        books, "after", lambda before, jobs, now, whole=books.after: whole(None, jobs, now)
+    ),
+    "one answer without an instance means that it is gone": of(controller, "LOOKS_BEFORE_GONE", 1),
+    "nobody looks what became of instances": of(
+        controller.ControllerWatch, "_gone", lambda _self, _nodes: {}
+    ),
+    "a node is deleted as soon as it is down": of(controller, "FORGET_AFTER", timedelta(0)),
+    "a job starts again where it failed": of(controller, "exclusions", lambda *_: {}),
+    "what fails is tried for ever": of(queued, "TRIES", 1000),
+    "what fails for good is tried again": of(queued, "NEVER_AGAIN", (0,)),
+    "nodes at work serve jobs that wait": of(controller, "needs", _free(demand.needs)),
+    "jobs that wait are not counted": of(slurm, "waiting_jobs", lambda _ask: []),
+    "a node with a notice takes jobs, and is not drained": program("$run/stop", "$run/never"),
+    "the sweep ends instances with jobs": all_of(
+        program("$run/closed", "$run/never"),
+        of(Seen, "why", property(lambda _: "")),
+    ),
+    "the pool grows past its max": all_of(
+        of(PoolNeed, "wanted", lambda self, _most: self.standing + sum(self.jobs)),
+        of(placement._Pass, "_may_not_grow", lambda *_words, **_more: ""),
+        of(placement._Pass, "_limits", lambda *_words: ""),
+    ),
+    "a start counts on a withdrawal that failed": of(
+        _Mover,
+        "_carry_out",
+        lambda self, state, decisions, whole=_Mover._carry_out: _one_by_one(whole, self, state, decisions),
+    ),
+    "money is no limit": of(placement._Pass, "_too_dear", lambda *_words: ""),
+    "a frozen pool grows": all_of(
+        of(freezer, "steps", lambda *_words: iter(())), of(_Mover, "_money", _never_frozen)
+    ),
+    "a group without room is waited for": of(placement._Pass, "withdraw", lambda _: None),
+    "an idle instance is never terminated": of(listening, "next_act", lambda _: Act.NOTHING),
+}
+
+
+def _one_by_one(whole: Any, self: Any, state: Any, decisions: Any) -> Any:
+    for decision in decisions:
+        state = whole(self, state, [decision])
+    return state
+
+
+@contextmanager
+def alive(name: str) -> Iterator[None]:
+    """The product is broken so for as long as the block lasts."""
+    with ExitStack() as stack:
+        MUTANTS[name](stack)
+        yield
+
+
+def first_to_see(name: str, seeds: range) -> tuple[int, str] | None:
+    """The first schedule in which a mutant is seen, and as what; None where none sees it."""
+    with alive(name):
+        for seed in seeds:
+            if wrongs := QueuePlay(Schedule.of(seed)).run():
+                return seed, wrongs[0]
+    return None

@@ -1,0 +1,55 @@
+"""Whatever fails, no job of the queue is lost: schedules of chance, and the queue broken by name.
+
+`make prove` plays 500 and has each mutant seen (``tests/bench/bench_queue.py``); here are some of both.
+"""
+
+import pytest
+
+from tests.queue.queue_mutants import MUTANTS, first_to_see
+from tests.queue.queue_world import Schedule, Tally
+
+PLAYED, TOGETHER = 50, 10
+# Mutants that one of the first schedules sees.
+QUICKLY = (
+    "a job whose node died is not put back",
+    "a run that saved is not run again",
+    "the queue's state lies on the controller's disk",
+    "the books begin anew with each controller",
+    "one answer without an instance means that it is gone",
+    "a job starts again where it failed",
+    "the pool grows past its max",
+)
+
+
+@pytest.mark.parametrize("first", range(0, PLAYED, TOGETHER))
+def test_no_job_is_lost_and_no_promise_broken_in_some_schedules(first):
+    tally = Tally()
+
+    for seed in range(first, first + TOGETHER):
+        tally.play(seed)
+
+    assert tally.wrong == {}
+    assert tally.lost == 0
+    # schedules in which nothing happens would prove nothing
+    assert tally.jobs > 4 * TOGETHER
+    assert tally.restarts > TOGETHER
+    assert tally.ends > TOGETHER
+
+
+def test_a_schedule_is_the_same_each_time():
+    assert Schedule.of(7) == Schedule.of(7)
+    tallies = [Tally(), Tally()]
+
+    for tally in tallies:
+        tally.play(7)
+
+    assert tallies[0] == tallies[1]
+
+
+@pytest.mark.parametrize("mutant", QUICKLY)
+def test_a_queue_that_is_broken_is_seen(mutant):
+    assert first_to_see(mutant, range(PLAYED)) is not None
+
+
+def test_the_quick_ones_are_mutants():
+    assert set(QUICKLY) <= MUTANTS.keys()
