@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from image.reaper.calls import DENIED
 from image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
-ENFORCE = "AccountingStorageEnforce="
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
 LIVING = ("pending", "running")
@@ -43,14 +41,6 @@ LOOKS_BEFORE_GONE = 2
 # slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it.
 FORGET_AFTER = timedelta(minutes=5)
 LOG = logging.getLogger(__name__)
-
-
-class Change(IntEnum):
-    """What another configuration asks of slurmctld."""
-
-    NONE = 0
-    READ = 1  # scontrol reconfigure
-    START = 2  # what it reads at its start alone
 
 
 def pools_of(policy: dict[str, Any]) -> dict[str, int]:
@@ -75,23 +65,21 @@ def cluster_of(stack: str, address: str, pools: Iterable[str], *, limited: bool 
     return Cluster(stack, socket.gethostname(), address, sorted(pools), state, limited)
 
 
-def lay(cluster: Cluster, folder: Path) -> Change:
-    """Write the configuration; what it asks of slurmctld where it was another."""
+def lay(cluster: Cluster, folder: Path) -> bool:
+    """Write the configuration; whether it was another."""
     texts = {
         "slurm.conf": configuration.slurm_conf(cluster),
         "gres.conf": configuration.gres_conf(),
         "cgroup.conf": configuration.cgroup_conf(),
     }
-    change = Change.NONE
+    changed = False
     for name, text in texts.items():
         file = folder / name
-        before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        if before != text:
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(file, text)
-            anew = (ENFORCE in before) != (ENFORCE in text)
-            change = max(change, Change.START if anew else Change.READ)
-    return change
+            changed = True
+    return changed
 
 
 @dataclass
@@ -102,8 +90,7 @@ class ControllerWatch:
         policy: reads the stack's policy; None where it is not there.
         states: of instances by their ids, those that the cloud still knows.
         say: writes what the mover reads.
-        configured: lays the configuration of these pools, and whether teams have limits; what a change asks
-            of slurmctld.
+        configured: lays the configuration of these pools, and whether teams have limits; whether it changed.
         keep: writes what users read of all jobs.
         written: what it wrote last, or the controller before this one.
         limits: reads what each team gets.
@@ -113,14 +100,14 @@ class ControllerWatch:
     policy: Callable[[], dict[str, Any] | None]
     states: Callable[[list[str]], dict[str, str]]
     say: Callable[[dict[str, Any]], None]
-    configured: Callable[[Iterable[str], bool], Change]
+    configured: Callable[[Iterable[str], bool], bool]
     keep: Callable[[dict[str, Any]], None]
     written: Books | None = None
     ask: slurm.Run = slurm.run
     limits: Callable[[], Mapping[str, Team]] = dict
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
-    _unread: Change = Change.NONE  # a configuration that slurmctld has not read
+    _unread: bool = False  # a configuration that slurmctld has not read
     _kept_away: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def once(self, now: datetime) -> None:
@@ -132,15 +119,12 @@ class ControllerWatch:
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
         teams = self.limits()
-        change = self.configured(pools, is_limited(teams)) if pools else Change.NONE
-        self._unread = max(self._unread, change)
+        self._unread = bool(pools and self.configured(pools, is_limited(teams))) or self._unread
         if self._unread:
-            self.ask(["scontrol", "reconfigure"])
-            anew, self._unread = self._unread is Change.START, Change.NONE
-            LOG.info("event=queue-reconfigured pools=%s anew=%s", ",".join(pools), anew)
-            if anew:
-                slurm.start_anew(self.ask)
-                return  # the next look finds it
+            slurm.start_anew(self.ask)
+            self._unread = False
+            LOG.info("event=queue-reconfigured pools=%s", ",".join(pools))
+            return  # the next look finds it
         nodes = slurm.nodes(self.ask)
         gone = self._gone(nodes)
         self._gone_since = {name: self._gone_since.get(name, now) for name in gone}
@@ -299,7 +283,7 @@ def watch() -> None:
         stored = store.newest(POLICY)
         return stored.content if stored else None
 
-    def configured(pools: Iterable[str], limited: bool) -> Change:
+    def configured(pools: Iterable[str], limited: bool) -> bool:
         return lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
 
     watching = ControllerWatch(

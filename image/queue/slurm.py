@@ -204,7 +204,11 @@ def unresolved(ask: Run = run) -> set[str]:
 
 
 def start_anew(ask: Run = run) -> None:
-    """Let slurmctld end; its unit starts it again, and jobs that run go on. Raises SlurmError."""
+    """Let slurmctld end; its unit starts it again, and jobs that run go on. Raises SlurmError.
+
+    Not ``scontrol reconfigure``: after that 22.05 keeps a dynamic node that ran a job ALLOCATED for good,
+    and reads neither AccountingStorageEnforce nor the teams of users whom it had not found.
+    """
     ask(["scontrol", "shutdown", "slurmctld"])
 
 

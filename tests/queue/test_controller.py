@@ -30,7 +30,7 @@ class Site:
     jobs: str = ""
     teams: dict[str, Team] = field(default_factory=dict)
     at_work: str = ""
-    changed: controller.Change = controller.Change.NONE
+    changed: bool = False
 
     def __post_init__(self) -> None:
         self.watch = controller.ControllerWatch(
@@ -122,28 +122,30 @@ def test_an_instance_that_the_cloud_names_again_is_not_gone():
     assert site.calls == []
 
 
-def test_other_pools_in_the_policy_are_read_by_slurm():
-    site = Site(changed=controller.Change.READ)
+def test_other_pools_in_the_policy_are_read_by_slurm_at_a_new_start():
+    """A node that ran a job at `scontrol reconfigure` would be given no other (22.05)."""
+    site = Site(changed=True)
 
     site.look()
 
-    assert site.calls == ["scontrol reconfigure"]
+    assert site.calls == ["scontrol shutdown slurmctld"]
+    assert site.said == []
 
 
 def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
-    site = Site(changed=controller.Change.READ)
+    site = Site(changed=True)
     ask, site.watch.ask = site.watch.ask, lambda _: (_ for _ in ()).throw(SlurmError("connect failure"))
     with pytest.raises(SlurmError):
         site.look()
-    site.changed, site.watch.ask = controller.Change.NONE, ask
+    site.changed, site.watch.ask = False, ask
 
     site.look(2)
 
-    assert site.calls == ["scontrol reconfigure"]
+    assert site.calls == ["scontrol shutdown slurmctld"]
 
 
 def test_without_a_policy_nothing_is_reconfigured_and_nothing_wanted():
-    site = Site(policy=None, changed=controller.Change.READ, waiting="7|train|2|N/A|nlp|Resources\n")
+    site = Site(policy=None, changed=True, waiting="7|train|2|N/A|nlp|Resources\n")
 
     site.look()
 
@@ -172,24 +174,14 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
 
 
-def test_the_first_limit_of_a_team_is_one_that_slurm_reads_at_its_start(tmp_path):
+def test_a_limit_of_a_team_is_one_that_slurm_enforces(tmp_path):
     cluster = Cluster("test", "host", "10.0.0.4", ["train"], "/home/state")
     controller.lay(cluster, tmp_path)
 
-    assert controller.lay(replace(cluster, limited=True), tmp_path) is controller.Change.START
+    assert controller.lay(replace(cluster, limited=True), tmp_path)
     assert "AccountingStorageEnforce=limits\n" in (tmp_path / "slurm.conf").read_text()
-    assert controller.lay(replace(cluster, limited=True, pools=["a"]), tmp_path) is controller.Change.READ
-    assert controller.lay(cluster, tmp_path) is controller.Change.START
-
-
-def test_slurm_starts_anew_once_for_what_it_reads_at_its_start():
-    site = Site(changed=controller.Change.START)
-    site.look()
-    site.changed = controller.Change.NONE
-
-    site.look()
-
-    assert site.calls == ["scontrol reconfigure", "scontrol shutdown slurmctld"]
+    assert controller.lay(cluster, tmp_path)
+    assert "Enforce" not in (tmp_path / "slurm.conf").read_text()
 
 
 class Roster:
