@@ -15,7 +15,7 @@ from typing import Any
 from image import build_requirements
 from tests.queue.queue_mutants import MUTANTS, first_to_see
 from tests.queue.queue_world import Tally
-from tests.queue.real_schedules import RealSchedule, lose_controller, tell
+from tests.queue.real_schedules import RealSchedule, lose_controller, report
 from tests.queue.test_real_engine import standing
 
 COMMAND = "python -m tests.bench.bench_queue"
@@ -31,7 +31,7 @@ def model() -> Entries:
     for seed in range(SCHEDULES):
         tally.play(seed)
         if seed in tally.wrong:
-            tell(f"schedule {seed}: {tally.wrong[seed][0]}")
+            report(f"schedule {seed}: {tally.wrong[seed][0]}")
     what = (
         f"of {SCHEDULES} schedules: {tally.jobs} jobs, {tally.restarts} restarts, {tally.ends} terminations"
     )
@@ -43,7 +43,7 @@ def mutants() -> Entries:
     unseen = []
     for name in MUTANTS:
         seen = first_to_see(name, range(SCHEDULES))
-        tell(f"{name}: {seen}")
+        report(f"{name}: {seen}")
         unseen += [] if seen else [name]
     return entry("queue_mutants_unseen", len(unseen), f"of {len(MUTANTS)} mutants")
 
@@ -59,7 +59,9 @@ def engine() -> Entries:
             played = RealSchedule(lab, seed)
             found = played.run()
             jobs, deaths, wrongs = jobs + len(played.jobs), deaths + played.deaths, wrongs + found
-            tell(f"schedule {seed}: {len(played.jobs)} jobs, {played.deaths} died, {found or 'as promised'}")
+            report(
+                f"schedule {seed}: {len(played.jobs)} jobs, {played.deaths} died, {found or 'as promised'}"
+            )
             if seed % CONTROLLER_LOST_EVERY == CONTROLLER_LOST_EVERY - 1:
                 lose_controller(lab)
     what = f"of {jobs} jobs in {REAL_SCHEDULES} schedules with Slurm, {deaths} instances died"

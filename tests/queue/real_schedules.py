@@ -157,7 +157,7 @@ def lose_controller(lab: Lab) -> None:
     lab.fleet.until(lambda: "train" in lab.slurm("sinfo"), JOB_S, "slurmctld answers")
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Progress, on the error stream."""
     with suppress(BrokenPipeError):
         sys.stderr.write(f"{text}\n")
