@@ -103,7 +103,7 @@ class Image(pulumi.ComponentResource):
         zone = stack.network.home_zone
         pipeline = alicloud.ecs.EcsImagePipeline(
             f"{self._name}-pipeline",
-            name=naming.prefixed(stack.name, payload.sha256[:12]),
+            name=image_files.ecs_pipeline_name(stack),
             description=f"Builds what gpu-fleet stack {stack.name} boots",
             image_name=image_files.built_name(stack),
             base_image=base_id,

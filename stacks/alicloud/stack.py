@@ -8,6 +8,7 @@ import pulumi_alicloud as alicloud
 from stacks import naming
 from stacks.alicloud import existing_files, submit
 from stacks.alicloud.budget import Budget, BudgetArgs
+from stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
 from stacks.alicloud.capacity import Capacity, CapacityArgs, people_policy
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
@@ -106,6 +107,12 @@ def build(stack: Stack) -> dict[str, Any]:
     if (directory := stack.access.directory) is not None:
         reading = PeopleArgs(stack, directory, keys.key_id, keys.key_arn, records, budget.contact_group)
         People(name, reading, own)
+    if stack.image.base_id is not None:
+        ImageBuilds(
+            name,
+            ImageBuildsArgs(stack, image.pipeline_id, keys.key_id, keys.key_arn, budget.contact_group),
+            own,
+        )
     commands = submit.declare(name, stack, own)
     return {
         "region": stack.region,

@@ -151,9 +151,15 @@ class Image(pulumi.ComponentResource):
                 tags=self._tags,
                 opts=self._child,
             ).arn
+        # only Image Builder's own test collects what Inspector finds; on an instance without a GPU, since
+        # Inspector takes its time
+        scans = [f"{managed}/test/test-image/x.x.x"] if stack.image.scan and types else []
         return [
             aws.imagebuilder.ImagePipelineWorkflowArgs(workflow_arn=f"{managed}/build/build-image/x.x.x"),
-            aws.imagebuilder.ImagePipelineWorkflowArgs(workflow_arn=test, on_failure="ABORT"),
+            *(
+                aws.imagebuilder.ImagePipelineWorkflowArgs(workflow_arn=arn, on_failure="ABORT")
+                for arn in (*scans, test)
+            ),
         ]
 
     def _component(
@@ -251,7 +257,9 @@ class Image(pulumi.ComponentResource):
         )
 
     def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
+        """Where findings decide, the keeper (``builds.py``) promotes: a pipeline does not wait for them."""
         stack = self._stack
+        written = [{"parameter_name": self.parameter, "data_type": "aws:ec2:image"}]
         return aws.imagebuilder.DistributionConfiguration(
             f"{self._name}-image",
             name=naming.prefixed(stack.name),
@@ -265,9 +273,7 @@ class Image(pulumi.ComponentResource):
                         "kms_key_id": self._args.key_arn,
                         "ami_tags": self._tags,
                     },
-                    "ssm_parameter_configurations": [
-                        {"parameter_name": self.parameter, "data_type": "aws:ec2:image"}
-                    ],
+                    "ssm_parameter_configurations": None if stack.image.scan else written,
                 }
             ],
             tags=self._tags,

@@ -8,6 +8,7 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.aws import sessions, submit
 from stacks.aws.budget import Budget, BudgetArgs
+from stacks.aws.builds import ImageBuilds, ImageBuildsArgs
 from stacks.aws.capacity import Capacity, CapacityArgs, people_policy
 from stacks.aws.dashboard import Dashboard, DashboardArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
@@ -142,6 +143,8 @@ def build(stack: Stack) -> dict[str, Any]:
             stack, stack.access.directory, keys.key_arn, buckets["records"], budget.topic_arn
         )
         People(name, reading, own)
+    if stack.image.built:
+        ImageBuilds(name, ImageBuildsArgs(stack, keys.key_arn, budget.topic_arn), own)
     sessions.declare(name, stack, own)
     submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}

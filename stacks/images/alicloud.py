@@ -1,8 +1,8 @@
 """Builds by ECS image pipelines: the one that ``stacks.alicloud.image`` declares, by its name there."""
 
+import uuid
 from typing import Any
 
-from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.errors import StacksError
 from stacks.images.builds import Build, BuildState, Findings, still_to_do
@@ -61,9 +61,15 @@ class AlicloudBuilds:
         ]
         return sorted(done, key=lambda build: build.created, reverse=True)
 
-    def start(self, attempt: int = 0) -> Build:  # noqa: ARG002 - no GPU is tried here, so no zone matters
-        """One more."""
-        answer = self._ask("StartImagePipelineExecution", ImagePipelineId=self._pipeline())
+    def start(self, after: Build | None = None) -> Build:
+        """By a token that follows from the newest build: two that begin one at once begin the same."""
+        pipeline, newest = self._pipeline(), after or next(iter(self.history()), None)
+        said = f"{pipeline} after {newest.id if newest else ''}"
+        answer = self._ask(
+            "StartImagePipelineExecution",
+            ImagePipelineId=pipeline,
+            ClientToken=str(uuid.uuid5(uuid.NAMESPACE_URL, said)),
+        )
         return Build(answer["ExecutionId"], BuildState.RUNNING, "preparing")
 
     def look(self, build: Build) -> Build:
@@ -100,8 +106,7 @@ class AlicloudBuilds:
         return still_to_do(self._stack.name, f"id: {image_id}")
 
     def _pipeline(self) -> str:
-        payload = image_files.recipe(self._stack).sha256
-        name = naming.prefixed(self._stack.name, payload[:12])
+        name = image_files.ecs_pipeline_name(self._stack)
         pipelines = listed(
             self._ask("DescribeImagePipelines", Name=name), "ImagePipeline", "ImagePipelineSet"
         )

@@ -74,25 +74,33 @@ class AwsBuilds:
         return [build for build in self._all() if build.state is BuildState.DONE and build.image_id]
 
     def _all(self) -> list[Build]:
-        summaries = [
-            summary
-            for pipeline in self._pipelines
-            for summary in self._aws.pages(
-                *(SERVICE, "list_image_pipeline_images", "imageSummaryList"),
-                mark="nextToken",
-                imagePipelineArn=pipeline["arn"],
-            )
-        ]
-        return sorted(map(self._build, summaries), key=lambda build: build.created, reverse=True)
+        builds = [build for place in range(len(self._pipelines)) for build in self._of(place)]
+        return sorted(builds, key=lambda build: build.created, reverse=True)
 
-    def start(self, attempt: int = 0) -> Build:
-        """Each attempt in the next zone; a token makes a repeated call the same build."""
+    def _of(self, place: int) -> list[Build]:
+        summaries = self._aws.pages(
+            *(SERVICE, "list_image_pipeline_images", "imageSummaryList"),
+            mark="nextToken",
+            imagePipelineArn=self._pipelines[place]["arn"],
+        )
+        return list(map(self._build, summaries))
+
+    def start(self, after: Build | None = None) -> Build:
+        """By a token that follows from the newest build: two that begin one at once begin the same."""
+        newest, place = next(iter(self._all()), None), 0
+        if after is not None:
+            newest, place = after, (self._place(after) + 1) % len(self._pipelines)
+        arn = self._pipelines[place]["arn"]
         answer = self._ask(
             "start_image_pipeline_execution",
-            imagePipelineArn=self._pipelines[attempt % len(self._pipelines)]["arn"],
-            clientToken=str(uuid.uuid4()),
+            imagePipelineArn=arn,
+            clientToken=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{arn} after {newest.id if newest else ''}")),
         )
         return Build(answer["imageBuildVersionArn"], BuildState.RUNNING, "pending")
+
+    def _place(self, build: Build) -> int:
+        places = range(len(self._pipelines))
+        return next((at for at in places if build.id in {made.id for made in self._of(at)}), 0)
 
     def look(self, build: Build) -> Build:
         """A failed one with the step that failed."""

@@ -13,7 +13,9 @@ POLL_S = 20
 # How long a canary is tried for, and how long until the next try: a build takes longer than this anyway.
 PATIENCE, RETRY_S = timedelta(hours=6), 300
 # docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: none left, or none sold in the zone
-NO_ROOM = re.compile(r"Insufficient\w*Capacity|(?i:insufficient capacity)|not supported in your requested")
+NO_ROOM = re.compile(
+    r"Insufficient\w*Capacity|(?i:insufficient capacity)|not supported in your requested|NoStock"
+)
 
 
 class NoRoomError(StacksError):
@@ -88,8 +90,11 @@ class Builds(Protocol):
     def made(self) -> list[Build]:
         """Every build of the stack whose image is there, of whatever recipe, the newest first."""
 
-    def start(self, attempt: int = 0) -> Build:
-        """Begin one; each attempt after the first in another zone, where there is one."""
+    def start(self, after: Build | None = None) -> Build:
+        """Begin one; after one that found no room in the next zone, where there is one.
+
+        Whoever else begins one after the same build, the stack's keeper say, begins the same one.
+        """
 
     def look(self, build: Build) -> Build:
         """The same build, as it is now."""
@@ -145,7 +150,7 @@ def follow_until_tried(
     Raises:
         StacksError: it failed for another reason, or there was no instance in all that time.
     """
-    until, attempt = now() + PATIENCE, 0
+    until = now() + PATIENCE
     while True:
         try:
             return follow(builds, build, report, now, sleep)
@@ -155,11 +160,20 @@ def follow_until_tried(
                 raise StacksError(
                     f"no instance to test on in {hours} hours, nothing is promoted: {error}"
                 ) from error
-            attempt += 1
             report(f"{now():%H:%M} no room: {error}")
             sleep(RETRY_S)
-            build = builds.start(attempt)
-            report(f"{now():%H:%M} started build {build.id}, try {attempt + 1}")
+            build = _next(builds, build, report, now)
+
+
+def _next(builds: Builds, build: Build, report: Callable[[str], None], now: Callable[[], datetime]) -> Build:
+    """The build that the stack's keeper has begun meanwhile, else another one."""
+    newest = next(iter(builds.history()), None)
+    if newest is not None and newest.id != build.id and newest.state is BuildState.RUNNING:
+        report(f"{now():%H:%M} follows build {newest.id}")
+        return newest
+    begun = builds.start(build)
+    report(f"{now():%H:%M} started build {begun.id}")
+    return begun
 
 
 def still_to_do(stack: str, source: str) -> str:

@@ -81,6 +81,11 @@ def pipeline_name(stack: Stack, zone: str) -> str:
     return name if zone == stack.network.home_zone else f"{name}-{zone}"
 
 
+def ecs_pipeline_name(stack: Stack) -> str:
+    """Of the pipeline on Alibaba Cloud: another payload is another pipeline."""
+    return naming.prefixed(stack.name, recipe(stack).sha256[:12])
+
+
 def digest(*parts: str) -> str:
     """SHA-256 over some texts, in hexadecimal; where one ends and the next begins counts too."""
     return hashlib.sha256(b"".join(f"{len(part)}\0{part}".encode() for part in parts)).hexdigest()

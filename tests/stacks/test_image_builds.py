@@ -51,6 +51,7 @@ class Cloud:
 
     def __init__(self, images=(), statuses=(), promoted=None, sha256=None):
         self.images, self.statuses, self.parameter = list(images), list(statuses), promoted
+        self.started = []  # number, pipeline and status of what the command began
         sha256 = sha256 or image_files.recipe(BUILDING).sha256
         pipeline = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
         recipe = {"arn": RECIPE, "description": f"The recipe of gpu-fleet, sha256 {sha256}"}
@@ -59,7 +60,7 @@ class Cloud:
                 "imagebuilder:ListImagePipelines": {"imagePipelineList": [pipeline]},
                 "imagebuilder:GetImageRecipe": {"imageRecipe": recipe},
                 "imagebuilder:ListImagePipelineImages": self.page,
-                "imagebuilder:StartImagePipelineExecution": {"imageBuildVersionArn": BUILD_ARN.format(9)},
+                "imagebuilder:StartImagePipelineExecution": self.start,
                 "imagebuilder:GetImage": self.image,
                 "ssm:GetParameters": self.read,
                 "ssm:PutParameter": self.write,
@@ -69,15 +70,31 @@ class Cloud:
 
     def page(self, params):
         """One build a page."""
-        place = int(params.get("nextToken", 0))
-        more = {"nextToken": str(place + 1)} if place + 1 < len(self.images) else {}
-        return {"imageSummaryList": self.images[place : place + 1], **more}
+        before = self.images if params["imagePipelineArn"] == PIPELINE else []
+        begun = [
+            summary(number, status)
+            for number, pipeline, status in self.started
+            if pipeline == params["imagePipelineArn"]
+        ]
+        listed, place = [*before, *begun], int(params.get("nextToken", 0))
+        more = {"nextToken": str(place + 1)} if place + 1 < len(listed) else {}
+        return {"imageSummaryList": listed[place : place + 1], **more}
 
-    def image(self, _params):
-        status = self.statuses.pop(0)
+    def start(self, params):
+        """Of one token one build."""
+        tokens = [asked["clientToken"] for asked in self.asked("StartImagePipelineExecution")]
+        number = 9 + tokens.index(params["clientToken"])
+        self.started.append((number, params["imagePipelineArn"], "BUILDING"))
+        return {"imageBuildVersionArn": BUILD_ARN.format(number)}
+
+    def image(self, params):
+        number, status = int(params["imageBuildVersionArn"].rpartition("/")[2]), self.statuses.pop(0)
         if status == "AVAILABLE":
-            self.parameter = AMI.format(9)  # the pipeline's own distribution writes it
-        return {"image": summary(9, status)}
+            self.parameter = AMI.format(number)  # the pipeline's own distribution writes it
+        self.started = [
+            (known, pipeline, status if known == number else said) for known, pipeline, said in self.started
+        ]
+        return {"image": summary(number, status)}
 
     def read(self, _params):
         known = [{"Name": PARAMETER, "Value": self.parameter}] if self.parameter else []
@@ -727,8 +744,38 @@ def test_a_canary_that_finds_no_room_is_tried_in_the_next_zone(run):
         PIPELINE,
     ]
     assert waited.count(RETRY_S) == 2
+    assert len({asked["clientToken"] for asked in cloud.asked("StartImagePipelineExecution")}) == 3
     assert f"no room: build {BUILD_ARN.format(9)} failed: test: LaunchCanary: Insufficient" in said.output
-    assert cloud.parameter == AMI.format(9)
+    assert cloud.parameter == AMI.format(11)
+
+
+def test_a_build_that_the_stacks_keeper_began_meanwhile_is_followed(run):
+    """Two that try again at once would pay for two builds, and the slower one would be promoted."""
+    cloud = full(Cloud(promoted=AMI.format(8)), 1)
+    fails = cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"]
+
+    def keeper_comes_first(_params):
+        cloud.started.append((10, ELSEWHERE, "BUILDING"))
+        return fails
+
+    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = keeper_comes_first
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert said.exit_code == 0, said.output
+    assert f"follows build {BUILD_ARN.format(10)}" in said.output
+    assert len(cloud.asked("StartImagePipelineExecution")) == 1
+
+
+def test_two_that_build_at_once_begin_one_build():
+    cloud = Cloud([summary(8)])
+
+    first = cloud.builds.start()
+    cloud.account.answers["imagebuilder:ListImagePipelineImages"] = {"imageSummaryList": [summary(8)]}
+    # as the other saw the account before the first began
+    second = AwsBuilds(BUILDING, Aws(cloud.account.client)).start()
+
+    assert first.id == second.id
 
 
 def test_after_six_hours_without_room_nothing_is_promoted(run, monkeypatch):

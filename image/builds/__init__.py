@@ -1,0 +1,1 @@
+"""The keeper of a stack's image builds: a function that tries again, promotes, and says what is wrong."""

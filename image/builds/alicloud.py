@@ -1,0 +1,132 @@
+"""Builds by an ECS image pipeline, and the keeper's function in Function Compute, which begins them too."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from image.builds.keeper import (
+    METRIC,
+    NO_ROOM,
+    PLAN_FILE,
+    BuildFailure,
+    BuildsPlan,
+    BuildStage,
+    Cause,
+    PipelineBuild,
+    Promoted,
+    Report,
+    load,
+    log,
+    look_after,
+    token,
+)
+from image.reaper import policy as policies
+from image.reaper.alicloud.connect import credentials
+from image.reaper.alicloud.session import ENDPOINT, Product, clients
+from image.reaper.calls import Calls
+from image.reaper.cloud import connect, policy_file
+from image.reaper.errors import CloudError
+from image.reaper.metrics import Figure
+from image.reaper.times import parse_time
+
+RESERVE = timedelta(seconds=15)
+# ECS, API DescribeImagePipelineExecutions: Status
+STATES = {
+    "SUCCESS": BuildStage.DONE,
+    **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), BuildStage.FAILED),
+}
+NEWEST = 100  # executions of one call; a pipeline goes with its payload
+
+
+class ImagePipeline:
+    """See ``keeper.Pipelines``. Launch templates hold an image's id: an ``up`` promotes, and nothing here."""
+
+    def __init__(self, ecs: Product, calls: Calls, plan: BuildsPlan) -> None:
+        self._ecs, self._calls, self._plan = ecs, calls, plan
+
+    @cached_property
+    def _pipeline(self) -> Mapping[str, Any]:
+        (name,) = self._plan.pipelines
+        page = self._calls.look(self._ecs.action("DescribeImagePipelines"), Name=name)
+        for pipeline in page["ImagePipeline"]["ImagePipelineSet"]:
+            if pipeline.get("Name") == name:
+                return dict(pipeline)
+        raise CloudError(f"no pipeline {name}")
+
+    def declared(self) -> datetime:
+        """As the protocol."""
+        return parse_time(self._pipeline["CreationTime"])
+
+    def history(self) -> Sequence[PipelineBuild]:
+        """As the protocol."""
+        builds = [
+            PipelineBuild(
+                execution["ExecutionId"],
+                STATES.get(execution["Status"], BuildStage.RUNNING),
+                parse_time(execution["CreationTime"]),
+                execution.get("ImageId", ""),
+            )
+            for execution in self._executions(
+                ImagePipelineId=self._pipeline["ImagePipelineId"], MaxResults=NEWEST
+            )
+        ]
+        return sorted(builds, key=lambda build: build.began, reverse=True)
+
+    def failure(self, build: PipelineBuild) -> BuildFailure:
+        """As the protocol, by its message."""
+        (execution,) = self._executions(ExecutionId=build.id)
+        reason = execution.get("Message") or execution["Status"].lower()
+        if NO_ROOM.search(reason):
+            return BuildFailure(Cause.NO_ROOM, reason)
+        building = execution["Status"] == "FAILED"
+        return BuildFailure(Cause.BUILDING if building else Cause.TESTING, reason)
+
+    def start(self, place: int, after: str) -> str:  # noqa: ARG002 - one pipeline, in one zone
+        """As the protocol."""
+        pipeline = str(self._pipeline["ImagePipelineId"])
+        answer = self._calls.change(
+            self._ecs.action("StartImagePipelineExecution"),
+            ImagePipelineId=pipeline,
+            ClientToken=token(pipeline, after),
+        )
+        return str(answer["ExecutionId"])
+
+    def promoted(self) -> Promoted:
+        """As the protocol: what an ``up`` wrote, which is not asked here."""
+        return Promoted("", None)
+
+    def promote(self, image_id: str) -> None:
+        """Nothing."""
+
+    def unfit(self, build: PipelineBuild) -> str:  # noqa: ARG002 - nobody scans here
+        """As the protocol."""
+        return ""
+
+    def _executions(self, **which: Any) -> list[Mapping[str, Any]]:
+        page = self._calls.look(self._ecs.action("DescribeImagePipelineExecutions"), **which)
+        return list(page["ImagePipelineExecution"]["ImagePipelineExecutionSet"])
+
+
+def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - whatever wakes it, it looks itself
+    """Look once as a function; raises as ``run``."""
+    return json.dumps(log(run(datetime.now(UTC) + timedelta(seconds=context.function.timeout))))
+
+
+def run(ends_at: datetime) -> Report:
+    """Look once.
+
+    Args:
+        ends_at: when the function is cut off.
+
+    Raises:
+        ReaperError: the cloud gave no answer; the function counts it as an error, which is an alarm.
+    """
+    policy, plan = policies.load(policy_file()), load(policy_file().with_name(PLAN_FILE))
+    cloud = connect(policy, lambda: datetime.now(UTC), deadline=ends_at - RESERVE)
+    own = clients(policy.region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
+    report = look_after(ImagePipeline(own.ecs, cloud.calls, plan), plan, policy.time_zone, datetime.now(UTC))
+    cloud.heartbeats.publish([Figure(METRIC, float(bool(report.problem)))])
+    return report
