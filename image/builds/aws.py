@@ -183,7 +183,8 @@ def run(ends_at: datetime) -> Report:
     """
     policy, plan = policies.load(policy_file()), load(policy_file().with_name(PLAN_FILE))
     cloud = connect(policy, lambda: datetime.now(UTC), deadline=ends_at - RESERVE)
-    made = (client(name, policy.region) for name in ("imagebuilder", "ssm"))
-    report = look_after(ImageBuilder(*made, cloud.calls, plan), plan, policy.time_zone, datetime.now(UTC))
+    imagebuilder, ssm = client("imagebuilder", policy.region), client("ssm", policy.region)
+    own = ImageBuilder(imagebuilder, ssm, cloud.calls, plan)
+    report = look_after(own, plan, policy.time_zone, datetime.now(UTC))
     cloud.heartbeats.publish([Figure(METRIC, float(bool(report.problem)))])
     return report

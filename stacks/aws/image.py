@@ -7,10 +7,11 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import first_image, image_roles, policies
-from stacks.aws.image_documents import canary_content, canary_types, component_content, tests_content
+from stacks.aws.image_documents import canary_content, component_content, tests_content
 from stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
 from stacks.payload import image_files
 from stacks.settings import Stack
+from stacks.settings.quantities import KEPT_IMAGE_WEEKS, canary_types
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/create-launch-template.html: read at each launch
 RESOLVED = "resolve:ssm:"
@@ -20,7 +21,7 @@ BUILDER_TYPES = ("c7i.2xlarge", "c6i.2xlarge")
 SCHEDULE = "cron(0 3 ? * sun *)"
 TEST_MINUTES = 60  # the least that the API takes; the canary's steps have limits of their own
 # The last three builds stay whatever their age, and whatever started an instance within a month.
-KEPT_BUILDS, KEPT_WEEKS, KEPT_AFTER_LAUNCH_WEEKS = 3, 8, 4
+KEPT_BUILDS, KEPT_AFTER_LAUNCH_WEEKS = 3, 4
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,9 @@ class Image(pulumi.ComponentResource):
     def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
         """Where findings decide, the keeper (``builds.py``) promotes: a pipeline does not wait for them."""
         stack = self._stack
-        written = [{"parameter_name": self.parameter, "data_type": "aws:ec2:image"}]
+        parameter = aws.imagebuilder.DistributionConfigurationDistributionSsmParameterConfigurationArgs(
+            parameter_name=self.parameter, data_type="aws:ec2:image"
+        )
         return aws.imagebuilder.DistributionConfiguration(
             f"{self._name}-image",
             name=naming.prefixed(stack.name),
@@ -273,7 +276,7 @@ class Image(pulumi.ComponentResource):
                         "kms_key_id": self._args.key_arn,
                         "ami_tags": self._tags,
                     },
-                    "ssm_parameter_configurations": None if stack.image.scan else written,
+                    "ssm_parameter_configurations": [] if stack.image.scan else [parameter],
                 }
             ],
             tags=self._tags,
@@ -295,7 +298,7 @@ class Image(pulumi.ComponentResource):
                     "filter": {
                         "type": "AGE",
                         "unit": "WEEKS",
-                        "value": KEPT_WEEKS,
+                        "value": KEPT_IMAGE_WEEKS,
                         "retain_at_least": KEPT_BUILDS,
                     },
                     "exclusion_rules": {

@@ -4,7 +4,6 @@ from typing import Any
 
 import yaml
 
-from stacks import catalog
 from stacks.payload import image_files
 from stacks.settings import Stack
 
@@ -38,17 +37,6 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
 def tests_content() -> str:
     """The tests of the finished image, on an instance of its own that booted it."""
     return _document("What an image of gpu-fleet must show", {"test": [_look(" booted")]})
-
-
-def canary_types(stack: Stack) -> list[str]:
-    """The GPU types of the stack on which a built image may be tried, the cheapest first.
-
-    Empty where the stack has none that runs it, or wants none. Image Builder takes one that it can have.
-    """
-    known = {name: catalog.load().get(name) for pool in stack.pools for name in pool.types}
-    fitting = [kind for kind in known.values() if kind.gpu_count and kind.runs_bundled_image and kind.price]
-    by_price = sorted(fitting, key=lambda kind: (kind.price.amount_per_hour if kind.price else 0, kind.name))
-    return [kind.name for kind in by_price] if stack.image.canary else []
 
 
 def canary_content(types: list[str]) -> str:

@@ -15,6 +15,8 @@ from stacks.settings.quantities import (
     CostKind,
     Level,
     Volumes,
+    canary_types,
+    image_builds,
     instances,
     on_demand_instances,
     shared_units,
@@ -66,6 +68,26 @@ class _Parts:
         """What all pools use."""
         for what, kind, units in shared_units(self.stack, volumes):
             yield self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
+        if self.stack.image.built and self.stack.cloud is Cloud.AWS:
+            yield from self._images()
+
+    def _images(self) -> Iterator[CostLine]:
+        """Builds of every week: who builds, who tries, and what is kept."""
+        builds = image_builds(self.stack)
+        hours = {level: Decimal(each.builder_hours) for level, each in builds.items()}
+        yield self._line("image_builder", CostKind.IMAGES, hours)
+        if types := canary_types(self.stack):
+            quotes = tuple(instance_quote(self.stack, catalog.load().get(name)) for name in types)
+            prices = [self._own_currency(quote, quote.amount) for quote in quotes if quote.amount is not None]
+            # Image Builder asks for the cheapest first
+            dearest = {Level.MAX: max(prices)}
+            months = {
+                level: CostRange(min(prices), dearest.get(level, min(prices))) * each.canary_hours
+                for level, each in builds.items()
+            }
+            yield CostLine(None, CostKind.IMAGES, f"canary {', '.join(types)}", months, quotes)
+        stored = {level: Decimal(each.snapshot_gb) for level, each in builds.items()}
+        yield self._line("image_snapshot", CostKind.IMAGES, stored)
 
     def _line(
         self, what: str, kind: CostKind, units: Mapping[Level, Decimal], pool: str | None = None

@@ -4,11 +4,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stacks import catalog
 from stacks.catalog import Cloud
 from stacks.catalog.money import HOURS_PER_MONTH
 from stacks.settings.pools import GroupPlan, group_plans
 from stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
+# Of a month, at most; how long a build without room is tried again (image/builds/keeper.py).
+SUNDAYS, RETRY_HOURS = 5, 6
+# How long builds are kept (stacks/aws/image.py), and what one stores: the base's own packages, driver,
+# containers and some 10 GB of wheels, most of it torch with CUDA. No account has measured one yet.
+KEPT_IMAGE_WEEKS, IMAGE_GB = 8, 25
 # Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test holds them together.
 ENDPOINTS = {Cloud.AWS: 12, Cloud.ALICLOUD: 1}
 
@@ -30,6 +36,7 @@ class CostKind(StrEnum):
     ENDPOINTS = "endpoints"
     STORAGE = "storage"
     LOGS = "logs"
+    IMAGES = "images"
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,44 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
         yield "disk", CostKind.DISKS, stack.image.size_gib
     if network.existing is None:
         yield "log", CostKind.LOGS, volumes.log_gb
+
+
+@dataclass(frozen=True)
+class ImageBuilds:
+    """What a month of image builds on AWS takes, at one level.
+
+    Attributes:
+        builder_hours: of the instance that builds, and of another like it where a scan has its own test.
+        canary_hours: of a GPU instance that tries what was built.
+        snapshot_gb: of every image that is kept.
+    """
+
+    builder_hours: int
+    canary_hours: int
+    snapshot_gb: int
+
+
+def canary_types(stack: Stack) -> list[str]:
+    """The GPU types of the stack on which a built image may be tried, the cheapest first.
+
+    Empty where the stack has none that runs it, or wants none. Image Builder takes one that it can have.
+    """
+    known = {name: catalog.load().get(name) for pool in stack.pools for name in pool.types}
+    fitting = [kind for kind in known.values() if kind.gpu_count and kind.runs_bundled_image and kind.price]
+    by_price = sorted(fitting, key=lambda kind: (kind.price.amount_per_hour if kind.price else 0, kind.name))
+    return [kind.name for kind in by_price] if stack.image.canary else []
+
+
+def image_builds(stack: Stack) -> Mapping[Level, ImageBuilds]:
+    """Of a stack that builds: each Sunday once and, at worst, again for six hours where there is no room.
+
+    Whole hours, since a build takes most of one. At worst a kept image fills its disk.
+    """
+    each = 2 if stack.image.scan else 1
+    kept = KEPT_IMAGE_WEEKS + 1
+    usual = ImageBuilds(SUNDAYS * each, SUNDAYS, kept * IMAGE_GB)
+    worst = ImageBuilds(SUNDAYS * (each + RETRY_HOURS * each), SUNDAYS, kept * stack.image.size_gib)
+    return {Level.NOW: usual, Level.MIN: usual, Level.MAX: worst}
 
 
 def bucket_price(stack: Stack) -> str:

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.aws.image_documents import canary_types, component_content
+from stacks.aws.image_documents import component_content
 from stacks.aws.stack import build
 from stacks.crossguard.model import Profile, Resource
 from stacks.errors import StacksError
@@ -19,6 +19,7 @@ from stacks.payload.image_files import ROOT
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from stacks.rehearsal.registrations import RegistrationOutcome
+from stacks.settings.quantities import canary_types
 from tests.stacks.examples import BUILDING, pool, stack
 from tests.stacks.policy_judge import violations
 

@@ -56,6 +56,9 @@ BY_HAND = {
         # 2.30, 30.00, and Lustre 2400 GiB x 0.145 = 348.00
         (None, "storage"): ("380.30", "380.30", "380.30", "380.30", "380.30"),
         (None, "logs"): ("50.00", "50.00", "50.00", "50.00", "50.00"),
+        # 5 h of c7i.2xlarge at 0.357, 5 h of g6.2xlarge at 0.9776, 9 images of 25 GB at 0.05; at worst
+        # 35 h, 5 h of a p4d.24xlarge instead, and 9 full disks of 100 GB
+        (None, "images"): ("17.92", "17.92", "17.92", "62.38", "167.28"),
     },
     "local": {
         # 4, 1 and 6 x 730 x from g4dn.xlarge 0.526 to g5.xlarge 1.006
@@ -133,7 +136,7 @@ def test_a_shipped_stack_costs_to_the_cent_what_the_hand_worked_table_says(name)
     ("name", "currency", "worst"),
     [
         ("aws-dev", "USD", "3900.20"),
-        ("aws-prod", "USD", "72225.39"),
+        ("aws-prod", "USD", "72392.68"),
         ("local", "USD", "6341.54"),
         ("alicloud-dev", "CNY", "33684.73"),
         ("alicloud-prod", "CNY", "1151531.02"),
@@ -151,7 +154,7 @@ def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name, curren
 def test_an_hour_is_the_month_over_730_hours():
     cost = shipped("aws-prod")
 
-    assert cents(cost.hour(Level.MAX).high) == "98.94"
+    assert cents(cost.hour(Level.MAX).high) == "99.17"
 
 
 @given(any_stack_file())
@@ -351,6 +354,46 @@ def test_the_budget_itself_is_not_too_much_and_a_cent_more_is():
 
 def test_overcommit_may_be_allowed():
     hold_to_budget(shipped("aws-prod"), 1, allow_overcommit=True)
+
+
+def months(cost: Cost, kind: CostKind, level: Level) -> dict[str, tuple[Decimal, Decimal]]:
+    spans = {line.what.split(" ")[0]: line.months[level] for line in cost.of_kind(kind) if line.months}
+    return {what: (span.low.amount, span.high.amount) for what, span in spans.items()}
+
+
+def test_image_builds_of_a_month_are_counted_by_builder_canary_and_what_is_kept():
+    """Five Sundays; at worst six more hours each, on the dearest type, and disks that are full."""
+    image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "size_gib": 60}
+    pools = [pool(types=["g5.xlarge", "g5.2xlarge"])]
+
+    cost = estimate(stack(image=image, pools=pools))
+
+    assert months(cost, CostKind.IMAGES, Level.NOW) == {
+        "image_builder": (Decimal("1.785"), Decimal("1.785")),
+        "canary": (Decimal("5.030"), Decimal("5.030")),
+        "image_snapshot": (Decimal("11.25"), Decimal("11.25")),
+    }
+    assert months(cost, CostKind.IMAGES, Level.MAX) == {
+        "image_builder": (Decimal("12.495"), Decimal("12.495")),
+        "canary": (Decimal("5.030"), Decimal("6.060")),
+        "image_snapshot": (Decimal("27.00"), Decimal("27.00")),
+    }
+
+
+def test_a_scan_has_an_instance_of_its_own_and_no_canary_costs_no_gpu():
+    image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "mode": "baked"}
+
+    scanning = estimate(stack(image=image | {"scan": True, "canary": False}))
+
+    assert months(scanning, CostKind.IMAGES, Level.NOW)["image_builder"] == (Decimal("3.57"), Decimal("3.57"))
+    assert "canary" not in months(scanning, CostKind.IMAGES, Level.NOW)
+
+
+@pytest.mark.parametrize(
+    "settings", [stack(), alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2"})]
+)
+def test_no_image_is_counted_where_none_is_built_or_nobody_lists_its_price(settings):
+    assert estimate(settings).of_kind(CostKind.IMAGES) == ()
 
 
 def test_as_many_endpoints_are_counted_as_are_built():
