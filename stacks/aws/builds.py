@@ -31,17 +31,20 @@ class ImageBuildsArgs:
     """What the keeper depends on.
 
     Attributes:
+        pipeline_arns: of every zone; at a destroy the keeper is gone before they are, else it might begin a
+            build that nothing deletes.
         key_arn: encrypts its log.
         topic_arn: who is notified.
     """
 
     stack: Stack
+    pipeline_arns: list[pulumi.Output[str]]
     key_arn: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
 
 
 @dataclass(frozen=True)
-class Alarm:
+class _Alarm:
     """When an operator must look at the builds; what is counted over an hour.
 
     Attributes:
@@ -75,11 +78,11 @@ class ImageBuilds(pulumi.ComponentResource):
                 latest_start_s=LATEST_START_S,
                 environment={},
                 key_arn=args.key_arn,
-                policy=lambda log_arn: role_policy(stack, log_arn),
+                policy=lambda log_arn: role_policy(args, log_arn),
             ),
             self,
         )
-        for alarm in alarms(stack):
+        for alarm in _alarms(stack):
             silent = alarm.at_least is None
             aws.cloudwatch.MetricAlarm(
                 f"{own}-{alarm.label}",
@@ -101,7 +104,7 @@ class ImageBuilds(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-def alarms(stack: Stack) -> tuple[Alarm, ...]:
+def _alarms(stack: Stack) -> tuple[_Alarm, ...]:
     """Everything about the builds that an operator must hear of; each says so once until it is over."""
     own = naming.metric_namespace(stack.name)
     problem = (
@@ -109,9 +112,9 @@ def alarms(stack: Stack) -> tuple[Alarm, ...]:
         "its findings are critical, or none began for a week. See the keeper's log"
     )
     return (
-        Alarm("problem", problem, own, METRIC, "Maximum", 1),
-        Alarm("errors", "Nobody looks after image builds", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
-        Alarm("silent", "No look at image builds was made", own, METRIC, "SampleCount", None),
+        _Alarm("problem", problem, own, METRIC, "Maximum", 1),
+        _Alarm("errors", "Nobody looks after image builds", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
+        _Alarm("silent", "No look at image builds was made", own, METRIC, "SampleCount", None),
     )
 
 
@@ -122,13 +125,12 @@ def bundle(stack: Stack) -> pulumi.AssetArchive:
     return archive(stack, f"{builds_plan.KEEPER}.aws", plan)
 
 
-def role_policy(stack: Stack, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
+def role_policy(args: ImageBuildsArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
     """The role's only policy: start the stack's own pipelines, write its own parameter, and no instance."""
+    stack = args.stack
     arn, own = f"arn:{policies.partition(stack.region)}", f"{stack.region}:{stack.account_id}"
     named = naming.prefixed(stack.name)
     builder = f"{arn}:imagebuilder:{own}"
-    zones = image_files.zones_of_builds(stack)
-    pipelines = [f"{builder}:image-pipeline/{image_files.pipeline_name(stack, zone)}" for zone in zones]
     parameter = f"{arn}:ssm:{own}:parameter{stack.image.built_parameter(stack.name)}"
     promotes = ["ssm:PutParameter"] if stack.image.scan else []
     return policies.document(
@@ -140,7 +142,7 @@ def role_policy(stack: Stack, log_group_arn: pulumi.Input[str]) -> pulumi.Output
                 "imagebuilder:ListImagePipelineImages",
                 "imagebuilder:StartImagePipelineExecution",
             ],
-            pipelines,
+            args.pipeline_arns,
         ),
         policies.allow(
             "Builds",

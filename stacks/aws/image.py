@@ -50,11 +50,13 @@ class Image(pulumi.ComponentResource):
     Attributes:
         image_id: what launch templates name: an AMI, or ``resolve:ssm:`` so that each launch reads anew.
         pipeline_id: to start a build; empty where nothing is built.
+        pipeline_arns: of the pipeline of every zone, that one first.
         parameter: the SSM parameter that each build writes its image's id to; empty where nothing is built.
     """
 
     image_id: pulumi.Output[str]
     pipeline_id: pulumi.Output[str]
+    pipeline_arns: list[pulumi.Output[str]]
     parameter: str
 
     def __init__(self, name: str, args: ImageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -64,11 +66,12 @@ class Image(pulumi.ComponentResource):
         self._tags = naming.tags(args.stack.name, args.stack.owner)
         image = args.stack.image
         self.image_id = self._image_id()
-        self.pipeline_id, self.parameter = pulumi.Output.from_input(""), ""
+        self.pipeline_id, self.pipeline_arns, self.parameter = pulumi.Output.from_input(""), [], ""
         if image.base_id is not None:
             payload = image_files.recipe(args.stack)
             self.parameter = image.built_parameter(args.stack.name)
-            self.pipeline_id = self._pipeline(image.base_id, payload)
+            self.pipeline_arns = self._pipelines(image.base_id, payload)
+            self.pipeline_id = self.pipeline_arns[0]
         self.register_outputs({"image_id": self.image_id, "pipeline_id": self.pipeline_id})
 
     def _image_id(self) -> pulumi.Output[str]:
@@ -79,10 +82,10 @@ class Image(pulumi.ComponentResource):
         named = image.id if image.id is not None else f"{RESOLVED}{image.parameter}"
         return pulumi.Output.from_input(named)
 
-    def _pipeline(self, base_id: str, payload: image_files.ImageFile) -> pulumi.Output[str]:
+    def _pipelines(self, base_id: str, payload: image_files.ImageFile) -> list[pulumi.Output[str]]:
         """One for each zone, since a canary that finds no room in one is tried in the next.
 
-        All have the same recipe, and the first alone, whose ARN this gives, has a schedule.
+        All have the same recipe, and the first alone has a schedule; gives their ARNs.
         """
         stack = self._stack
         recipe, distribution, workflows = (
@@ -96,7 +99,7 @@ class Image(pulumi.ComponentResource):
         zones = image_files.zones_of_builds(stack) if canary_types(stack) else [stack.network.home_zone]
         pipelines = [self._pipeline_in(zone, recipe, distribution, workflows, profile) for zone in zones]
         self._lifecycle(recipe)
-        return pipelines[0].arn
+        return [pipeline.arn for pipeline in pipelines]
 
     def _pipeline_in(
         self,
@@ -260,7 +263,7 @@ class Image(pulumi.ComponentResource):
     def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
         """Where findings decide, the keeper (``builds.py``) promotes: a pipeline does not wait for them."""
         stack = self._stack
-        parameter = aws.imagebuilder.DistributionConfigurationDistributionSsmParameterConfigurationArgs(
+        promoted = aws.imagebuilder.DistributionConfigurationDistributionSsmParameterConfigurationArgsDict(
             parameter_name=self.parameter, data_type="aws:ec2:image"
         )
         return aws.imagebuilder.DistributionConfiguration(
@@ -268,16 +271,16 @@ class Image(pulumi.ComponentResource):
             name=naming.prefixed(stack.name),
             description=f"Where the images of gpu-fleet stack {stack.name} go",
             distributions=[
-                {
-                    "region": stack.region,
-                    "ami_distribution_configuration": {
+                aws.imagebuilder.DistributionConfigurationDistributionArgsDict(
+                    region=stack.region,
+                    ami_distribution_configuration={
                         "name": f"{naming.prefixed(stack.name)}-{{{{ imagebuilder:buildDate }}}}",
                         "description": f"What gpu-fleet stack {stack.name} boots",
                         "kms_key_id": self._args.key_arn,
                         "ami_tags": self._tags,
                     },
-                    "ssm_parameter_configurations": [] if stack.image.scan else [parameter],
-                }
+                    ssm_parameter_configurations=[] if stack.image.scan else [promoted],
+                )
             ],
             tags=self._tags,
             opts=self._child,

@@ -144,7 +144,7 @@ def build(stack: Stack) -> dict[str, Any]:
         )
         People(name, reading, own)
     if stack.image.built:
-        ImageBuilds(name, ImageBuildsArgs(stack, keys.key_arn, budget.topic_arn), own)
+        ImageBuilds(name, ImageBuildsArgs(stack, image.pipeline_arns, keys.key_arn, budget.topic_arn), own)
     sessions.declare(name, stack, own)
     submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}

@@ -110,7 +110,7 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
 
 
 @dataclass(frozen=True)
-class ImageBuilds:
+class MonthOfBuilds:
     """What a month of image builds on AWS takes, at one level.
 
     Attributes:
@@ -135,15 +135,15 @@ def canary_types(stack: Stack) -> list[str]:
     return [kind.name for kind in by_price] if stack.image.canary else []
 
 
-def image_builds(stack: Stack) -> Mapping[Level, ImageBuilds]:
+def image_builds(stack: Stack) -> Mapping[Level, MonthOfBuilds]:
     """Of a stack that builds: each Sunday once and, at worst, again for six hours where there is no room.
 
     Whole hours, since a build takes most of one. At worst a kept image fills its disk.
     """
     each = 2 if stack.image.scan else 1
     kept = KEPT_IMAGE_WEEKS + 1
-    usual = ImageBuilds(SUNDAYS * each, SUNDAYS, kept * IMAGE_GB)
-    worst = ImageBuilds(SUNDAYS * (each + RETRY_HOURS * each), SUNDAYS, kept * stack.image.size_gib)
+    usual = MonthOfBuilds(SUNDAYS * each, SUNDAYS, kept * IMAGE_GB)
+    worst = MonthOfBuilds(SUNDAYS * (each + RETRY_HOURS * each), SUNDAYS, kept * stack.image.size_gib)
     return {Level.NOW: usual, Level.MIN: usual, Level.MAX: worst}
 
 

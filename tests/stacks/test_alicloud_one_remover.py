@@ -19,6 +19,11 @@ MOVES = {
     "ess:ModifyScalingGroup",
     "ess:ScaleWithAdjustment",
 }
+BUILDS = {
+    "ecs:DescribeImagePipelineExecutions",
+    "ecs:DescribeImagePipelines",
+    "ecs:StartImagePipelineExecution",
+}
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 RULE = "alicloud:ess/scalingRule:ScalingRule"
 ALARM = "alicloud:ess/alarm:Alarm"
@@ -100,10 +105,11 @@ def test_no_role_but_the_sweeps_may_end_instances(found):
         if action.startswith(("ecs:", "ess:", "*"))
     }
 
-    others = {action for name, action in allowed if not name.endswith(("-reaper", "-capacity"))}
+    others = {action for name, action in allowed if not name.endswith(("-reaper", "-capacity", "-builds"))}
     assert others <= HARMLESS
     # what the mover may lower is what never started: its groups launch under protection, or count members
     assert {action for name, action in allowed if name.endswith("-capacity")} <= MOVES
+    assert {action for name, action in allowed if name.endswith("-builds")} <= BUILDS
 
 
 def test_the_only_hooks_hold_instances_that_are_being_terminated(found):

@@ -263,7 +263,8 @@ def test_whatever_holds_data_is_encrypted_with_the_stacks_key(found):
     homes = inputs(found, "alicloud:nas/fileSystem:FileSystem", name="-home")
     keys = [store["encryptConf"]["userCmkInfo"]["cmkKeyId"] for store in stores]
 
-    assert {store["logstoreName"] for store in stores} == {"capacity", "flow", "reaper"}
+    builds = {"builds"} if inputs(found, "alicloud:ecs/ecsImagePipeline:EcsImagePipeline") else set()
+    assert {store["logstoreName"] for store in stores} == {"capacity", "flow", "reaper", *builds}
     assert {store["encryptConf"]["enable"] for store in stores} == {True}
     assert {*keys, *(home["kmsKeyId"] for home in homes)} == key_ids(found)
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.stacks import alicloud_examples, alicloud_programs
+from tests.stacks.deletion_order import reached
 from tests.stacks.examples import BUILDING, stack
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.ram import decide as ram_decides
@@ -37,16 +38,6 @@ def policy(declared):
 @pytest.mark.parametrize(
     ("action", "resource", "verdict"),
     [
-        (
-            "imagebuilder:StartImagePipelineExecution",
-            f"{BUILDER}:image-pipeline/gpu-fleet-test",
-            Verdict.ALLOWED,
-        ),
-        (
-            "imagebuilder:StartImagePipelineExecution",
-            f"{BUILDER}:image-pipeline/gpu-fleet-test-us-east-1b",
-            Verdict.ALLOWED,
-        ),
         ("imagebuilder:StartImagePipelineExecution", f"{BUILDER}:image-pipeline/other", Verdict.NOT_ALLOWED),
         ("imagebuilder:DeleteImage", f"{BUILDER}:image/gpu-fleet-test-0/1.0.0/8", Verdict.NOT_ALLOWED),
         ("ssm:PutParameter", PARAMETER, Verdict.ALLOWED),
@@ -55,8 +46,17 @@ def policy(declared):
         ("iam:PassRole", "arn:aws:iam::123456789012:role/x", Verdict.NOT_ALLOWED),
     ],
 )
-def test_it_starts_the_stacks_own_pipelines_and_writes_its_own_parameter(register, action, resource, verdict):
+def test_it_writes_its_stacks_parameter_and_starts_no_other_pipeline(register, action, resource, verdict):
     assert decide(Request(action, resource), identity=[policy(register(SCANNED))]) is verdict
+
+
+def test_it_starts_the_pipeline_of_every_zone(register):
+    declared = register(BUILDING)
+    arns = [made.outputs["arn"] for made in declared.of_type("aws:imagebuilder/imagePipeline:ImagePipeline")]
+
+    asked = [Request("imagebuilder:StartImagePipelineExecution", arn) for arn in arns]
+    assert len(asked) == 2
+    assert {decide(request, identity=[policy(declared)]) for request in asked} == {Verdict.ALLOWED}
 
 
 def test_without_a_scan_the_pipeline_promotes_and_the_keeper_may_not(register):
@@ -99,6 +99,29 @@ def test_a_stack_that_builds_nothing_has_no_keeper(register):
     functions = register(stack()).of_type("aws:lambda/function:Function")
 
     assert "gpu-fleet-test-builds" not in [made.name for made in functions]
+
+
+def gone_before(declared, function, pipeline):
+    """Whether the keeper is gone at a destroy before any pipeline: it would begin a build that stays."""
+    (keeper,) = [made for made in declared.of_type(function) if made.name == "gpu-fleet-test-builds"]
+    pipelines = {made.urn for made in declared.of_type(pipeline)}
+    return bool(pipelines) and pipelines <= reached(declared.registrations)[keeper.urn]
+
+
+def test_at_a_destroy_the_keeper_is_gone_before_its_pipelines(register):
+    declared = register(BUILDING)
+
+    assert gone_before(
+        declared, "aws:lambda/function:Function", "aws:imagebuilder/imagePipeline:ImagePipeline"
+    )
+
+
+def test_on_alibaba_cloud_too_it_is_gone_before_its_pipeline():
+    declared = alicloud_programs.register(ON_ALICLOUD)
+
+    assert gone_before(
+        declared, "alicloud:fc/v3Function:V3Function", "alicloud:ecs/ecsImagePipeline:EcsImagePipeline"
+    )
 
 
 def test_on_alibaba_cloud_it_starts_one_pipeline_and_ends_nothing():

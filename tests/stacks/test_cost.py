@@ -392,7 +392,7 @@ def test_a_scan_has_an_instance_of_its_own_and_no_canary_costs_no_gpu():
 @pytest.mark.parametrize(
     "settings", [stack(), alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2"})]
 )
-def test_no_image_is_counted_where_none_is_built_or_nobody_lists_its_price(settings):
+def test_no_image_is_counted_where_none_is_built_or_no_list_has_its_price(settings):
     assert estimate(settings).of_kind(CostKind.IMAGES) == ()
 
 
