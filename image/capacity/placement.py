@@ -674,9 +674,13 @@ class _Pass:
         return self._too_dear(coming.pool, 1, None)
 
     def _companions_group(self, coming: Coming) -> str:
-        """Where others of the same request stand, for a pool whose instances must stand close together."""
+        """Where others stand that it has to stand close to: of its request, or of the pool itself."""
+        if not self._is_together(coming.pool):
+            return ""
+        if coming.purpose in OWN:
+            return self._own_group(coming)
         request = self._requests.get(coming.purpose)
-        if request is None or not self._is_together(coming.pool):
+        if request is None:
             return ""
         for other in self._coming:
             if other.purpose == coming.purpose and other.started:
@@ -685,6 +689,31 @@ class _Pass:
         came = here | set(request.instances)
         sites = self._view.sites.get(coming.pool, ())
         return next((site.group.name for site in sites if came & site.group.members.keys()), "")
+
+    def _own_group(self, coming: Coming) -> str:
+        """The group with most of what the pool started for itself; empty where it has nothing yet.
+
+        A group asks again for what the cloud took of a request, and nobody asks for that elsewhere: alone in
+        another zone it would be of no use.
+        """
+        living = [
+            instance
+            for instance in self._view.instances
+            if instance.pool == coming.pool and instance.state in LIVING
+        ]
+        own = {instance.id for instance in living if self._purpose_of(instance) in (*OWN, "")}
+        on_way = Counter(
+            other.group for other in self._coming if other.id != coming.id and other.purpose in OWN
+        )
+        everything = {instance.id for instance in living} if coming.purpose == SHARED else own
+        for standing in (own, everything):
+            stand = {
+                site.group.name: len(standing & site.group.members.keys()) + on_way[site.group.name]
+                for site in self._view.sites.get(coming.pool, ())
+            }
+            if any(stand.values()):
+                return max(stand, key=lambda name: stand[name])
+        return ""
 
     def _start(self, coming: Coming, site: Site) -> None:
         name = site.group.name

@@ -505,6 +505,84 @@ def test_a_frozen_group_keeps_what_it_wants():
     assert cloud.desired == {A: 1, B: 0}
 
 
+def interrupted(cloud, name):
+    """The cloud takes one instance, and has no other there; its group asks for it again by itself."""
+    (label,) = [label for label, group in cloud.groups.items() if name in group.members]
+    members = {key: state for key, state in cloud.groups[label].members.items() if key != name}
+    cloud.groups[label] = replace(cloud.groups[label], members=members)
+    del cloud.instances[name]
+    cloud.room[label] = False
+
+
+def cluster(number, label, **changes):
+    """A pool whose instances stand close together, after its first ones came to one zone."""
+    cloud = Cloud(policy=policy(together=True), **changes)
+    cloud.groups[label] = replace(cloud.groups[label], desired=number)
+    minutes(cloud, 1)
+    return cloud
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_what_was_interrupted_of_a_cluster_waits_for_its_own_zone(label):
+    """Another zone has room, but no placement group spans two, and EFA does not leave a subnet."""
+    cloud = cluster(3, label)
+    interrupted(cloud, next(iter(cloud.instances)))
+    minutes(cloud, 8)
+    assert [group for group, _ in cloud.rises if group != label] == []
+
+    cloud.room[label] = True
+    minutes(cloud, 6)
+
+    assert cloud.desired == {A: 0, B: 0} | {label: 3}
+    assert len(cloud.instances) == 3
+
+
+def test_what_was_interrupted_of_a_request_starts_nothing_alone_in_another_zone():
+    cloud = Cloud(policy=policy(together=True))
+    cloud.move(request(3))
+    minutes(cloud, 1)
+    interrupted(cloud, cloud.owned("ada")[0])
+
+    minutes(cloud, 30)
+
+    assert cloud.desired == {A: 2, B: 0}
+    assert cloud.waiting() == ()
+
+
+def test_a_cluster_of_which_nothing_is_left_starts_in_the_zone_that_has_room():
+    cloud = cluster(3, A)
+    for name in list(cloud.instances):
+        interrupted(cloud, name)
+
+    minutes(cloud, 4)
+
+    assert cloud.desired == {A: 0, B: 3}
+    assert len(cloud.instances) == 3
+
+
+def test_a_job_of_the_queue_does_not_spread_over_two_zones():
+    cloud = Cloud(policy=policy(together=True, queue_gpus=8), queue={"train": PoolNeed(0, (2,))})
+    minutes(cloud, 2)
+    cloud.room[A] = False
+    cloud.queue = {"train": PoolNeed(0, (3,))}
+
+    minutes(cloud, 8)
+
+    assert cloud.desired[B] == 0
+    assert len(cloud.instances) == 2
+
+
+def test_a_pool_that_need_not_stand_together_replaces_wherever_there_is_room():
+    cloud = Cloud()
+    cloud.groups[A] = replace(cloud.groups[A], desired=3)
+    minutes(cloud, 1)
+    interrupted(cloud, next(iter(cloud.instances)))
+
+    minutes(cloud, 4)
+
+    assert cloud.desired == {A: 2, B: 1}
+
+
 def test_a_load_that_is_long_over_starts_nothing():
     cloud = Cloud(room=dict.fromkeys(LABELS, False), firing=frozenset({"train"}))
     minutes(cloud, 3)
