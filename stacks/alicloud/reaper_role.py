@@ -90,8 +90,9 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
     """What stays forbidden even if another policy is ever attached to the role."""
     unmanaged = {"StringNotEquals": {f"acs:ResourceTag/{MANAGED}": ["true"]}}
     foreign = {"StringNotEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
-    # any value at all protects, as the sweep itself reads the tag
-    protected = {"StringLike": {f"acs:ResourceTag/{PROTECTED}": ["?*"]}}
+    # any value at all protects, an empty one too, as the sweep itself reads the tag: `*` matches an empty
+    # text (www.alibabacloud.com/help/en/ram/conditional-operator); without the tag nothing is matched
+    protected = {"StringLike": {f"acs:ResourceTag/{PROTECTED}": ["*"]}}
     return [
         policies.deny(END_ACTIONS, "*", unmanaged),
         policies.deny(END_ACTIONS, "*", foreign),

@@ -26,7 +26,15 @@ from image.reaper.calls import Calls
 from image.reaper.cloud import Query, Span
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Kind, Leftover, Verdict
+from image.reaper.model import (
+    TAG_IDLE_SINCE,
+    TAG_PROTECTED,
+    TAG_REAP_AFTER,
+    Decision,
+    Kind,
+    Leftover,
+    Verdict,
+)
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.situations import make_instance
@@ -686,6 +694,19 @@ def test_an_instance_that_publishes_for_absent_ones_hides_no_heartbeats(stage, m
 
     assert (answers[queries[0]].complete, failures) == (True, [])
     assert stage.server.asked == {"DescribeMetricLast": 10, "DescribeMetricList": 1}
+
+
+def test_a_tag_that_protects_needs_no_value():
+    world, checked = idle_world(count=1)
+    protected = world.join("pool", TAGS | {TAG_PROTECTED: ""}, busy=False)
+    world.pass_minutes(90)
+
+    result = sweep_until_they_go(world, checked)
+
+    assert [ended.decision.instance.id for ended in result.done.ended] == [
+        *world.instances.keys() - {protected.id}
+    ]
+    assert protected.state == "running"
 
 
 def test_a_window_that_cannot_be_read_is_no_idle_instance(stage):

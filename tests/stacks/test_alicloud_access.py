@@ -298,6 +298,7 @@ def test_the_sweep_terminates_what_its_stack_licenses_and_nothing_else(account, 
     assert not ask(account.tags("dev", managed="false"))
     assert not ask(account.tags("dev", protected="true"))
     assert not ask(account.tags("dev", protected="by the auditors"))
+    assert not ask(account.tags("dev", protected=""))
     assert not ask({})
 
 
@@ -341,6 +342,7 @@ def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(pair):
     assert ask(pair.tags("dev"))
     assert not ask(pair.tags("dev", stack="other"))
     assert not ask(pair.tags("dev", protected="yes"))
+    assert not ask(pair.tags("dev", protected=""))
 
 
 # the evaluator itself, by RAM's own examples (www.alibabacloud.com/help/en/ram/conditional-operator)

@@ -503,6 +503,7 @@ def test_the_sweep_terminates_what_its_stack_licenses_and_nothing_else(account, 
     assert may(stack="other") is Verdict.DENIED
     assert may(managed="false") is Verdict.DENIED
     assert may(protected="anything") is Verdict.DENIED
+    assert may(protected="") is Verdict.DENIED
     untagged = account.verdict("reaper", action, account.instance(NEIGHBOUR))
     assert untagged is Verdict.DENIED
 
@@ -629,6 +630,7 @@ def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(pair):
     assert may()
     assert not may(stack="other")
     assert not may(protected="yes")
+    assert not may(protected="")
 
 
 # who may take the roles
