@@ -28,8 +28,9 @@ from stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from stacks.rehearsal import cast, first_boot, instances, processes, sweeps
 from stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.metadata import NOTICE, metadata_service
+from stacks.rehearsal.metadata import NOTICE, SPOT_ACTION, metadata_service
 from stacks.rehearsal.program import Rehearsed
+from tests.held import slowly
 
 OWN = re.compile(r"(?<![\w/.-])/(etc/gpu-fleet|opt/gpu-fleet|run/gpu-fleet|scratch)(?=[/\s'\"]|$)")
 # Laid out on an instance by a step that a folder cannot run: it installs packages.
@@ -41,6 +42,7 @@ SWEEP_EVERY, SWEEP_WHILE_HELD = timedelta(minutes=5), timedelta(minutes=30)
 # Long before any run of these tests is over, and after the last interruption of EC2's past.
 BEGAN = timedelta(hours=10)
 REAL_SECONDS_A_LOOK = 1.0
+INTERRUPTED_UNIT = "trainer@accept-broken"
 
 SYSTEMCTL = """#!{python}
 import sys
@@ -294,8 +296,11 @@ class Fleet:
             f"{box.folder}/{LIB}",
         )  # as it would by itself, see PYTHON
         log = box.folder / f"trainer-{name}.log"
-        started = processes.child(command, log, own, inherit=False, cwd=box.folder / "scratch")
-        return self._ended.enter_context(started)
+        child = processes.child(command, log, own, inherit=False, cwd=box.folder / "scratch")
+        process = self._ended.enter_context(child)
+        if unit == INTERRUPTED_UNIT and not any(unit in other.trainers for other in self.boxes.values()):
+            self._ended.enter_context(slowly(process.pid, lambda: _waits_for_notice(box)))
+        return process
 
     # spot
 
@@ -355,6 +360,15 @@ class Fleet:
             self.clock.time += timedelta(seconds=math.ceil(time.monotonic() - listening_since))
             for box in asked:
                 box.beaten_until = self.clock.now()
+
+
+def _waits_for_notice(box: Box) -> bool:
+    """Whether the run that is to be interrupted has saved, and EC2 has not said yet that it interrupts.
+
+    The minutes between the two are of our fast clock; the trainer's is the wall's.
+    """
+    has_saved = any(box.folder.glob("scratch/accept/accept-broken/checkpoints/step-*/manifest.json"))
+    return has_saved and SPOT_ACTION not in box.player.metadata.answers
 
 
 def _expanded(word: str, environment: dict[str, str]) -> list[str]:

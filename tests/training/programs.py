@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from gpu_fleet.launch import FRESH_STORE
+from tests.held import rank_process
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "training/examples/digits.toml"
@@ -42,10 +43,9 @@ class Program:
 
     def worker(self, rank: int) -> int:
         """The process id of one rank, found by its environment."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # what a rank asked in passing has ended meanwhile
-                if child.environ().get("RANK") == str(rank):
-                    return child.pid
+        found = rank_process(self.process.pid, rank)
+        if found is not None:
+            return found.pid
         raise AssertionError(f"no process of rank {rank}")
 
     @property

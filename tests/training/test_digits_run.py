@@ -46,30 +46,40 @@ def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -
 
 
 def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(
-    straight: Path, digits: Path, bucket: str, tmp_path: Path
+    digits: Path, bucket: str, tmp_path: Path
 ) -> None:
-    """A SIGTERM to torchrun: test_launch.py. A spot notice to an instance: acceptance/test_on_moto.py."""
-    arguments = (DIGITS, "--data.path", digits, "--checkpoint.uri", f"s3://{bucket}/runs/digits")
-    arguments = (*arguments, "--checkpoint.every_steps", 20, "--run.directory")
+    """A SIGTERM to torchrun: test_launch.py. A spot notice to an instance: acceptance/test_on_moto.py.
 
-    with torchrun(*arguments, tmp_path / "interrupted", max_restarts=1) as program:
+    What is interrupted has no end that it could reach before. It is resumed, and compared, as a shorter run.
+    """
+    endless = (DIGITS, "--data.path", digits, "--run.epochs", 0, "--schedule.name", "constant")
+    uploaded = ("--checkpoint.uri", f"s3://{bucket}/runs/digits", "--checkpoint.every_steps", 20)
+    interrupted = ("--run.steps", 1_000_000, "--run.directory", tmp_path / "interrupted")
+
+    with torchrun(*endless, *uploaded, *interrupted, max_restarts=1) as program:
         program.wait_for("event=checkpoint step=")
         os.kill(program.worker(rank=1), signal.SIGKILL)
         restarted = program.wait_for("event=resumed")
         program.wait_for("event=checkpoint step=")
         os.kill(program.worker(rank=1), signal.SIGTERM)
         assert program.finish() == 0, program.said
-    ended = run_ranks(command, 2, ["train", *map(str, (*arguments, tmp_path / "elsewhere"))])
+    stopped = result_of(tmp_path / "interrupted")
+    shorter = (*endless, "--run.steps", stopped["step"] + 5, "--run.directory")
+    ended = [
+        answer
+        for words in ((*shorter, tmp_path / "elsewhere", *uploaded), (*shorter, tmp_path / "straight"))
+        for answer in run_ranks(command, 2, ["train", *map(str, words)])
+    ]
 
-    stopped, resumed = result_of(tmp_path / "interrupted"), result_of(tmp_path / "elsewhere")
+    resumed = result_of(tmp_path / "elsewhere")
     assert f"step={stopped['resumed_from_step']} " in restarted
     assert (stopped["outcome"], stopped["reason"]) == ("stopped", "sigterm")
     assert stopped["detail"] == "rank 1: signal SIGTERM"
     assert (tmp_path / f"interrupted/checkpoints/step-{stopped['step']}/manifest.json").exists()
-    assert [status for status, _ in ended] == [0, 0], ended
+    assert [status for status, _ in ended] == [0, 0, 0, 0], ended
     assert (
         0 < stopped["resumed_from_step"] < stopped["step"] == resumed["resumed_from_step"] < resumed["step"]
     )
-    assert resumed["parameters_sha256"] == result_of(straight)["parameters_sha256"]
+    assert resumed["parameters_sha256"] == result_of(tmp_path / "straight")["parameters_sha256"]
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
     assert f"runs/digits/step-{resumed['step']}/manifest.json" in keys

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -11,24 +10,26 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tomli_w
 import yaml
 
 from tests.training.manifests.pods import Pod, action
+from tests.training.ports import reserved_port
 from tests.training.programs import ROOT
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 EXAMPLE = ROOT / "training/examples/own_model.py"
-STEPS = 600  # some three seconds
+# The drained run has no end that it could come to before it is drained.
+ENDLESS = 1_000_000
+MORE = 30
 
 
-@pytest.fixture
-def manifests(tmp_path: Path) -> list[dict[str, Any]]:
+def rendered(tmp_path: Path, steps: int) -> list[dict[str, Any]]:
     """Of a small run with a model of its own, on one process a pod; volumes hold data and checkpoints."""
     (tmp_path / "perceptron.py").write_text(EXAMPLE.read_text())
     table = {
-        "run": {"directory": "runs/small", "steps": STEPS, "batch_size": 32},
+        "run": {"directory": "runs/small", "steps": steps, "batch_size": 32},
+        "schedule": {"name": "constant"},  # whose run may be given another length
         "model": {"name": "perceptron.py:Perceptron", "options": {"width": 16, "dropout": 0.1}},
         "data": {"path": "data/digits"},
         "checkpoint": {"every_steps": 20},
@@ -50,10 +51,9 @@ def running(
     manifests: list[dict[str, Any]], folder: Path, claims: dict[str, Path]
 ) -> Iterator[tuple[list[Pod], Any]]:
     """Both pods, new ones, and what they say; none is left after the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     reading, writing = os.pipe()
     with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
         words = stack.enter_context(os.fdopen(reading))
         pods = []
         for index in (1, 0):  # pod 1 has to wait for pod 0
@@ -66,9 +66,8 @@ def running(
         yield pods[::-1], words
 
 
-def test_drained_pods_save_and_their_successors_finish(
-    manifests: list[dict[str, Any]], digits: Path, forked: None, tmp_path: Path
-) -> None:
+def test_drained_pods_save_and_their_successors_finish(digits: Path, forked: None, tmp_path: Path) -> None:
+    manifests = rendered(tmp_path, ENDLESS)
     policy = manifests[-1]["spec"]["podFailurePolicy"]
     volumes = {"datasets": digits.parent, "results": tmp_path / "results"}
     volumes["results"].mkdir()
@@ -82,10 +81,12 @@ def test_drained_pods_save_and_their_successors_finish(
     result = json.loads((volumes["results"] / "small/result.json").read_text())
     assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
 
-    with running(manifests, tmp_path / "second", volumes) as (pods, words):
+    stopped_at = result["step"]
+    shorter = rendered(tmp_path, stopped_at + MORE)
+    with running(shorter, tmp_path / "second", volumes) as (pods, words):
         said = list(words)
         finished = [pod.process.wait() for pod in pods]
     assert finished == [0, 0], "".join(said)
-    stopped_at, result = result["step"], json.loads((volumes["results"] / "small/result.json").read_text())
-    assert (result["outcome"], result["step"]) == ("finished", STEPS)
+    result = json.loads((volumes["results"] / "small/result.json").read_text())
+    assert (result["outcome"], result["step"]) == ("finished", stopped_at + MORE)
     assert result["resumed_from_step"] == stopped_at

@@ -4,7 +4,6 @@ import http.server
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from gpu_fleet.pool.identity import Expected, read_identity
 from gpu_fleet.pool.members import in_order, members_in_service
 from gpu_fleet.pool.network import control_environment, environment
 from gpu_fleet.pool.rendezvous import Rendezvous
+from tests.training.ports import reserved_port
 from tests.training.programs import DIGITS, started
 
 INSTANCE_FILE = """
@@ -446,26 +446,25 @@ def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
 def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):
     """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
     addresses = ("127.0.0.1", "127.0.0.2")
-    with socket.create_server((addresses[0], 0)) as free:  # other tests meet at the port of every day
-        port = free.getsockname()[1]
-    plans = [
-        launch.LaunchPlan(
-            Rendezvous(2, addresses[0], own, is_host=own == addresses[0], port=port),
-            1,
-            "stack.pool.run",
-            max_restarts=0,
-            save_s=90,
-            arguments=("--help",),
-            variables={},
-        )
-        for own in addresses
-    ]
+    with reserved_port(addresses[0]) as port:  # other tests meet at the port of every day
+        plans = [
+            launch.LaunchPlan(
+                Rendezvous(2, addresses[0], own, is_host=own == addresses[0], port=port),
+                1,
+                "stack.pool.run",
+                max_restarts=0,
+                save_s=90,
+                arguments=("--help",),
+                variables={},
+            )
+            for own in addresses
+        ]
 
-    instances = [
-        subprocess.Popen(plan.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for plan in plans
-    ]
-    said = [instance.communicate(timeout=120)[0] for instance in instances]
+        instances = [
+            subprocess.Popen(plan.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for plan in plans
+        ]
+        said = [instance.communicate(timeout=120)[0] for instance in instances]
 
     assert [instance.returncode for instance in instances] == [0, 0], said
     assert all("Train as CONFIG_FILE says" in text for text in said)
