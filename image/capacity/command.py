@@ -154,6 +154,7 @@ def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool)
     Shows price and budget, asks, waits until each instance has passed its boot check, and says how to
     connect. Exit code 1 where none could be had.
     """
+    asked.refuse_pool("POOL", pool)
     desk = open_desk(asked)
     if problem := refusal(desk.policy, pool, count):
         raise ConfigurationError(problem)

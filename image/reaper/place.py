@@ -12,7 +12,7 @@ from image.reaper import cloud as clouds
 from image.reaper import policy as policies
 from image.reaper.calls import DENIED, Calls
 from image.reaper.cloud import LEDGER_URI, POLICY_FILE, policy_file
-from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError
+from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, nearest
 from image.reaper.policy import Policy
 from image.reaper.store import ABSENT
 
@@ -75,6 +75,25 @@ class Asked:
     account_id: str | None = None
     ledger: str | None = None
     files: StackFiles | None = None
+
+    def refuse_pool(self, key: str, pool: str) -> None:
+        """Refuse a pool that the stack's file here does not have, before any cloud is asked.
+
+        Flags that say where the stack is may mean another of that name; its published policy says then.
+
+        Args:
+            key: what the command line calls it.
+
+        Raises:
+            ConfigurationError: naming the pools that the file has.
+        """
+        elsewhere = self.policy_path or self.region or self.account_id
+        pools = self.files.pools(self.stack) if self.files and self.stack and not elsewhere else []
+        if pools and pool not in pools:
+            raise ConfigurationError(
+                f"{key} {pool!r}: no such pool; stack {self.stack} has {', '.join(pools)} in its file here"
+                f"{nearest(pool, pools)}"
+            )
 
     @property
     def is_silent(self) -> bool:

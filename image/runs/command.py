@@ -132,6 +132,7 @@ def submit(
     own. An interrupted one goes on from its checkpoint when it is submitted again. Exit code 1 where it does
     not start.
     """
+    asked.refuse_pool("--pool", pool)
     if (policy := subject(asked).policy).has_queue:
         given = {"--instance": named, "--hours": hours, "--include": include, "--as": account}
         run = QueuedRun(words, pool, nodes, trainer_flags(allow, branch), checkpoints, qos or "")

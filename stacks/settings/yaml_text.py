@@ -14,6 +14,8 @@ from yaml.constructor import ConstructorError
 
 BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
 LEADING_ZERO = "!leading-zero"
+# A hundred times what the longest of our own stack files says.
+MOST_VALUES = 20_000
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,39 @@ def read(text: str) -> Any:
     """The content of a YAML document.
 
     Raises:
-        yaml.YAMLError: it is none, a key stands twice in one mapping, or it is nested too deep to be read.
+        yaml.YAMLError: it is none, a key stands twice in one mapping, it is nested too deep, or its aliases
+            say too much to be read.
     """
+    loader = _Loader(text)
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        if _values(root, {}) > MOST_VALUES:
+            raise yaml.YAMLError(
+                f"its aliases (*NAME) stand for more than {MOST_VALUES:,} values; write fewer"
+            )
+        return loader.construct_document(root)
     except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deep") from error
+        raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) stands within itself") from error
+    finally:
+        loader.dispose()
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a document says once each alias is written out.
+
+    Few lines can say more than any computer holds: nine lists of nine aliases each of the one before are 400
+    million values. PyYAML keeps each once; whoever looks at all of them does not come to an end.
+
+    Args:
+        known: id of a node -> its values.
+
+    Raises:
+        RecursionError: an alias stands within what it names.
+    """
+    if id(node) not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_values(part, known) for part in inner)
+    return known[id(node)]

@@ -8,6 +8,16 @@ from stacks.rehearsal.program import run_program
 from stacks.settings import Stack, stack_files
 from tests.stacks.examples import pool, stack_file
 
+
+def aliases(deep: int) -> bytes:
+    """A few lines, each a list of nine aliases of the one before."""
+    lines = ["  gpu-fleet:list0: &list0 [a]"]
+    for number in range(1, deep + 1):
+        inner = ", ".join([f"*list{number - 1}"] * 9)
+        lines.append(f"  gpu-fleet:list{number}: &list{number} [{inner}]")
+    return "\n".join(["config:", *lines, ""]).encode()
+
+
 UNREADABLE = {
     "a key that is a number": (
         b"config:\n  5: 1\n",
@@ -25,6 +35,8 @@ UNREADABLE = {
     "no mapping": (b"config: 3\n", "'config' must be a mapping of keys to values"),
     "no YAML": (b"config: [", "cannot be read"),
     "brackets without end": (b"config: " + b"[" * 3000, "it is nested too deep"),
+    "aliases of aliases": (aliases(9), "its aliases (*NAME) stand for more than 20,000 values"),
+    "an alias of itself": (b"config: &all [*all]\n", "an alias (*NAME) stands within itself"),
     "no config": (b"", "must be a mapping with the key 'config'"),
     "a config that is empty": (b"config:\n", "'config:' is missing or empty; every key stands below it"),
     "keys beside the config": (
@@ -51,6 +63,15 @@ def test_a_key_may_stand_in_two_mappings(tmp_path):
     path.write_text("config:\n  gpu-fleet:pools: [{name: dev}, {name: train}]\n", encoding="utf-8")
 
     assert stack_files.config_of(path) == {"gpu-fleet:pools": [{"name": "dev"}, {"name": "train"}]}
+
+
+def test_two_pools_may_share_what_an_alias_stands_for(tmp_path):
+    path = tmp_path / "Pulumi.shared.yaml"
+    path.write_text(
+        "config:\n  gpu-fleet:pools: [{idle: &idle {after_hours: 2}}, {idle: *idle}]\n", encoding="utf-8"
+    )
+
+    assert stack_files.config_of(path) == {"gpu-fleet:pools": [{"idle": {"after_hours": 2}}] * 2}
 
 
 @pytest.fixture

@@ -119,6 +119,8 @@ def connect(
     With --forward 8888 Jupyter is at http://127.0.0.1:8888 here; with --forward 22:2222 VS Code and ssh reach
     the instance at 127.0.0.1, port 2222.
     """
+    if pool is not None:
+        asked.refuse_pool("--pool", pool)
     place = place_of(asked)
     programs = {name: shutil.which(name) for name in NEEDS[place.cloud]}
     missing = [

@@ -94,6 +94,10 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
 def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> None:
     """Keep an instance for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
+    if wanted.shortened:
+        click.echo(
+            f"warning: {duration} is longer than {KEEP_AT_MOST.days} days; shortened to that", err=True
+        )
     target = KeepTarget.find(instance_id, asked)
     for warning in target.warnings():
         click.echo(f"warning: {warning}", err=True)
@@ -103,10 +107,6 @@ def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> N
     if not target.withdraw(wanted):  # decided in between
         target.instances.untag([target.id], list(wanted.tags()))
         raise TooLateError(_too_late(target.id))
-    if wanted.shortened:
-        click.echo(
-            f"warning: {duration} is longer than {KEEP_AT_MOST.days} days; shortened to that", err=True
-        )
     click.echo(f"{target.id} is kept until {format_time(wanted.until)}: {wanted.reason}")
 
 

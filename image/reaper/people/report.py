@@ -11,7 +11,7 @@ from image.reaper.errors import ConfigurationError
 from image.reaper.money import daily_report, efficiency_page
 from image.reaper.options import stack_options
 from image.reaper.people.ledger_reader import LedgerPlace, read_changes, read_ends
-from image.reaper.people.monthly_savings import month_of, parse_month, summarise
+from image.reaper.people.monthly_savings import Month, month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
 
 
@@ -35,8 +35,10 @@ def report(
     """Write what the reaper saved in a month, or what a day's GPU hours were worth, as a page with plots."""
     if month_text and day_text:
         raise ConfigurationError(f"--month {month_text!r} and --day {day_text!r}; allowed: one of them")
+    day = _parsed_day(day_text) if day_text else ""
+    month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
     meant = subject(asked)
-    name, text, summary = _day(meant, day_text) if day_text else _month(meant, month_text)
+    name, text, summary = _day(meant, day) if day else _month(meant, month)
     path = output or Path(name)
     try:
         path.write_text(text, encoding="utf-8")
@@ -45,7 +47,15 @@ def report(
     click.echo(f"{summary}: {path}")
 
 
-def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
+def _parsed_day(text: str) -> str:
+    """A day as the meter names it. Raises ConfigurationError."""
+    try:
+        return f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
+    except ValueError as error:
+        raise ConfigurationError(f"--day {text!r}; allowed: YEAR-MONTH-DAY, say 2026-11-21") from error
+
+
+def _month(meant: Subject, month: Month) -> tuple[str, str, str]:
     """The page's usual name, the page, and the whole in one line."""
     try:
         from image.reaper.people import monthly_page  # noqa: PLC0415 - instances have no package for plots
@@ -56,7 +66,6 @@ def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
         ) from error
     policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
     now = datetime.now(UTC)
-    month = parse_month(text) if text else month_of(now)
     place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
     summary = summarise(read_ends(place, month), month, now)
     page = monthly_page.page(summary, policy.stack, read_changes(place, month))
@@ -65,12 +74,8 @@ def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
     return f"saved-{month.name}.html", page, line
 
 
-def _day(meant: Subject, text: str) -> tuple[str, str, str]:
+def _day(meant: Subject, name: str) -> tuple[str, str, str]:
     """The same for a day that the meter closed."""
-    try:
-        name = f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
-    except ValueError as error:
-        raise ConfigurationError(f"--day {text!r}; allowed: YEAR-MONTH-DAY, say 2026-11-21") from error
     cloud = connect(meant.policy, lambda: datetime.now(UTC), read_only=True, environ=meant.environ)
     if cloud.store is None:
         raise ConfigurationError(f"--day needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
