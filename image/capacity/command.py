@@ -26,7 +26,7 @@ from image.capacity.placement import WAIT
 from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
 from image.reaper.cloud import Query, Span, SweepCloud
-from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.errors import CloudError, ConfigurationError, nearest
 from image.reaper.marks import give_back_of
 from image.reaper.metrics import METRIC_GATE_PASSED
 from image.reaper.model import (
@@ -76,16 +76,24 @@ class Desk:
 
     def ask(self, pool: str, count: int, hours: float | None, caller: str) -> str:
         """Write a request down; gives its key. Raises CloudError."""
+        return self._write(caller, {"pool": pool, "count": count, "hours": hours})
+
+    def withdraw(self, key: str, caller: str) -> None:
+        """Write down that a request is taken back. Raises CloudError."""
+        self._write(caller, {"withdraws": key})
+
+    def _write(self, caller: str, content: Mapping[str, object]) -> str:
+        """Put a request where the mover looks; gives its key. Raises CloudError."""
         now = self.now()
         key = f"{now:%Y-%m-%d}/{caller}/{now:%H%M%SZ}-{secrets.token_hex(4)}"
         if REQUEST_KEY.fullmatch(key) is None:
             raise ConfigurationError(
                 f"the cloud calls these credentials {caller!r}; no request can be made so"
             )
-        content = {"schema_version": 1, "pool": pool, "count": count, "hours": hours, "at": format_time(now)}
         if self.cloud.store is None:
             raise ConfigurationError("no ledger is known for this stack")
-        self.cloud.store.put(f"{REQUESTS}/{key}.json", content)
+        whole = {"schema_version": 1, **content, "at": format_time(now)}
+        self.cloud.store.put(f"{REQUESTS}/{key}.json", whole)
         return key
 
     def fate(self, key: str) -> Request | None:
@@ -180,17 +188,31 @@ def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool
     try:
         ready = follow(desk, key)
     except KeyboardInterrupt:
-        stack = desk.policy.stack
-        click.echo(
-            "the request stands: what comes is yours, and paid for. "
-            f"gpu-fleet status --stack {stack} shows it; gpu-fleet give-back --stack {stack} returns it",
-            err=True,
-        )
+        click.echo(_withdrawn(desk, key, caller), err=True)
         raise
     if not ready:
         return ()
     request = desk.fate(key)
     return tuple(request.instances) if request else ()
+
+
+def _withdrawn(desk: Desk, key: str, caller: str) -> str:
+    """Take a request back for a user who waits for it no more; gives what to say of it."""
+    stack = desk.policy.stack
+    rest = f"gpu-fleet status --stack {stack} shows it; gpu-fleet give-back --stack {stack} returns it"
+    try:
+        request = desk.fate(key)
+        if request is None or request.fate is Fate.OPEN:
+            desk.withdraw(key, caller)
+    except (CloudError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted again"
+        stands = f"the request stands, since it could not be withdrawn ({why})"
+        return f"{stands}: what comes is yours, and paid for. {rest}"
+    came = ", ".join(request.instances) if request else ""
+    if request is not None and request.fate is not Fate.OPEN:
+        return f"nothing is left to withdraw; yours, and paid for: {came or 'nothing'}. {rest}"
+    yours = f"{came} and what" if came else "what"
+    return f"the request is withdrawn; {yours} comes within the next minute is yours, and paid for. {rest}"
 
 
 def follow(desk: Desk, key: str) -> bool:

@@ -56,6 +56,7 @@ class Request:
         reason: why, for whoever asked.
         instances: that came, in order.
         tried: where there was no room, and what the cloud said.
+        withdraws: the key of an earlier request of the same user, which this one takes back; else empty.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Request:
     reason: str = ""
     instances: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
+    withdraws: str = ""
 
     @property
     def owner(self) -> str:
@@ -85,7 +87,13 @@ class Request:
             "owner": self.owner,
             "instances": list(self.instances),
             "tried": list(self.tried),
+            "withdraws": self.withdraws,
         }
+
+
+def caller_in(key: str) -> str:
+    """Who asks, by a request's key: ``users/NAME`` or ``sessions/ID:NAME``."""
+    return key.partition("/")[2].rpartition("/")[0]
 
 
 def owner_of(key: str) -> str:
@@ -208,6 +216,7 @@ def _request(key: str, raw: Mapping[str, Any]) -> Request:
         str(raw["reason"]),
         tuple(raw["instances"]),
         tuple(raw["tried"]),
+        str(raw.get("withdraws", "")),  # states of before have none
     )
 
 
@@ -227,6 +236,8 @@ def _coming(raw: Mapping[str, Any]) -> Coming:
 
 def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
     """A request as a user wrote it; what is wrong with it refuses it, in words for whoever asked."""
+    if "withdraws" in raw:
+        return _withdrawal(key, raw["withdraws"], now)
     pool, count, hours = raw.get("pool"), raw.get("count"), raw.get("hours")
     problems = []
     if not isinstance(pool, str) or POOL_NAME.fullmatch(pool) is None:
@@ -240,3 +251,15 @@ def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
     if problems:
         return Request(key, pool, 0, None, now, Fate.REFUSED, "; ".join(problems))
     return Request(key, pool, int(count or 0), hours, now)
+
+
+def _withdrawal(key: str, withdraws: Any, now: datetime) -> Request:
+    """A request that takes back another of the same user."""
+    if (
+        isinstance(withdraws, str)
+        and REQUEST_KEY.fullmatch(withdraws)
+        and caller_in(withdraws) == caller_in(key)
+    ):
+        return Request(key, "", 0, None, now, withdraws=withdraws)
+    reason = f"withdraws = {str(withdraws)[:64]!r}; allowed: the key of a request of your own"
+    return Request(key, "unknown", 0, None, now, Fate.REFUSED, reason)

@@ -311,18 +311,22 @@ class _Pass:
         return f"nothing started within {SILENT.seconds // 60} minutes" if self._now - since >= SILENT else ""
 
     def _take_back(self, coming: Coming, why: str) -> None:
-        desired = self._desired(coming.group)
-        self._replace(coming, coming.back())
         if coming.purpose in self._requests:
             request = self._requests[coming.purpose]
             tried = tuple(dict.fromkeys((*request.tried, why)))
             self._requests[coming.purpose] = replace(request, tried=tried)
+        self._lower(coming, f"no room in {why}")
+
+    def _lower(self, coming: Coming, why: str) -> None:
+        """Let its group want one less."""
+        desired = self._desired(coming.group)
+        self._replace(coming, coming.back())
         if self._site(coming.group) is not None:
             self._falls[coming.group] += 1
             self._note(
                 Action.WITHDRAW,
                 coming.pool,
-                f"no room in {why}",
+                why,
                 group=coming.group,
                 coming=(coming.id,),
                 desired=desired,
@@ -330,10 +334,17 @@ class _Pass:
 
     def accept(self) -> None:
         """Take requests on, or refuse them; spares go to them at once."""
-        for request in self._view.requests:
-            if request.key in self._requests:
+        asked = [request for request in self._view.requests if request.key not in self._requests]
+        for request in asked:
+            if request.withdraws:
+                self._take_off(request)
+        # a withdrawal may be read before what it takes back
+        withdrawn = {request.withdraws for request in self._requests.values()}
+        for request in asked:
+            if request.withdraws:
                 continue
-            refusal = request.reason or self._refusal(request)
+            off = f"withdrawn by {request.owner}" if request.key in withdrawn else ""
+            refusal = request.reason or off or self._refusal(request)
             fate = Fate.REFUSED if refusal else Fate.OPEN
             self._requests[request.key] = replace(request, fate=fate, reason=refusal)
             said = refusal or f"{request.count} of {request.pool} for {request.owner}"
@@ -341,6 +352,28 @@ class _Pass:
             self._note(action, request.pool, said, owner=request.owner)
             if not refusal:
                 self._fill(request)
+
+    def _take_off(self, withdrawal: Request) -> None:
+        """Start no more for a request that its user withdraws; what came stays as where room ends."""
+        self._requests[withdrawal.key] = replace(withdrawal, fate=Fate.FILLED)
+        request = self._requests.get(withdrawal.withdraws)
+        if request is None or request.fate is not Fate.OPEN:
+            return
+        why = f"withdrawn by {request.owner}"
+        for coming in [other for other in self._coming if other.purpose == request.key]:
+            if coming.started:
+                self._lower(coming, f"{self._label(coming.group)}: {why}")
+        self._end(request, why)
+
+    def _end(self, request: Request, why: str, detail: str = "") -> None:
+        """Wait for nothing more of a request."""
+        self._coming = [coming for coming in self._coming if coming.purpose != request.key]
+        kept = () if self._is_together(request.pool) else request.instances
+        reason = f"{why}{_what_came(request, kept)}{detail}"
+        self._requests[request.key] = replace(
+            self._requests[request.key], fate=Fate.FAILED, reason=reason, instances=kept
+        )
+        self._note(Action.FAIL, request.pool, reason, owner=request.owner)
 
     def _refusal(self, request: Request) -> str:
         """Why a request is not taken on; empty where it is."""
@@ -596,14 +629,8 @@ class _Pass:
                     self._take_back(
                         coming, f"{self._label(coming.group)}: not within {WAIT.seconds // 60} minutes"
                     )
-                self._coming = [other for other in self._coming if other.id != coming.id]
             tried = "; ".join(self._requests[request.key].tried) or self._blocked(request.pool)
-            kept = () if self._is_together(request.pool) else request.instances
-            reason = f"no capacity anywhere{_what_came(request, kept)}: {tried}"
-            self._requests[request.key] = replace(
-                self._requests[request.key], fate=Fate.FAILED, reason=reason, instances=kept
-            )
-            self._note(Action.FAIL, request.pool, reason, owner=request.owner)
+            self._end(request, "no capacity anywhere", f": {tried}")
 
     def release(self) -> None:
         """Leave a cluster that never was whole to the idle rules; tried until that is written."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
+from image.capacity.model import asked as asked_by
 from image.capacity.placement import COOL_OFF, SILENT, WAIT, Action
 from image.capacity.queue_need import PoolNeed
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_TAKEN_AT
@@ -371,6 +372,7 @@ def test_nothing_changes_where_nothing_is_to_do():
 
 ACTS = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 5), st.sampled_from(["ada", "bob", "eve"])),
+    st.tuples(st.just("withdraw"), st.integers(0, 9), st.none()),
     st.tuples(st.just("room"), st.sampled_from(LABELS), st.booleans()),
     st.tuples(st.just("freeze"), st.booleans(), st.none()),
     st.tuples(st.just("money"), st.sampled_from([None, 0, 15, 200]), st.none()),
@@ -385,6 +387,9 @@ def act(cloud, number, what, value, who):
     """One thing happens; gives what is asked for, and where the next pass is cut off."""
     if what == "ask":
         return (request(value, None, who, number),), None
+    if what == "withdraw" and cloud.state.requests:
+        keys = sorted(cloud.state.requests)
+        return (withdrawal(replace(request(), key=keys[value % len(keys)]), number + 100),), None
     if what == "room":
         cloud.room[value] = who
     elif what == "freeze":
@@ -503,6 +508,76 @@ def test_a_frozen_group_keeps_what_it_wants():
     minutes(cloud, 10)
 
     assert cloud.desired == {A: 1, B: 0}
+
+
+def withdrawal(asked, number=9):
+    """What a user writes who waits for a request no more."""
+    return replace(
+        request(0, number=number), key=f"{asked.key[:-8]}{number:08x}", pool="", withdraws=asked.key
+    )
+
+
+def test_a_request_that_is_withdrawn_starts_no_more_and_what_came_stays_with_its_user():
+    cloud, asked = Cloud(), request(3)
+    cloud.move(asked)
+    cloud._launch(A)
+    cloud.room[A] = False
+
+    cloud.move(withdrawal(asked))
+    minutes(cloud, 20)
+
+    assert fate(cloud, asked) is Fate.FAILED
+    assert reason(cloud, asked).startswith("withdrawn by ada (1 of 3 started, i-0000, yours")
+    assert cloud.desired == {A: 1, B: 0}
+    assert cloud.owned("ada") == ["i-0000"]
+    assert cloud.waiting() == ()
+
+
+def test_what_came_of_a_cluster_that_is_withdrawn_is_left_to_the_idle_rules():
+    cloud, asked = Cloud(policy=policy(together=True)), request(2, hours=30)
+    cloud.move(asked)
+    cloud._launch(A)
+    cloud.room[A] = False
+
+    cloud.move(withdrawal(asked))
+    minutes(cloud, 2)
+
+    (came,) = cloud.instances.values()
+    assert cloud.owned("ada") == []
+    assert TAG_KEEP_UNTIL not in came.tags
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_withdrawal_that_is_seen_with_its_request_or_before_it_starts_nothing(before):
+    cloud, asked = Cloud(), request(2)
+    if before:
+        cloud.move(withdrawal(asked))
+
+    cloud.move(asked, withdrawal(asked))
+    minutes(cloud, 2)
+
+    assert (fate(cloud, asked), reason(cloud, asked)) == (Fate.REFUSED, "withdrawn by ada")
+    assert cloud.rises == []
+
+
+def test_what_is_filled_cannot_be_withdrawn():
+    cloud, asked = Cloud(), request()
+    cloud.move(asked)
+    minutes(cloud, 1)
+
+    cloud.move(withdrawal(asked))
+    minutes(cloud, 2)
+
+    assert fate(cloud, asked) is Fate.FILLED
+    assert len(cloud.owned("ada")) == 1
+
+
+@pytest.mark.parametrize("key", ["2026-11-22/users/ada/100000Z-00000001", 7, "x", None])
+def test_nobody_withdraws_what_another_asked_for(key):
+    made = asked_by("2026-11-22/users/bob/100001Z-00000002", {"withdraws": key}, Cloud().now)
+
+    assert (made.fate, made.withdraws) == (Fate.REFUSED, "")
+    assert "allowed: the key of a request of your own" in made.reason
 
 
 def interrupted(cloud, name):

@@ -14,8 +14,9 @@ from moto.autoscaling.models import FakeAutoScalingGroup
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 
-from image.capacity.command import LOOK_EVERY_S
+from image.capacity.command import LOOK_EVERY_S, Desk
 from image.console.cli import main
+from image.reaper.errors import CloudError
 from stacks.aws.stack import build
 from stacks.rehearsal import lambda_runtime, sweeps
 from stacks.rehearsal.archives import zip_bytes
@@ -149,17 +150,56 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
     ]
 
 
-def test_who_stops_waiting_is_reminded_that_the_request_stands(door, say, monkeypatch):
+@pytest.mark.parametrize("has_seen", [False, True], ids=["before the mover", "after the mover"])
+def test_who_stops_waiting_has_withdrawn_the_request(door, say, monkeypatch, has_seen):
+    FULL_ZONES.update(door.groups())
+
     def interrupted(seconds: float) -> None:
+        if has_seen:
+            door.move()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+
+    said = say("take", "train", "--hours", "8", "--yes")
+    door.move()
+    FULL_ZONES.clear()
+    door.move()
+
+    assert said.exit_code != 0
+    assert "the request is withdrawn" in said.output
+    assert "gpu-fleet give-back --stack test returns it" in said.output
+    assert {group["DesiredCapacity"] for group in door.groups().values()} == {0}
+    assert (door.taken(), door.ledger()[-1]["reason"]) == ([], "withdrawn by moto")
+
+
+def test_who_stops_waiting_for_what_has_come_is_reminded_that_it_is_paid_for(door, say, monkeypatch):
+    def interrupted(seconds: float) -> None:
+        for _ in range(2):
+            door.move()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", interrupted)
 
     said = say("take", "train", "--hours", "8", "--yes")
 
-    assert said.exit_code != 0
-    assert "the request stands" in said.output
-    assert "gpu-fleet give-back --stack test returns it" in said.output
+    (tags,) = door.taken()
+    assert f"nothing is left to withdraw; yours, and paid for: {tags['id']}" in said.output
+
+
+def test_who_may_not_withdraw_a_request_is_reminded_that_it_stands(door, say, monkeypatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    def refused(self, key: str, caller: str) -> None:
+        raise CloudError("PutObject: AccessDenied", "AccessDenied")
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    monkeypatch.setattr(Desk, "withdraw", refused)
+
+    said = say("take", "train", "--yes")
+
+    assert "the request stands, since it could not be withdrawn (PutObject: AccessDenied)" in said.output
 
 
 def test_what_a_group_wants_and_its_zone_has_not_starts_in_the_next_zone(door):

@@ -383,7 +383,7 @@ def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(eve
     conditions = [denial["Condition"] for denial in denials if ENDS & set(denial["Action"])]
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:managed": ["true"]}} in conditions
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:stack": ["test"]}} in conditions
-    assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["?*"]}} in conditions
+    assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["*"]}} in conditions
 
 
 def test_the_sweep_removes_leftovers_only_where_the_stack_says_so():
