@@ -1,0 +1,76 @@
+"""What the controller lays is read by the Slurm of Debian 12 (22.05), and by that of Ubuntu 24.04 (23.11).
+
+No job has run on 23.11: this holds what its sources and its manual say of the configuration.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from image.queue import configuration
+from image.queue.configuration import Cluster
+
+ROOT = Path(__file__).parents[2]
+READ = {
+    name: set(table["words"].split())
+    for name, table in tomllib.loads(Path(__file__).with_name("slurm_options.toml").read_text()).items()
+}
+CLUSTER = Cluster("test", "host", "10.0.0.4", ["dev", "train"], "/home/state", limited=True)
+ROWS = configuration.slurm_conf(CLUSTER).splitlines()
+LISTS = ("NodeSet", "PartitionName")  # whose rows have options of their own
+
+
+def names(rows) -> set[str]:
+    return {row.partition("=")[0] for row in rows}
+
+
+def options(row: str) -> set[str]:
+    return {word.partition("=")[0] for word in row.split()}
+
+
+@pytest.mark.parametrize(
+    ("table", "given"),
+    [
+        ("slurm", names(ROWS)),
+        ("slurmdbd", names(configuration.slurmdbd_conf("host", "10.0.0.4").splitlines())),
+        ("cgroup", names(configuration.cgroup_conf().splitlines())),
+    ],
+)
+def test_both_versions_read_every_option(table, given):
+    """An unknown one is a fatal error: PreemptParameters to 22.05, CgroupAutomount to later ones."""
+    assert given <= READ[table]
+
+
+def test_both_versions_read_every_option_of_a_partition():
+    rows = [options(row) - {*LISTS} for row in ROWS if row.startswith("PartitionName=")]
+
+    assert len(rows) == 2
+    assert set().union(*rows) <= READ["partition"]
+
+
+def test_no_plugin_is_one_that_23_11_has_no_more():
+    """It took away all plugins called none but of auth and cred, and cons_res (RELEASE_NOTES of 23.11)."""
+    plugins = [
+        value for value in (row.partition("=")[2] for row in ROWS) if re.fullmatch(r"[a-z]+/\w+", value)
+    ]
+
+    assert len(plugins) > 5
+    assert not [plugin for plugin in plugins if plugin.endswith(("/none", "/cons_res"))]
+
+
+def test_the_list_of_gpus_is_each_nodes_own():
+    """Since 23.02 a node gets the controller's copy of what is included by a name without a folder."""
+    included = configuration.gres_conf().split()[1]
+
+    assert included == configuration.NODE_GPUS
+    assert "/" in included
+
+
+def test_systemd_leaves_the_cgroups_of_jobs_to_slurm():
+    """What the plugin of cgroup v2 asks of slurmd's unit (cgroup_v2.html); it sees the version itself."""
+    unit = (ROOT / "image/rootfs/etc/systemd/system/gpu-queue-node.service").read_text().splitlines()
+
+    assert {"Delegate=yes", "KillMode=process"} <= set(unit)
+    assert "CgroupPlugin" not in configuration.cgroup_conf()
