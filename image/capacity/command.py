@@ -233,7 +233,7 @@ def follow(desk: Desk, key: str) -> bool:
             if request.fate in (Fate.REFUSED, Fate.FAILED):
                 once(f"{request.fate}: {request.reason}")
                 if request.fate is Fate.FAILED:
-                    once(f"what may help: {_help(request.reason)}")
+                    once(f"what may help: {help_for(request.reason)}")
                 return False
             said = desk.ready(request.instances) if request.instances else {}
             for instance in request.instances:
@@ -258,7 +258,8 @@ def _progress(instance: str, said: str, desk: Desk) -> str:
     }[said]
 
 
-def _help(reason: str) -> str:
+def help_for(reason: str) -> str:
+    """What may help where a cloud had no room for this reason. Pure."""
     return next(text for word, text in HELP.items() if word in reason.lower())
 
 

@@ -6,6 +6,7 @@ cancel, and a log is the file on the shared homes.
 """
 
 import getpass
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +21,14 @@ from rich.table import Table
 
 from image.capacity import mover
 from image.capacity.command import caller_of
+from image.capacity.model import STATE, MoverState, state_of
 from image.queue import queue_file, slurm
 from image.queue.books import JOBS, LONGEST, RUNNING, Books, JobEntry, books_of
 from image.queue.errors import SlurmError
 from image.queue.exclusion import failed_on, is_submitted
 from image.reaper import cloud as clouds
 from image.reaper.calls import DENIED, Calls
+from image.reaper.cloud import LEDGER_URI
 from image.reaper.errors import CloudError, ConfigurationError, nearest
 from image.reaper.place import Asked, Place, account_of, ledger_uri
 from image.reaper.policy import Policy
@@ -34,6 +37,7 @@ from image.reaper.times import format_span
 from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import account_name
 from image.runs.model import QUEUED, RUN, NodeState, Phase, place_of
+from image.runs.waiting import why_none_comes
 
 WIDTH = 1000  # of a table that goes into a file or a pipe: nothing there is cut
 LOOK_EVERY_S = 5.0
@@ -45,6 +49,7 @@ FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a number tha
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
 # What Slurm calls the limit of a team (squeue(1), "JOB REASON CODES").
 REASONS = {"AssocGrpGRES": "its team's GPUs are at work: teams.max_gpus"}
+PENDING = "PENDING"
 FAILED = frozenset({"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 
 
@@ -57,6 +62,7 @@ class QueueViewer:
         caller: as the cloud calls the credentials.
         is_instance: whether this is one of the stack's, where Slurm answers.
         read: the controller's newest word; None where it has said none.
+        moved: the mover's newest word; None where it has said none, or may not be read.
     """
 
     policy: Policy
@@ -65,6 +71,7 @@ class QueueViewer:
     caller: str
     is_instance: bool
     read: Callable[[], Books | None]
+    moved: Callable[[], MoverState | None] = lambda: None
 
     def books(self) -> Books:
         """What the controller said last; raises ConfigurationError, CloudError."""
@@ -107,8 +114,31 @@ def opened(policy: Policy, asked: Asked, account: str | None) -> QueueViewer:
     own = account or getpass.getuser() if is_instance else account_name(account, caller)
     s3 = clouds.bucket_client(where.cloud, where.region)
     calls = Calls(lambda: datetime.now(UTC), read_only=True)
-    store = Store(s3, calls, ledger_uri(where, where.account_id or account_of(where)))
-    return QueueViewer(policy, run_bucket(where), own, caller, is_instance, lambda: _read(store))
+    ledger = ledger_uri(where, where.account_id or account_of(where))
+    store = Store(s3, calls, ledger)
+    return QueueViewer(
+        policy,
+        run_bucket(where),
+        own,
+        caller,
+        is_instance,
+        lambda: _read(store),
+        lambda: _moved(policy, ledger),
+    )
+
+
+def _moved(policy: Policy, ledger: str) -> MoverState | None:
+    """What the mover remembers; nobody's jobs are hidden where these credentials may not read it."""
+    try:
+        cloud = clouds.connect(
+            policy, lambda: datetime.now(UTC), read_only=True, environ={**os.environ, LEDGER_URI: ledger}
+        )
+        stored = cloud.store.get(STATE) if cloud.store else None
+        return state_of(stored.content) if stored else None
+    except CloudError as error:
+        if error.code in DENIED:
+            return None
+        raise
 
 
 def _read(store: Store) -> Books | None:
@@ -145,6 +175,9 @@ def show_runs(viewer: QueueViewer) -> None:
     Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
     if not entries:
         click.echo(f"account {viewer.account} has no jobs in the queue")
+    if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:
+        for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
+            click.echo(line, err=True)
     if (age := datetime.now(UTC) - viewer.books().at) > STALE:
         click.echo(f"the queue's controller said so {format_span(age)} ago", err=True)
 

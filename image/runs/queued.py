@@ -4,6 +4,8 @@ It is said on an instance of the stack, in a folder of the shared homes: every i
 files there, under the same path.
 """
 
+import getpass
+import grp
 import os
 import string
 import subprocess
@@ -23,6 +25,12 @@ from image.runs.model import run_name
 HOMES = Path("/home")
 CONFIG = ".toml"
 TIMEOUT_S = 60
+PEOPLE = "gpu-fleet-users"  # the group of everybody in access.people (image/accounts/changes.py)
+SILENT = "the queue's controller does not answer: it comes back within minutes, with all jobs; try again then"
+HELP = {
+    "Unable to contact slurm controller": SILENT,
+    "connect failure": SILENT,
+}
 PLAIN = frozenset(
     string.ascii_letters + string.digits + "/._+-"
 )  # what no shell and no line of sbatch's reads
@@ -84,6 +92,8 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         raise ConfigurationError(
             f"{folder}: not below {HOMES}, which every instance of the run shares; move it there"
         )
+    if problem := unreadable(run.words[0], folder) or without_account(getpass.getuser()):
+        raise ConfigurationError(problem)
     said = handed_over(text)
     click.echo(
         f"{said}: gpu-fleet runs shows it, its output goes to {batch.log.replace('%j', said.split()[-1])}"
@@ -124,6 +134,41 @@ def described(
     )
 
 
+def unreadable(word: str, folder: Path) -> str:
+    """Why the instances of a run could not read its configuration; empty where they can, or there is none."""
+    if not word.endswith(CONFIG):
+        return ""
+    file = (folder / word).resolve()
+    if not file.is_file():
+        return f"CONFIG {word}: no such file in {folder}"
+    if not file.is_relative_to(HOMES):
+        return f"CONFIG {word}: {file} is not below {HOMES}, which the run's instances share; move it there"
+    if not os.access(file, os.R_OK):
+        return f"CONFIG {word}: {file} may not be read by account {getpass.getuser()}"
+    return ""
+
+
+def without_account(account: str) -> str:
+    """Why a job of this account could run on no other instance; empty where it can."""
+    try:
+        members = grp.getgrnam(PEOPLE).gr_mem
+    except KeyError:
+        members = []
+    if account in members:
+        return ""
+    return (
+        f"account {account}: none of access.people, so other instances do not know it: submit as your own "
+        "(gpu-fleet connect), or ask who keeps the stack's file for one"
+    )
+
+
+def refused(words: str) -> str:
+    """What sbatch said, and what to do about it where that is known."""
+    said = words.strip().removeprefix("sbatch: error: ")
+    helps = next((text for part, text in HELP.items() if part in said), "")
+    return f"sbatch: {said}" + (f"; {helps}" if helps else "")
+
+
 def handed_over(text: str) -> str:
     """What sbatch answers, ``Submitted batch job 7``.
 
@@ -140,8 +185,13 @@ def handed_over(text: str) -> str:
             timeout=TIMEOUT_S,
             env=os.environ,
         )
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            "sbatch: not on this instance: Slurm comes with the queue's first boot steps "
+            "(systemctl status gpu-queue-node says how far they are)"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"sbatch: {error}") from error
     if done.returncode != 0:
-        raise ConfigurationError(f"sbatch: {done.stderr.strip().removeprefix('sbatch: error: ')}")
+        raise ConfigurationError(refused(done.stderr))
     return done.stdout.strip()

@@ -175,7 +175,7 @@ def _existing_buckets(stack: Stack, arn: str) -> Iterator[policies.Statement]:
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """What the stack says to its instances as long as they run."""
-    queue = [sweep_archive.QUEUE_JOBS_KEY] if args.stack.queued else []
+    queue = [*sweep_archive.QUEUE_SAYS] if args.stack.queued else []
     keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, *queue)
     return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
 

@@ -319,6 +319,48 @@ def test_past_the_budget_nothing_is_taken_and_the_answer_says_what_is_left(door,
     assert [record["action"] for record in door.ledger()] == ["refuse"]
 
 
+def test_a_frozen_pool_is_not_taken_from_and_the_answer_says_what_lifts_it(door, say):
+    policy, month = get("policy.json"), f"{datetime.now(UTC):%Y-%m}"
+    policy["budget"]["pools"]["train"]["freezes"] = True
+    policy["budget"]["on_exceeded"] = "freeze"
+    (door.code / "policy.json").write_text(json.dumps(policy))
+    put(door, "policy.json", policy)
+    freeze = {"month": month, "stage": "capped", "since": None, "lifted": "open", "groups": {}}
+    put(door, "freeze.json", {"schema_version": 1} | freeze)
+
+    said = say("take", "train", "--yes")
+
+    assert said.exit_code == 1
+    assert "train is frozen, since the budget is spent: gpu-fleet unfreeze lifts it" in said.output
+    assert [record["action"] for record in door.ledger()] == ["refuse"]
+
+
+def test_without_capacity_anywhere_the_answer_says_what_was_tried_and_what_may_help(door, monkeypatch):
+    FULL_ZONES.update({"us-east-1a", "us-east-1b"})
+    sleep, passes = time.sleep, iter(range(6))
+
+    def five_minutes(seconds: float) -> None:
+        if seconds != LOOK_EVERY_S:
+            return sleep(seconds)
+        assert next(passes, None) is not None, "too many passes"
+        assert door.move()["failed"] == []
+        state = get("capacity/state.json")
+        for asked in state["requests"].values():
+            asked["at"] = (datetime.fromisoformat(asked["at"]) - timedelta(minutes=5)).isoformat()
+        return put(door, "capacity/state.json", state)
+
+    monkeypatch.setattr(time, "sleep", five_minutes)
+
+    said = CliRunner().invoke(main, ["take", "train", "--yes", *WHERE])
+
+    assert said.exit_code == 1
+    for zone in ("us-east-1a", "us-east-1b"):
+        assert f"no room in train-{zone}: {NO_ROOM}" in said.output
+    assert "failed: no capacity anywhere" in said.output
+    assert "what may help: another pool, zone or type" in said.output
+    assert "Traceback" not in said.output
+
+
 def test_a_request_under_a_made_up_name_is_passed_over(door):
     """Whoever may write below ``sessions/AROA1:eve/`` writes no request of another by a longer key."""
     day = f"{datetime.now(UTC):%Y-%m-%d}"

@@ -139,6 +139,11 @@ def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queue
     assert not allowed(queued, node, "s3:PutObject", jobs)
     assert allowed(queued, node, "s3:GetObject", jobs)
     assert not allowed(without, node, "s3:GetObject", jobs)
+    # why no instance comes
+    state = jobs.replace("queue/jobs", "capacity/state")
+    assert allowed(queued, node, "s3:GetObject", state)
+    assert not allowed(queued, node, "s3:PutObject", state)
+    assert not allowed(without, node, "s3:GetObject", state)
     asked = Request("s3:GetObject", jobs)
     read = [decide(asked, identity=[policy]) is Verdict.ALLOWED for policy in users]
     assert read == [True, False]
