@@ -76,10 +76,10 @@ class RealSchedule:
 
     def run(self) -> list[str]:
         """Play it; what went wrong."""
-        number = self.dice.randint(2, 4)
+        number = self.dice.randint(3, 5)
         until = time.monotonic() + DISTURBED_S
         while time.monotonic() < until or len(self.jobs) < number:
-            if len(self.jobs) < number and self.dice.random() < 0.3:
+            if len(self.jobs) < number and self.dice.random() < 0.5:
                 self._submit()
             self._disturb()
             self._pass()
@@ -109,17 +109,17 @@ class RealSchedule:
     def _disturb(self) -> None:
         nodes = self._nodes()
         chance = self.dice.random()
-        if nodes and chance < 0.06:
+        if nodes and chance < 0.12:
             self._lose(self.dice.choice(nodes).id)
-        elif nodes and chance < 0.1:
+        elif nodes and chance < 0.2:
             guest = self.dice.choice(nodes)
             guest.run("sh", "-c", "echo spot >/run/gpu-fleet/stop")
             self.ends[guest.id] = time.monotonic() + 15
-        elif nodes and chance < 0.15:
+        elif nodes and chance < 0.28:
             guest = self.dice.choice(nodes)
             guest.run("sh", "-c", "echo closed >/run/gpu-fleet/closed")
             self.shut[guest.id] = time.monotonic() + self.dice.uniform(5, 40)
-        elif self.jobs and chance < 0.16:
+        elif self.jobs and chance < 0.3:
             job = self.dice.choice(self.jobs)
             self.lab.slurm("scancel", job.id)
             job.cancelled = True
