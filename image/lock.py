@@ -56,7 +56,7 @@ class Artefact:
         components: of an archive, separated by spaces; empty for one without.
         day: as which an archive is read, ``YYYYMMDDTHHMMSSZ``.
         url: of a file; ``{version}`` stands for its version.
-        page: where the maker publishes the file's hash.
+        page: where the maker publishes the file's hash; with ``{version}`` a file of each version's.
         file: of kind ``wheels``, the list.
         sha256: of the file or list, 64 hexadecimal digits.
         key_url: where the key of a signed file is fetched.
@@ -86,6 +86,13 @@ class Artefact:
     def location(self) -> str:
         """Where it is fetched: the address of an archive on its day, or of a file in its version."""
         return self.uri.replace("{day}", self.day) or self.url.replace("{version}", self.version)
+
+    @property
+    def proof(self) -> str:
+        """What its maker publishes with each version: a signature, or a hash."""
+        return (
+            f"{self.location}.sig" if self.kind == "signed" else self.page.replace("{version}", self.version)
+        )
 
 
 def load(file: Path = FILE) -> tuple[Artefact, ...]:

@@ -93,7 +93,14 @@ def _refreshed(
             return
         yield from ((name, {"version": version}) for name, version in chosen.items())
     elif artefact.kind == "signed":
-        yield artefact.name, {"version": _newest_signed(artefact)}
+        with tempfile.TemporaryDirectory() as place:
+            key = Path(place) / artefact.key_url.rsplit("/", 1)[-1]
+            key.write_text(_read(artefact.key_url), encoding="ascii")
+            lock.check_key(key, artefact)
+        yield artefact.name, {"version": _newest_proven(artefact).version}
+    elif artefact.kind == "hashed" and "{version}" in artefact.page:
+        latest = _newest_proven(artefact)
+        yield artefact.name, {"version": latest.version, "sha256": bare_hash(_read(latest.proof), latest)}
     elif artefact.kind == "hashed":
         version, sha256 = published(_read(artefact.page), artefact)
         yield artefact.name, {"version": version, "sha256": sha256}
@@ -175,37 +182,49 @@ def newest(
     return fitting[0]
 
 
-def _newest_signed(artefact: lock.Artefact) -> str:
-    """The newest version that its maker has signed, from the locked one on.
+def _newest_proven(artefact: lock.Artefact) -> lock.Artefact:
+    """The newest version that its maker has signed, or published a hash of, from the locked one on.
 
     Raises:
-        LockError: the locked one is gone, or the maker's key is another one.
+        LockError: the locked one is gone.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder) / artefact.key_url.rsplit("/", 1)[-1]
-        key.write_text(_read(artefact.key_url), encoding="ascii")
-        lock.check_key(key, artefact)
-    if not _exists(f"{artefact.location}.sig"):
+    if not _exists(artefact.proof):
         raise LockError(
-            f"{artefact.name}.{artefact.base}.version = {artefact.version!r}: {artefact.location}.sig is gone"
+            f"{artefact.name}.{artefact.base}.version = {artefact.version!r}: {artefact.proof} is gone"
         )
-    while (later := next(filter(None, map(_signed, successors(artefact))), None)) is not None:
+    while (later := next(filter(None, map(_proven, successors(artefact))), None)) is not None:
         artefact = later
-    return artefact.version
+    return artefact
 
 
-def _signed(artefact: lock.Artefact) -> lock.Artefact | None:
-    return artefact if _exists(f"{artefact.location}.sig") else None
+def _proven(artefact: lock.Artefact) -> lock.Artefact | None:
+    return artefact if _exists(artefact.proof) else None
 
 
 def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
-    """The versions that may follow one: 1.50.1 -> 2.0.0, 1.51.0, 1.50.2. Pure."""
-    numbers = [int(part) for part in artefact.version.split(".")]
+    """The versions that may follow one: 1.50.1 -> 2.0.0, 1.51.0, 1.50.2; 2.9.0-1 -> 3.0.0-0, ... Pure."""
+    parts = re.split(r"([.-])", artefact.version)
+    places = range(0, len(parts), 2)
     later = [
-        [*numbers[:place], numbers[place] + 1, *[0] * (len(numbers) - place - 1)]
-        for place in range(len(numbers))
+        [
+            *parts[:place],
+            str(int(parts[place]) + 1),
+            *(re.sub(r"\d+", "0", part) for part in parts[place + 1 :]),
+        ]
+        for place in places
     ]
-    return [replace(artefact, version=".".join(map(str, parts))) for parts in later]
+    return [replace(artefact, version="".join(version)) for version in later]
+
+
+def bare_hash(text: str, artefact: lock.Artefact) -> str:
+    """The SHA-256 in a file of its own, as ``sha256sum`` writes it or alone. Pure.
+
+    Raises:
+        LockError: there is none.
+    """
+    if (named := re.match(r"([0-9a-f]{64})(\s|$)", text)) is None:
+        raise LockError(f"{artefact.name}: {artefact.proof} begins with no SHA-256")
+    return named[1]
 
 
 def published(page: str, artefact: lock.Artefact) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What users expect beside the trainer: a compiler for Triton, JupyterLab and uv, whose kernels know the trainer's packages.
+# What users expect beside the trainer: a compiler for Triton, JupyterLab and uv, whose kernels know the trainer's
+# packages, and micromamba.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
@@ -18,3 +19,6 @@ for name in jupyter jupyter-lab uv uvx; do
     [ -x "$environment/bin/$name" ] || fail "$environment/bin/$name: no wheel brought it"
     ln -sfn "$environment/bin/$name" "/usr/local/bin/$name"
 done
+# conda's environments in a user's home, from conda-forge unless the user says otherwise
+command install -m 0755 "$(outside micromamba)" /usr/local/bin/micromamba
+lay etc/conda

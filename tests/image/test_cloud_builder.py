@@ -160,6 +160,41 @@ def tools(tmp_path, *scripts):
         archive.writestr("tools-1.dist-info/RECORD", "")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "wheels/tools.txt").write_text(f"tools==1 --hash=sha256:{digest}\n")
+    released(tmp_path, "#!/bin/sh\necho conda-forge >&2; echo 2.9.0\n")
+
+
+def released(tmp_path, program, *, locked=None):
+    """A release of micromamba where the builder keeps what it fetched, and the hash that is locked."""
+    (tmp_path / "micromamba-linux-64").write_text(program)
+    digest = hashlib.sha256((locked or program).encode()).hexdigest()
+    rows = (tmp_path / VERSIONS).read_text().splitlines(keepends=True)
+    kept = [row for row in rows if not row.startswith("micromamba\tsha256\t")]
+    (tmp_path / VERSIONS).write_text("".join([*kept, f"micromamba\tsha256\t{digest}\n"]))
+
+
+def test_users_have_a_tool_for_condas_environments_that_asks_conda_forge(
+    cloud_builder, trainers_environment, tmp_path
+):
+    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
+
+    done, _ = cloud_builder("72-tools", "alicloud", after="/usr/local/bin/micromamba --version")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2.9.0"
+    assert "channels: [conda-forge]" in (tmp_path / "etc/conda/condarc").read_text()
+
+
+def test_a_release_of_another_hash_than_its_maker_published_ends_the_step(
+    cloud_builder, trainers_environment, tmp_path
+):
+    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
+    released(tmp_path, "#!/bin/sh\ncurl evil\n", locked="what its maker published")
+
+    done, _ = cloud_builder("72-tools", "aws")
+
+    assert done.returncode == 1
+    assert "micromamba-linux-64: sha256 is" in done.stderr
+    assert not (tmp_path / "usr/local/bin/micromamba").exists()
 
 
 def test_notebooks_import_what_the_trainer_has_and_users_find_their_tools(

@@ -30,6 +30,7 @@ BEFORE = {
     "container-toolkit": {"version": "1.19.1-1"},
     "efa-installer": {"version": "1.50.0"},
     "erdma-installer": {"version": "1.5.7", "sha256": "a" * 64},
+    "micromamba": {"version": "2.9.0-0", "sha256": "c" * 64},
 }
 SUITES = ("noble", "noble-updates", "noble-security")
 COMPONENTS = ("main", "restricted", "universe", "multiverse")
@@ -64,7 +65,8 @@ class Shelf:
     def _own(self, artefact, address):
         if artefact.kind == "archive":
             return f"file:{self.folder}/{artefact.name}" + ("/{day}" if "{day}" in address else "")
-        return f"{self.url}/{address.rstrip('/').rsplit('/', 1)[-1]}"
+        folder, _, name = address.rstrip("/").rpartition("/")
+        return f"{self.url}/{'{version}/' if folder.endswith('/{version}') else ''}{name}"
 
     def publish(self):
         ubuntu = self.folder / "ubuntu-archive" / "20261124T000000Z"
@@ -76,6 +78,9 @@ class Shelf:
             (self.folder / f"aws-efa-installer-{version}.tar.gz.sig").touch()
         (self.folder / "aws-efa-installer.key").write_text(self.maker.armour)
         (self.folder / "erdma-usage").write_text(PAGE.format(old="a" * 64, new="b" * 64))
+        for version, digest in (("2.9.0-0", "c"), ("2.9.0-1", "d"), ("2.10.0-0", "e")):
+            (self.folder / version).mkdir(exist_ok=True)
+            (self.folder / version / "micromamba-linux-64.sha256").write_text(digest * 64 + "\n")
 
     def update(self):
         return CliRunner().invoke(lock_command.main, ["--update", "--lockfile", str(self.lockfile)])
@@ -142,8 +147,10 @@ def test_everything_newer_is_written_and_the_result_is_a_valid_lockfile(shelf):
         "container-toolkit": "1.20.0-1",
         "efa-installer": "1.51.1",
         "erdma-installer": "1.5.10",
+        "micromamba": "2.10.0-0",
     }
     assert now["erdma-installer"].sha256 == "b" * 64
+    assert now["micromamba"].sha256 == "e" * 64
     assert "efa-installer: version 1.50.0 -> 1.51.1" in said.output
     # what people wrote stays: remarks, order, the other base
     assert [line for line in before.splitlines() if line.startswith("#")] == [
@@ -229,6 +236,26 @@ def test_a_signed_file_that_is_gone_is_named(shelf):
 
     assert said.exit_code == 1
     assert "error: efa-installer.ubuntu-24.04.version = '1.50.0': " in said.output
+
+
+def test_a_release_whose_hash_is_gone_is_named(shelf):
+    (shelf.folder / "2.9.0-0/micromamba-linux-64.sha256").unlink()
+
+    said = shelf.update()
+
+    assert said.exit_code == 1
+    assert "error: micromamba.ubuntu-24.04.version = '2.9.0-0': " in said.output
+    assert shelf.locked()["efa-installer"].version == "1.51.1"
+
+
+def test_a_release_without_a_hash_in_its_file_is_named_and_stays_as_it_was(shelf):
+    (shelf.folder / "2.10.0-0/micromamba-linux-64.sha256").write_text("<html>Not Found</html>")
+
+    said = shelf.update()
+
+    assert said.exit_code == 1
+    assert "micromamba-linux-64.sha256 begins with no SHA-256" in said.output
+    assert shelf.locked()["micromamba"].version == "2.9.0-0"
 
 
 def test_a_makers_key_with_another_fingerprint_is_named(shelf):
