@@ -22,9 +22,9 @@ from stacks.alicloud.launch import (
     scaling_configuration,
     spot_price_limits,
 )
-from stacks.alicloud.queue import QueueJoin
 from stacks.alicloud.scaling import scale_by_load
 from stacks.payload import instance_file
+from stacks.payload.at_launch import QueueJoin
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.pools import GroupPlan, group_plans, instance_tags
 

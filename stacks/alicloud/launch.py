@@ -13,7 +13,7 @@ import pulumi_alicloud as alicloud
 
 from stacks import naming
 from stacks.alicloud.first_pass import DeclaredStage, stage_of
-from stacks.payload import user_data
+from stacks.payload.at_launch import encoded_user_data
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
@@ -184,23 +184,5 @@ def _data_disks(args: LaunchArgs) -> list[dict[str, Any]]:
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as both resources want it."""
-
-    def encoded(mounts: list[str]) -> str:
-        home, scratch, group, *queue = mounts
-        return user_data.encoded(
-            args.stack,
-            args.pool,
-            "oss",
-            home=home,
-            scratch=scratch,
-            monitor_group=group,
-            queue="".join(queue),
-        )
-
-    known = [args.home, args.scratch, args.monitor_group]
-    longest = [user_data.LONGEST_NAME] * len(known)
-    if args.queue is not None:
-        known.append(args.queue)
-        longest.append(user_data.LONGEST_QUEUE)
-    encoded(longest)  # too long is said now, in words; inside `apply` it is a traceback
-    return pulumi.Output.all(*known).apply(encoded)
+    names = {"home": args.home, "scratch": args.scratch, "monitor_group": args.monitor_group}
+    return encoded_user_data(args.stack, args.pool, "oss", names, args.queue)

@@ -27,6 +27,7 @@ from stacks.alicloud.firewall import QUEUE
 from stacks.alicloud.launch import DISK_CATEGORY, DISK_PERFORMANCE_LEVEL
 from stacks.alicloud.roles import role_with_policy
 from stacks.payload import built, instance_file, sweep_archive, user_data
+from stacks.payload.at_launch import QueueJoin
 from stacks.settings import Stack
 
 # Two vCPU and 4 GiB, as on AWS; stacks/catalog/prices.toml says what is known of its price.
@@ -37,19 +38,6 @@ LAST_FREE = -4
 # Of the secret's first version, which KMS wants and everybody may read.
 NO_KEY = "no key: the controller of the queue keeps munge's as another version"
 NO_KEY_VERSION = "declared"
-
-
-@dataclass(frozen=True)
-class QueueJoin:
-    """What makes an instance a node.
-
-    Attributes:
-        secret_arn: the secret with munge's key.
-        node_file: ``queue.json`` of a node.
-    """
-
-    secret_arn: pulumi.Output[str]
-    node_file: pulumi.Output[str]
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.aws.identity import Identity, IdentityArgs
 from stacks.aws.launch import LaunchArgs, launch_template
-from stacks.aws.queue import QueueJoin
 from stacks.aws.scaling import scale_by_load
 from stacks.payload import instance_file
+from stacks.payload.at_launch import QueueJoin
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.pools import GroupPlan, group_plans, instance_tags
 

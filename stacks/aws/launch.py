@@ -10,7 +10,7 @@ from pulumi_aws.ec2 import (
 )
 
 from stacks import catalog, naming
-from stacks.payload import user_data
+from stacks.payload.at_launch import encoded_user_data
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
@@ -147,23 +147,5 @@ def _market(pool: Pool) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | Non
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as EC2 wants it in a launch template."""
-
-    def encoded(mounts: list[str]) -> str:
-        home, scratch, name, *queue = mounts
-        return user_data.encoded(
-            args.stack,
-            args.pool,
-            "s3",
-            home=home,
-            scratch=scratch,
-            scratch_mount_name=name,
-            queue="".join(queue),
-        )
-
-    known = [args.home, args.scratch, args.scratch_mount_name]
-    longest = [user_data.LONGEST_NAME] * len(known)
-    if args.queue is not None:
-        known.append(args.queue)
-        longest.append(user_data.LONGEST_QUEUE)
-    encoded(longest)  # too long is said now, in words; inside `apply` it is a traceback
-    return pulumi.Output.all(*known).apply(encoded)
+    names = {"home": args.home, "scratch": args.scratch, "scratch_mount_name": args.scratch_mount_name}
+    return encoded_user_data(args.stack, args.pool, "s3", names, args.queue)

@@ -17,25 +17,13 @@ from stacks.aws.firewall import QUEUE
 from stacks.aws.identity import SESSION_ACTIONS
 from stacks.aws.launch import ROOT_DEVICE
 from stacks.payload import built, instance_file, sweep_archive, user_data
+from stacks.payload.at_launch import QueueJoin
 from stacks.settings import Stack
 
 # stacks/catalog/prices.toml has its price
 CONTROLLER_TYPE = "t3.medium"
 RECOVERY_DAYS = 7
 HEALTH_GRACE_S = 600
-
-
-@dataclass(frozen=True)
-class QueueJoin:
-    """What makes an instance a node.
-
-    Attributes:
-        secret_arn: the secret with munge's key.
-        node_file: ``queue.json`` of a node.
-    """
-
-    secret_arn: pulumi.Output[str]
-    node_file: pulumi.Output[str]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.files import DISK_FULL
@@ -64,13 +64,16 @@ def named(key: str, path: Path) -> Iterator[None]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
-    """The records of a metrics.jsonl; lines that a killed run left half-written are passed over."""
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    """The records of a metrics.jsonl. Raises OSError."""
+    return list(parsed(path.read_bytes().splitlines()))
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The records of some lines; what is being written, or was left half-written, is passed over."""
+    for line in lines:
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict):
-            records.append(record)
-    return records
+            yield record

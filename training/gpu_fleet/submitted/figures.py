@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet.metrics.goodput import goodput
+from gpu_fleet.metrics.records import JSON_LINES, parsed
 from gpu_fleet.outcome import FAILURE, RESULT
 
 ETTR_EVERY_S = 120.0  # it reads all records
@@ -24,7 +25,7 @@ class RunFigures:
 
     def newest(self) -> dict[str, Any]:
         """None for what there is not yet."""
-        metrics = self.directory / "metrics.jsonl"
+        metrics = self.directory / JSON_LINES
         newest = next((record for record in _tail(metrics) if record.get("kind") == "train"), {})
         if self.clock() - self._ettr_at_s >= ETTR_EVERY_S:
             self._ettr_at_s = self.clock()
@@ -64,22 +65,12 @@ def _tail(file: Path) -> Iterator[dict[str, Any]]:
             lines = opened.read().splitlines()
     except OSError:
         return
-    yield from _parsed(reversed(lines))
+    yield from parsed(reversed(lines))
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with file.open("rb") as opened:
-            yield from _parsed(opened)
+            yield from parsed(opened)
     except OSError:
         return
-
-
-def _parsed(lines: Any) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:  # the line that is being written, or the half of one
-            continue
-        if isinstance(record, dict):
-            yield record
