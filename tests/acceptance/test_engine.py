@@ -158,7 +158,7 @@ def test_ctrl_c_reaches_an_up_through_us_and_waits_for_its_state(cli, tmp_path):
         threading.Event().wait(0.05)  # polls another process; its clock is not ours
 
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=120)
 
     assert said == "interrupted\n"
     assert "saved" in (tmp_path / "log").read_text()

@@ -69,7 +69,7 @@ def front(tmp_path):
 def put(front, target, name=NAME, **options):
     """PUT as a client does that trusts the front's authority and looks for a name."""
     context = ssl.create_default_context(cadata=front.authority)
-    connection = http.client.HTTPSConnection("127.0.0.1", front.port, context=context, timeout=10)
+    connection = http.client.HTTPSConnection("127.0.0.1", front.port, context=context, timeout=120)
     connection.sock = context.wrap_socket(
         socket.create_connection(("127.0.0.1", front.port)), server_hostname=name
     )

@@ -99,7 +99,7 @@ class Jupyter:
 
     def ask(self, method, path):
         server_file = json.loads(self.file().read_text())
-        connection = http.client.HTTPConnection("127.0.0.1", server_file["port"], timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", server_file["port"], timeout=120)
         connection.request(method, f"/{path}", headers={"Authorization": f"token {server_file['token']}"})
         return json.loads(connection.getresponse().read() or "null")
 
@@ -122,4 +122,4 @@ class Jupyter:
             "import json, sys, websocket; s = websocket.create_connection(sys.argv[1]); s.recv();"
             "s.send(json.dumps(['stdin', sys.argv[2]])); s.recv(); s.close()"
         )
-        subprocess.run([self._programs / "python", "-c", send, url, text], check=True, timeout=60)
+        subprocess.run([self._programs / "python", "-c", send, url, text], check=True, timeout=120)

@@ -142,14 +142,14 @@ def test_the_thread_looks_by_itself(tmp_path):
     ended = threading.Event()
 
     with Watchdog(0, 0.01, tmp_path, step=lambda: 7, end=lambda _status: ended.set()):
-        assert ended.wait(timeout=30)
+        assert ended.wait(timeout=120)
 
 
 def test_a_closed_watchdog_looks_no_more(tmp_path):
     with Watchdog(0, 1000, tmp_path, step=lambda: 7) as watchdog:
         thread = watchdog._thread
 
-    thread.join(timeout=30)
+    thread.join(timeout=120)
     assert not thread.is_alive()
 
 
