@@ -79,7 +79,7 @@ class Desk:
         return self._write(caller, {"pool": pool, "count": count, "hours": hours})
 
     def withdraw(self, key: str, caller: str) -> None:
-        """Write down that a request is taken back. Raises CloudError."""
+        """Write down that a request is withdrawn. Raises CloudError."""
         self._write(caller, {"withdraws": key})
 
     def _write(self, caller: str, content: Mapping[str, object]) -> str:
@@ -197,7 +197,7 @@ def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool
 
 
 def _withdrawn(desk: Desk, key: str, caller: str) -> str:
-    """Take a request back for a user who waits for it no more; gives what to say of it."""
+    """Withdraw a request for a user who waits for it no more; gives what to say of it."""
     stack = desk.policy.stack
     rest = f"gpu-fleet status --stack {stack} shows it; gpu-fleet give-back --stack {stack} returns it"
     try:

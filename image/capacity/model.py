@@ -56,7 +56,7 @@ class Request:
         reason: why, for whoever asked.
         instances: that came, in order.
         tried: where there was no room, and what the cloud said.
-        withdraws: the key of an earlier request of the same user, which this one takes back; else empty.
+        withdraws: the key of an earlier request of the same user, which this one withdraws; else empty.
     """
 
     key: str
@@ -254,7 +254,7 @@ def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
 
 
 def _withdrawal(key: str, withdraws: Any, now: datetime) -> Request:
-    """A request that takes back another of the same user."""
+    """A request that withdraws another of the same user."""
     if (
         isinstance(withdraws, str)
         and REQUEST_KEY.fullmatch(withdraws)

@@ -338,7 +338,7 @@ class _Pass:
         for request in asked:
             if request.withdraws:
                 self._take_off(request)
-        # a withdrawal may be read before what it takes back
+        # a withdrawal may be read before its request
         withdrawn = {request.withdraws for request in self._requests.values()}
         for request in asked:
             if request.withdraws:

@@ -573,7 +573,7 @@ def test_what_is_filled_cannot_be_withdrawn():
 
 
 @pytest.mark.parametrize("key", ["2026-11-22/users/ada/100000Z-00000001", 7, "x", None])
-def test_nobody_withdraws_what_another_asked_for(key):
+def test_a_request_of_another_user_cannot_be_withdrawn(key):
     made = asked_by("2026-11-22/users/bob/100001Z-00000002", {"withdraws": key}, Cloud().now)
 
     assert (made.fate, made.withdraws) == (Fate.REFUSED, "")
