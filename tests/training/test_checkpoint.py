@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
 from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.state import State, capture_tensors
-from gpu_fleet.storage.object_store import patiently
+from gpu_fleet.storage.object_store import at_start, patiently
 from gpu_fleet.world import World, world
 from tests.training.examples import changed, resnet_table
 
@@ -385,10 +386,64 @@ def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path
 def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass() -> None:
     line = UploadProgress()
     line.moved(5)
-    line.abandoned = True
+    line.abandon()
 
     with pytest.raises(AbandonedError):
         line.moved(5)
+
+
+class DisturbedStore(CheckpointStore):
+    """Fails in a way that passes, so many times before it takes a checkpoint."""
+
+    def __init__(self, failures: float) -> None:
+        super().__init__(URI)
+        self.failures, self.asked = failures, threading.Event()
+
+    def upload(self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None]) -> None:
+        self.asked.set()
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("SlowDown", passing=True)
+        super().upload(folder, manifest, moved)
+
+
+def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+
+    save(tmp_path, 1, store=DisturbedStore(failures=3))
+
+    assert CheckpointStore(URI).steps() == [1]
+
+
+def test_an_upload_that_waits_for_its_next_try_gives_way_to_a_newer_one(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 50.0)  # of the 60 s of its patience
+    store = DisturbedStore(failures=1)
+    saver = Saver(tmp_path, store, keep=2)
+    saver.save(local.Manifest(1, "model", 1), {})
+    assert store.asked.wait(120)
+
+    saver.save(local.Manifest(2, "model", 1), {})
+    closed = saver.close(within_s=40)
+
+    assert (closed, saver.uploaded_step, CheckpointStore(URI).steps()) == (True, 2, [2])
+
+
+def test_a_bucket_that_lets_nothing_be_removed_will_do(
+    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(**_: str) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteObject")
+
+    store = CheckpointStore(URI)
+    monkeypatch.setattr(store._client, "delete_object", denied)
+
+    store.check_writable()
+
+    assert "event=not-removed" in caplog.text
 
 
 def test_denied_pruning_loses_nothing(
@@ -436,6 +491,44 @@ def test_a_store_that_refuses_is_no_damage(alone: World, bucket: str, tmp_path: 
 
     with pytest.raises(StoreError):
         restore.newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
+
+
+@pytest.mark.parametrize(("answered", "tries"), [(True, 2), (False, 1)])
+def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch, *, answered: bool, tries: int
+) -> None:
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+    asked: list[int] = []
+
+    def disturbed() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise StoreError("SlowDown", passing=True, answered=answered)
+
+    with nullcontext() if answered else pytest.raises(StoreError):
+        at_start(disturbed)
+
+    assert len(asked) == tries
+
+
+def test_a_disturbed_list_holds_no_start_up(
+    alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "here", 5, store=CheckpointStore(URI))
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+    listed, failures = CheckpointStore.steps, iter([StoreError("500", passing=True, answered=True)])
+
+    def steps(store: CheckpointStore) -> list[int]:
+        for failure in failures:
+            raise failure
+        return listed(store)
+
+    monkeypatch.setattr(CheckpointStore, "steps", steps)
+
+    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+
+    assert manifest is not None
+    assert manifest.step == 5
 
 
 def test_patience_ends() -> None:

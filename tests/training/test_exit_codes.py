@@ -70,6 +70,23 @@ def test_a_restarted_rank_does_not_try_what_failed_for_good(
     assert outcome.failed_before(tmp_path / "run") == ""
 
 
+def test_without_torchrun_a_run_that_stopped_says_that_it_wants_to_be_run_again(
+    tokens: Path, tmp_path: Path, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun would start again at once whatever ends with another status than 0."""
+    table = gpt_table(tokens, tmp_path / "run")
+    (no_fleet / "stop").write_text("spot")
+    stopped, _ = tried_alone(table, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
+    of_torchrun, _ = tried_alone(table, tmp_path)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    (no_fleet / "stop").unlink()
+
+    finished, _ = tried_alone(table, tmp_path)
+
+    assert (stopped, of_torchrun, finished) == (85, 0, 0)
+
+
 def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(tmp_path: Path) -> None:
     """Without that word torchrun would try again, and `launch` end with a status that says so."""
     status, _ = tried_alone(gpt_table(tmp_path / "nowhere", tmp_path / "run"), tmp_path)

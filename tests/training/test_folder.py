@@ -58,6 +58,13 @@ class Store:
         self.before("delete", name)
         self.objects.pop(f"{self.uri}/{name}", None)
 
+    def remove_if_allowed(self, name: str) -> bool:
+        try:
+            self.delete(name)
+        except StoreError:
+            return False
+        return True
+
     @property
     def names(self) -> set[str]:
         """Of the files that can be brought back."""
@@ -375,6 +382,67 @@ def test_a_refusal_in_a_callback_is_one_message(
     assert (brought.value.code, saved.value.code, len(said)) == (65, 65, 2)
     assert said[0].startswith(f"error: {there} has files that were never in {URI}")
     assert outcome.failed_since(there, 0.0)
+
+
+def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next save makes it good; the last one has to come through."""
+    for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claim, "RunLease")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
+    monkeypatch.setattr(guard, "BETWEEN_S", 0.0)
+    monkeypatch.setattr(guard, "LAST_S", 0.0)
+    guarded = guarding(files(tmp_path / "here", step="3"), store)
+    guarded.begin({}, None)
+
+    def disturbed(_verb: str, _name: str) -> None:
+        raise StoreError("SlowDown", passing=True)
+
+    store.before = disturbed
+    guarded.saved()
+    with pytest.raises(SystemExit) as ended:
+        guarded.end()
+    store.before = lambda _verb, _name: None
+    guarded.end()
+
+    assert (ended.value.code, store.names) == (75, {"step", "gpu-fleet.json"})
+
+
+def test_a_bucket_that_lets_nothing_be_removed_has_the_newest(store: Store, tmp_path: Path) -> None:
+    def denied(verb: str, _name: str) -> None:
+        if verb == "delete":
+            raise StoreError("AccessDenied")
+
+    here = files(tmp_path / "here", step="3")
+    kept = sync(here, store)
+    kept.up(last=True)
+    store.before = denied
+    (here / "step").write_text("10")
+
+    assert kept.up(last=True)
+    assert sync(tmp_path / "there", store).down() == 1
+    assert content(tmp_path / "there") == {"step": "10"}
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["the list", "a content"])
+def test_a_notice_in_a_restore_ends_the_command_before_it_begins(
+    number: int, store: Store, command: Callable[..., Result], cut_off: list[int], tmp_path: Path
+) -> None:
+    sync(files(tmp_path / "here", step="10"), store).up(last=True)
+    asked: list[str] = []
+
+    def signalled(_verb: str, name: str) -> None:
+        asked.append(name)
+        if len(asked) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    store.before = signalled
+    stopped = command(tmp_path / "there", f"touch {tmp_path}/begun")
+    begun = (tmp_path / "begun").exists()
+    again = command(tmp_path / "there", f"cat {tmp_path}/there/step > {tmp_path}/begun")
+
+    assert (cut_off, stopped.exit_code, begun, again.exit_code) == ([], 85, False, 0)
+    assert (tmp_path / "begun").read_text() == "10"
 
 
 def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gpu_fleet.stopping.interrupt import (
     Interruption,
     Reason,
     ask,
+    nothing_to_save,
     sources,
     stop_file,
 )
@@ -206,6 +207,29 @@ def test_a_signal_is_noted_and_the_old_handler_comes_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_sigterm_does_not_cut_the_last_save_off(first: signal.Signals) -> None:
+    """As schedulers send it: once as a notice, and once more at the time limit."""
+    now = [100.0]
+    with Interruption([], poll_s=1.0, clock=lambda: now[0]) as interruption:
+        os.kill(os.getpid(), first)
+        for _ in range(2):
+            now[0] += 30.0
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        assert interruption.reason is Reason[first.name]
+
+
+def test_before_there_is_anything_to_save_a_notice_ends_the_process() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended, nothing_to_save():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert ended.value.code == 85
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_the_same_key_press_delivered_twice_is_one_signal() -> None:
     with Interruption([], poll_s=1.0, clock=lambda: 100.0) as interruption:
         os.kill(os.getpid(), signal.SIGINT)
@@ -214,12 +238,12 @@ def test_the_same_key_press_delivered_twice_is_one_signal() -> None:
     assert interruption.reason is Reason.SIGINT
 
 
-def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_presses_the_key_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ended = [100.0], []
     with Interruption([], poll_s=1.0, clock=lambda: now[0]):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         now[0] += interrupt.SAME_SIGNAL_S
-        monkeypatch.setattr(interrupt.os, "kill", lambda *_: ended.append(signal.getsignal(signal.SIGTERM)))
-        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(interrupt.os, "kill", lambda *_: ended.append(signal.getsignal(signal.SIGINT)))
+        signal.raise_signal(signal.SIGINT)
 
     assert ended == [signal.SIG_DFL]  # sent again with nobody to catch it

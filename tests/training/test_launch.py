@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -342,6 +343,18 @@ def test_sigterm_reaches_the_child(*, begins, status, tmp_path, restored_signals
     )
 
     assert launch.run([sys.executable, "-c", child], {}, tmp_path) == status
+
+
+def test_a_second_sigterm_does_not_reach_the_child(restored_signals):
+    """torchrun would end at it, and leave its ranks in the midst of their last save."""
+    sent = []
+    forwarded = launch.Forwarded()
+    forwarded.to(SimpleNamespace(send_signal=sent.append))
+
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        signal.raise_signal(number)
+
+    assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, restored_signals, monkeypatch):

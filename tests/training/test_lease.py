@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from torch import nn
 
 from gpu_fleet import Run
@@ -173,6 +174,23 @@ def test_train_is_refused_for_good_and_gives_its_own_lease_back(
     assert found.content == leases.RELEASED
     names = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert sum("/lease/" in name and not name.endswith(".renewed") for name in names) == 1
+
+
+def test_a_bucket_that_lets_nothing_be_removed_holds_no_run_up(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(**_: str) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteObject")
+
+    monkeypatch.setattr(store._client, "delete_object", denied)
+    for _ in range(2):
+        held = RunLease(store, HERE, sleep=_never)
+        held.acquire()
+        held.release()
+
+    found = store.newest_lease()
+    assert found is not None
+    assert (found.number, found.content) == (2, leases.RELEASED)
 
 
 def test_a_start_that_is_refused_leaves_the_result_of_the_run(

@@ -202,17 +202,26 @@ def test_a_branch_needs_a_name_of_its_own(name: str, table: dict[str, Any], tmp_
     assert f"--branch = {name!r}" in said
 
 
-def test_an_explicit_place_branches_beside_itself() -> None:
+@pytest.mark.parametrize(
+    ("uri", "beside"),
+    [
+        ("s3://bucket/first", "s3://bucket/second"),
+        ("oss://bucket/a/first/", "oss://bucket/a/second"),
+        ("s3://bucket", "s3://bucket/second"),  # not s3://second, which is somebody else's bucket
+        ("s3://bucket/", "s3://bucket/second"),
+    ],
+)
+def test_an_explicit_place_branches_beside_itself(uri: str, beside: str) -> None:
     table = gpt_table(DATA, Path("runs/first"))
-    settings = config.from_table(changed(table, checkpoint={"uri": "s3://bucket/first"}), "test")
+    settings = config.from_table(changed(table, checkpoint={"uri": uri}), "test")
 
     branch = config.branched(settings, "second")
 
-    assert branch.checkpoint.uri == "s3://bucket/second"
+    assert branch.checkpoint.uri == beside
     assert branch.run.directory == "runs/second"
     before = manager.origin(branch)
     assert before is not None
-    assert (before.checkpoint.uri, before.run.directory) == ("s3://bucket/first", "runs/first")
+    assert (before.checkpoint.uri, before.run.directory) == (uri, "runs/first")
 
 
 def test_two_owners_share_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

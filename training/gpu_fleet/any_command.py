@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +23,8 @@ from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, SilentStoreError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange, FolderPath
-from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
-from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, patiently
+from gpu_fleet.stopping.interrupt import Interruption, Reason, nothing_to_save, sources
+from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, at_start, patiently
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
@@ -73,9 +73,11 @@ def run(
         _make(checkpoints)
     start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
     try:
-        with _held(place):
-            if sync is not None:
-                sync.down()
+        with ExitStack() as held:
+            with nothing_to_save():
+                held.enter_context(_held(place))
+                if sync is not None:
+                    sync.down()
             ends_with = _run_child(start, checkpoints, sync, every_s)
     except SilentStoreError as error:
         click.echo(f"error: {error}", err=True)
@@ -109,7 +111,7 @@ def _held(place: str) -> Iterator[None]:
         yield
         return
     lease = RunLease(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"), Holder.this())
-    lease.acquire()
+    at_start(lease.acquire)
     try:
         yield
     finally:  # a bucket that does not answer does not hold us up: the lease ends by itself

@@ -348,8 +348,15 @@ def branched(settings: Config, name: str) -> Config:
     table = settings.model_dump(mode="json")
     table["run"] |= {"directory": str(directory.parent / name), "branch_of": str(directory)}
     if (uri := settings.checkpoint.uri) and uri != LOCAL_ONLY:
-        table["checkpoint"] |= {"uri": f"{uri.rstrip('/').rpartition('/')[0]}/{name}", "branch_uri": uri}
+        table["checkpoint"] |= {"uri": _beside(uri, name), "branch_uri": uri}
     return from_table(table, source="--branch")
+
+
+def _beside(uri: str, name: str) -> str:
+    """The place `name` beside `uri` in its bucket; within it where the run has the whole bucket."""
+    scheme, _, place = uri.rstrip("/").partition("://")
+    bucket, _, prefix = place.partition("/")
+    return f"{scheme}://" + "/".join(filter(None, (bucket, prefix.rpartition("/")[0], name)))
 
 
 def from_table(table: dict[str, Any], source: str) -> Config:

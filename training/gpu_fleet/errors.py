@@ -58,10 +58,13 @@ class CheckpointError(TrainingError):
 class StoreError(CheckpointError):
     """An object store does not answer, or refuses: nothing is known of what it holds."""
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
-        """`passing` says that the same question may well be answered in a minute."""
+    def __init__(self, message: str, *, passing: bool = False, answered: bool = False) -> None:
+        """`passing` says that the same question may well have another answer in a minute.
+
+        `answered` says that there is a store, which a mistaken endpoint has not.
+        """
         super().__init__(message)
-        self.passing = passing
+        self.passing, self.answered = passing, answered
         self.for_good = not passing
 
 

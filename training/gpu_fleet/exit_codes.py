@@ -3,7 +3,7 @@
 | status | meaning | what to do |
 |---|---|---|
 | 0 | finished | nothing |
-| 85 | saved and stopped for a notice (`launch`; under torchrun a rank ends with 0) | run it again |
+| 85 | saved and stopped for a notice; under torchrun a rank ends with 0 | run it again |
 | 2, 65 | failed for good: usage, configuration, data, memory, a loss that is no number | nothing |
 | any other | perhaps for a reason that passes: a lost rank, a silent bucket | run it again, a few times |
 

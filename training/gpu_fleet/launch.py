@@ -28,6 +28,7 @@ from gpu_fleet.pool.identity import Expected, PoolIdentity, read_identity
 from gpu_fleet.pool.members import in_order
 from gpu_fleet.pool.network import control_environment, environment
 from gpu_fleet.pool.rendezvous import Assignment, Rendezvous, assignment, join
+from gpu_fleet.stopping.interrupt import nothing_to_save
 
 LOOK_EVERY_S = 0.5  # for word that the run has failed for good
 # Once a run has saved and stopped: torchrun waits five minutes for a peer that was ended, and hears no signal
@@ -104,21 +105,22 @@ def launch(
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
     other try can help; `train` takes the same overrides: --section.key value.
     """
-    _refuse_where_terminated()
-    settings = configured(config_file, overrides, allow, branch)
-    scheduled = None if alone else assignment(os.environ)
-    identity = None if alone else read_identity()
-    instance = _instance(identity)
-    meeting = _scheduled(scheduled, dry_run=dry_run) if scheduled else _meeting(identity, instance, peers)
-    plan = LaunchPlan(
-        rendezvous=meeting,
-        processes=nproc_per_node or (scheduled and scheduled.processes) or _processes(identity, instance),
-        rendezvous_id=_rendezvous_id(identity, settings),
-        max_restarts=max_restarts,
-        save_s=settings.interrupt.save_s,
-        arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
-        variables=_variables(identity, instance, meeting),
-    )
+    with nothing_to_save():
+        _refuse_where_terminated()
+        settings = configured(config_file, overrides, allow, branch)
+        scheduled = None if alone else assignment(os.environ)
+        identity = None if alone else read_identity()
+        instance = _instance(identity)
+        meeting = _scheduled(scheduled, dry_run=dry_run) if scheduled else _meeting(identity, instance, peers)
+        plan = LaunchPlan(
+            rendezvous=meeting,
+            processes=nproc_per_node or (scheduled and scheduled.processes) or _processes(identity, instance),
+            rendezvous_id=_rendezvous_id(identity, settings),
+            max_restarts=max_restarts,
+            save_s=settings.interrupt.save_s,
+            arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
+            variables=_variables(identity, instance, meeting),
+        )
     if dry_run:
         click.echo(str(plan))
         return
@@ -139,14 +141,10 @@ def _instance(identity: PoolIdentity | None) -> ThisInstance | None:
 
 
 def _scheduled(mine: Assignment, *, dry_run: bool) -> Rendezvous | None:
-    """The place of a scheduler, waited for; a pod that is stopped meanwhile has nothing to save."""
+    """The place of a scheduler, waited for."""
     if dry_run and mine.nodes > 1:
         return Rendezvous(mine.nodes, mine.host, "OWN-ADDRESS", mine.rank == 0, mine.port)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exit_codes.STOPPED))
-    try:
-        return join(mine)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return join(mine)
 
 
 def _meeting(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Rendezvous | None:
@@ -270,18 +268,24 @@ def _ended(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
 class Forwarded:
     """SIGTERM and SIGINT, from now on kept for a process, which gets them as soon as there is one.
 
-    One that came in between would otherwise end this process and leave the other to itself.
+    One that came in between would otherwise end this process and leave the other to itself. A second SIGTERM
+    is not handed on: torchrun would leave its ranks in the midst of their last save.
     """
 
     def __init__(self) -> None:
         self.any = False
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
+        self._terminated = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._forward)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self.any = True
+        if number == signal.SIGTERM:
+            if self._terminated:
+                return
+            self._terminated = True
         if self._process is None:
             self._early.append(number)
         else:

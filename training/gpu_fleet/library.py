@@ -44,6 +44,7 @@ from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, sources
+from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
@@ -118,11 +119,14 @@ class Run:
         self._interruption = Interruption(sources(), POLL_S)
         self._where = _where(self._objects)
         logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
+        self._interruption.__enter__()  # first: a notice does not cut a restore off
         try:
             self._open()
-        except TrainingError as error:
-            self._fail(error)
-        self._interruption.__enter__()
+        except BaseException as error:
+            self._interruption.__exit__(None, None, None)
+            if isinstance(error, TrainingError):
+                self._fail(error)
+            raise
         self._entered = True
         return self
 
@@ -156,9 +160,9 @@ class Run:
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
         if self._store is not None:
-            self._store.check_writable()
+            at_start(self._store.check_writable)
         if self._lease is not None:
-            self._lease.acquire()
+            at_start(self._lease.acquire)
 
     def _restore(self) -> None:
         manifest = restore.newest_whole(self._where, self._root, self._store)

@@ -1,12 +1,16 @@
 """One rank of a run: joins the others and trains; says what a user can do about an error."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from gpu_fleet import config
+from gpu_fleet.checkpoint.saver import left_behind
 from gpu_fleet.errors import (
     CheckpointError,
     OutOfMemoryError,
@@ -17,6 +21,7 @@ from gpu_fleet.errors import (
 )
 from gpu_fleet.files import DISK_FULL
 from gpu_fleet.loop import train as train_model
+from gpu_fleet.outcome import Outcome
 from gpu_fleet.own_code import INDEX_ON_GPU, PEER_GONE, description, is_of_peer_or_device, place_of
 from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.world import world
@@ -27,7 +32,16 @@ NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises
 MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
 
 
-def run_rank(settings: config.Config) -> None:
+def leave(status: int) -> NoReturn:
+    """Ends the process, at once where an upload that was given up would be waited for."""
+    if left_behind():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def run_rank(settings: config.Config) -> Outcome:
     """Joins the others and trains; raises TrainingError."""
     try:
         with (
@@ -37,7 +51,7 @@ def run_rank(settings: config.Config) -> None:
             world(settings.parallel) as where,
             first_of_ranks(),
         ):
-            train_model(settings, where, interruption)
+            return train_model(settings, where, interruption)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from gpu_fleet import config, outcome
+from gpu_fleet import config, exit_codes, outcome
 from gpu_fleet.errors import ConfigError, FailedBeforeError, TrainingError
 from gpu_fleet.lazy_groups import configured, identity_options, imported
+from gpu_fleet.stopping.interrupt import nothing_to_save
 
 
 @click.command(
@@ -27,13 +28,21 @@ from gpu_fleet.lazy_groups import configured, identity_options, imported
 def train(
     config_file: Path, overrides: tuple[str, ...], profile: str, allow: tuple[str, ...], branch: str
 ) -> None:
-    """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself."""
+    """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself.
+
+    Exits with 0 when the run is complete, and with 85 when it was stopped and has saved: run it again. Under
+    torchrun, which would start it again at once, with 0 in both cases; result.json says which.
+    """
     with shown_errors():
-        chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
-        settings = configured(config_file, [*overrides, *chosen], allow, branch)
-        spare_advice(settings)
+        with nothing_to_save():
+            chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
+            settings = configured(config_file, [*overrides, *chosen], allow, branch)
+            spare_advice(settings)
+            rank = imported("gpu_fleet.rank")  # torch: seconds that --help need not pay
         with noted_failure(Path(settings.run.directory)):
-            imported("gpu_fleet.rank").run_rank(settings)  # torch: seconds that --help need not pay
+            ended = rank.run_rank(settings)
+    stopped = ended.outcome == "stopped" and not outcome.attempt()
+    rank.leave(exit_codes.STOPPED if stopped else exit_codes.FINISHED)
 
 
 @click.command(

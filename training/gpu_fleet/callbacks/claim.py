@@ -22,6 +22,7 @@ from gpu_fleet.data.own_data import adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, DataError, IdentityError, OwnCodeError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
+from gpu_fleet.storage.object_store import at_start
 
 IDENTITY = "gpu-fleet.json"  # in the folder, and with it in the bucket
 ARGUMENTS = "arguments"  # of the library, in the keys of an identity
@@ -53,7 +54,7 @@ class FolderClaim:
             raise CheckpointError(f"{self._directory}: cannot be written: {error.strerror}") from error
         if self._place:
             lease = RunLease(CheckpointStore(self._place), Holder.this())
-            lease.acquire()
+            at_start(lease.acquire)
             self._lease = lease
             atexit.register(self.release)  # whatever the library's loop ends with
 

@@ -14,12 +14,14 @@ import torch.distributed as dist
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.callbacks.claim import FolderClaim
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.errors import TrainingError
+from gpu_fleet.errors import StoreError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 POLL_S = 1.0
+# Of patience with a disturbed bucket: while the loop stands; of the two minutes of a notice; at the end
+BETWEEN_S, NOTICE_S, LAST_S = 30.0, 60.0, 180.0
 # Of a process, by Lightning's own launcher, srun and mpirun: all are 0 of the first alone.
 PLACES = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 log = logging.getLogger(__name__)
@@ -94,15 +96,29 @@ class Guard:
         self.stopped = self.stopped or heard
         return self.stopped
 
-    def saved(self) -> None:
-        """A checkpoint is on this disk; called by all ranks, each of which may have written its own files."""
+    def saved(self, *, last: bool = False) -> None:
+        """A checkpoint is on this disk; called by all ranks, each of which may have written its own files.
+
+        A bucket that does not answer for a while ends the process at the `last` one alone.
+        """
         if dist.is_initialized():
             dist.barrier()
         with self._leaving():
-            if self._claim is not None:
-                self._claim.saved()
-                if (sync := self._sync) is not None:
-                    patiently(lambda: sync.up(last=True, final=True))
+            if self._claim is None:
+                return
+            patience_s = NOTICE_S if self.stopped else LAST_S if last else BETWEEN_S
+            try:
+                patiently(self._take_over, patience_s)
+            except StoreError as error:
+                if last or not error.passing:
+                    raise
+                log.warning("event=folder-not-saved error=%r", str(error))
+
+    def _take_over(self) -> None:
+        assert self._claim is not None
+        self._claim.saved()
+        if self._sync is not None:
+            self._sync.up(last=True, final=True)
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
@@ -117,7 +133,7 @@ class Guard:
 
     def end(self) -> None:
         """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
-        self.saved()
+        self.saved(last=True)
         if self._claim is not None:
             self._claim.release()
         self._interruption.__exit__(None, None, None)  # only now: no signal cuts the last upload off

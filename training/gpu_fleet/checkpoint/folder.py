@@ -343,10 +343,15 @@ class FolderSync:
         self._know([_sha256(listed)], _hashes(records))
 
     def _remove(self, stale: set[str]) -> None:
-        """Contents that this folder had and has no more; never those of another process."""
+        """Contents that this folder had and has no more; never those of another process.
+
+        All is saved by now, so a bucket that lets nothing be removed keeps them.
+        """
         for content in sorted(stale):
             with self._asking():
-                self._store.delete(f"{CONTENTS}/{content}")
+                removed = self._store.remove_if_allowed(f"{CONTENTS}/{content}")
+            if not removed:
+                return
             if self._there is not None:
                 self._there.discard(content)
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,7 @@ from gpu_fleet.errors import CheckpointError, IdentityError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
 from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
+from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.world import World
 
 FOLDER = "checkpoints"
@@ -62,9 +64,9 @@ def fetch_code(settings: config.Config) -> None:
         return
     uri = location(settings)
     store = CheckpointStore(uri, settings.checkpoint.endpoint) if uri else None
-    for step in reversed(store.steps() if store else []):
+    for step in reversed(at_start(store.steps) if store else []):
         assert store is not None
-        if (packed := store.read(step, own_code.ARCHIVE)) is not None:
+        if (packed := at_start(partial(store.read, step, own_code.ARCHIVE))) is not None:
             own_code.unpack(packed, folder)
             log.info("event=code-fetched step=%d uri=%s", step, uri)
         return
@@ -113,9 +115,9 @@ class Checkpoints:
                 f"run.directory: {self._root} cannot be written: {error.strerror}"
             ) from error
         if self._store is not None:
-            self._store.check_writable()
+            at_start(self._store.check_writable)
         if self._lease is not None:
-            self._lease.acquire()
+            at_start(self._lease.acquire)
 
     def _opened_saver(self) -> Saver | None:
         """Rank 0 writes what it holds whole; of a sharded model every rank writes its part."""

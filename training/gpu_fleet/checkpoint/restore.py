@@ -9,7 +9,7 @@ import torch
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, IdentityError, StoreError
-from gpu_fleet.storage.object_store import patiently
+from gpu_fleet.storage.object_store import at_start, patiently
 from gpu_fleet.world import World
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def begin_anew(where: World, root: Path, store: CheckpointStore | None) -> None:
 
 
 def _leave_earlier(root: Path, store: CheckpointStore | None) -> None:
-    if store is not None and (uploaded := store.steps()):
+    if store is not None and (uploaded := at_start(store.steps)):
         raise IdentityError(
             f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
             f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or run.directory"
@@ -77,7 +77,7 @@ def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[
     """The checkpoints within reach of this instance; None on all but one of its ranks."""
     if where.local_rank != 0:
         return None
-    return set(local.steps(root)) | (set(store.steps()) if store else set())
+    return set(local.steps(root)) | (set(at_start(store.steps)) if store else set())
 
 
 def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:

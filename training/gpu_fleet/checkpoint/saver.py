@@ -22,11 +22,14 @@ from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.own_code import ARCHIVE
+from gpu_fleet.storage.object_store import at_start, patiently
 
 STATE = "state.pt"
+LINE = "checkpoint-line"  # the thread of an upload
 ABANDONED = "abandoned"  # what a rank says of an upload that it gave up for a newer one
 STANDS_STILL_S = 30.0  # an upload that moves nothing for so long lets a newer one pass
 LOOK_EVERY_S = 0.5
+UPLOAD_PATIENCE_S = 60.0  # with a bucket that fails in a way that may pass; a notice gives two minutes on AWS
 LESS_URGENT = 10  # of nice(1): a tenth of a core that the training wants, all of one that is free
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -99,13 +102,32 @@ class AbandonedError(Exception):
     """Ends an upload from within, where a newer checkpoint has overtaken it."""
 
 
+def left_behind() -> bool:
+    """Whether an upload that was given up hangs in a socket, and would hold the end of the process up."""
+    return any(thread.name == LINE for thread in threading.enumerate())
+
+
 class UploadProgress:
     """What is known of an upload while it runs; read and written by two threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._moved_at = clock()
-        self.abandoned = False
+        self._abandoned = threading.Event()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether a newer checkpoint has overtaken it."""
+        return self._abandoned.is_set()
+
+    def abandon(self) -> None:
+        """Lets it end at its next `look`, wherever it waits."""
+        self._abandoned.set()
+
+    def pause(self, seconds: float) -> None:
+        """Waits for the next try. Raises AbandonedError when the upload is to end."""
+        self._abandoned.wait(seconds)
+        self.look()
 
     def moved(self, _bytes: int = 0) -> None:
         """Some bytes have gone up. Raises AbandonedError when the upload is to end."""
@@ -206,7 +228,7 @@ class Saver:
 
     def upload_if_missing(self, manifest: local.Manifest) -> None:
         """Uploads a checkpoint that was found on this disk, and that the store may never have got."""
-        if self._store is not None and manifest.step not in self._store.steps():
+        if self._store is not None and manifest.step not in at_start(self._store.steps):
             self._queue_upload(manifest, None)
 
     def _queue_upload(self, manifest: local.Manifest, team: Team | None) -> None:
@@ -314,9 +336,7 @@ class Saver:
         _give_way()  # and the threads that come from this one
         while (upload := self._newest()) is not None:
             line = UploadProgress()
-            running = threading.Thread(
-                target=self._upload_one, args=(upload, line), name="checkpoint-line", daemon=True
-            )
+            running = threading.Thread(target=self._upload_one, args=(upload, line), name=LINE, daemon=True)
             running.start()
             while running.is_alive() and not self._overtaken(upload, line):
                 running.join(LOOK_EVERY_S)
@@ -330,7 +350,7 @@ class Saver:
             newer = any(waiting is not None for waiting in self._uploads.queue)
         if newer and (self._closing or line.still_s() > STANDS_STILL_S):
             log.warning("event=upload-abandoned step=%d still_s=%.0f", upload.manifest.step, line.still_s())
-            line.abandoned = True
+            line.abandon()
         return line.abandoned
 
     def _newest(self) -> Upload | None:
@@ -376,14 +396,15 @@ class Saver:
     def _bring_up(self, upload: Upload, line: "UploadProgress") -> None:
         """Files of this process; when all ranks have brought up theirs, rank 0 commits."""
         assert self._store is not None
-        manifest, team = upload.manifest, upload.team
+        store, manifest, team = self._store, upload.manifest, upload.team
+        bring = partial(patiently, within_s=UPLOAD_PATIENCE_S, sleep=line.pause)
         if self._lease is not None:
-            self._lease.check()
+            bring(self._lease.check)
         if team is None:
-            self._store.upload(upload.folder, manifest, line.moved)
+            bring(lambda: store.upload(upload.folder, manifest, line.moved))
             return
         try:
-            self._store.upload_files(upload.folder, manifest.step, upload.names, line.moved)
+            bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, line.moved))
         except CheckpointError as error:
             team.post(manifest.step, "uploaded", error=error)
             raise
@@ -393,8 +414,8 @@ class Saver:
         if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
             raise AbandonedError
         if self._lease is not None:
-            self._lease.check()
-        self._store.commit(manifest)
+            bring(self._lease.check)
+        bring(lambda: store.commit(manifest))
 
     def _after_upload(self, upload: Upload) -> None:
         assert self._store is not None

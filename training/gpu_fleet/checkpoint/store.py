@@ -178,13 +178,11 @@ class CheckpointStore(ObjectStore):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode())
 
     def drop_leases_before(self, number: int) -> None:
-        """Removes those that are not the newest."""
-        with self._explained("cannot remove an old lease"):
-            page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
-            for item in page.get("Contents", []):
-                match = LEASE_NAME.match(item["Key"].rpartition("/")[2])
-                if match and int(match[1]) < number:
-                    self._client.delete_object(Bucket=self._bucket, Key=item["Key"])
+        """Removes those that are not the newest, as far as the bucket lets it."""
+        for name in self.sizes(LEASE):
+            match = LEASE_NAME.match(name)
+            if match and int(match[1]) < number and not self.remove_if_allowed(f"{LEASE}/{name}"):
+                return
 
     def _listing(self) -> dict[int, set[str]]:
         """The file names of every step that has any."""

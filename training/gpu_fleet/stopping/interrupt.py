@@ -4,15 +4,17 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from gpu_fleet import instance_file
+from gpu_fleet import exit_codes, instance_file
 from gpu_fleet.metadata import ALICLOUD_METADATA, AWS_METADATA, OK, SERVICES, TOKEN_TTL_S, ask
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,11 @@ Source = Callable[[], Notice | None]
 
 
 class Interruption:
-    """Holds the first reason to stop that this process has seen. Use it as a context around the run."""
+    """Holds the first reason to stop that this process has seen. Use it as a context around the run.
+
+    A second SIGTERM is no other reason: a scheduler sends one at its notice and one at its time limit, and
+    what is being saved in between would be lost. A second Ctrl-C ends the process, as does SIGKILL.
+    """
 
     def __init__(
         self, sources: list[Source], poll_s: float, clock: Callable[[], float] = time.monotonic
@@ -82,8 +88,9 @@ class Interruption:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now = self._clock()
-        if self._signalled_at is not None and now - self._signalled_at >= SAME_SIGNAL_S:
-            signal.signal(number, signal.SIG_DFL)  # the second signal: whoever sent it will not wait
+        again = self._signalled_at is not None and now - self._signalled_at >= SAME_SIGNAL_S
+        if again and number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)  # who presses the key again will not wait
             os.kill(os.getpid(), number)
             return
         if self._signalled_at is None:
@@ -106,6 +113,20 @@ class Interruption:
         if self._notice[0] is Reason.NONE:
             self._notice = notice
             log.warning("event=interruption reason=%s detail=%r", notice[0].label, notice[1])
+
+
+@contextmanager
+def nothing_to_save() -> Iterator[None]:
+    """Before a run listens for itself SIGTERM ends the process, with 85: another try begins as this one."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(exit_codes.STOPPED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def sources(*, rebalance: bool = False) -> list[Source]:

@@ -24,6 +24,7 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
 CONNECTIONS = 32  # at once, of one process
 # Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
 PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
+START_PATIENCE_S = 60.0  # of a start, with a store that answers: a wrong endpoint is to be named at once
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -47,11 +48,13 @@ class ObjectStore:
             raise ConfigError(f"{named} = {endpoint!r}: {error}; write https://host") from error
 
     def check_writable(self) -> None:
-        """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""
+        """Writes and removes a small object; raises CheckpointError that names what is missing or denied.
+
+        Nothing is lost where only the removal is denied, as in a bucket that keeps everything.
+        """
         with self._explained("cannot be written"):
-            key = self._key("write-check")
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"")
-            self._client.delete_object(Bucket=self._bucket, Key=key)
+            self._client.put_object(Bucket=self._bucket, Key=self._key("write-check"), Body=b"")
+        self.remove_if_allowed("write-check")
 
     def put(
         self, name: str, content: bytes | Path, moved: Callable[[int], None] = lambda _bytes: None
@@ -106,6 +109,15 @@ class ObjectStore:
         with self._explained(f"cannot remove {name}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
+    def remove_if_allowed(self, name: str) -> bool:
+        """Removes one object that may as well stay; whether it is gone. Else the log says why."""
+        try:
+            self.delete(name)
+        except StoreError as error:
+            log.warning("event=not-removed error=%r", str(error))
+            return False
+        return True
+
     def _key(self, *parts: str) -> str:
         return "/".join([self._prefix, *parts] if self._prefix else parts)
 
@@ -133,7 +145,8 @@ class ObjectStore:
         if answer.get("Code") in MISSING:
             return CheckpointError(text)
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        return StoreError(text, passing=status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED)
+        passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
+        return StoreError(text, passing=passing, answered=True)
 
 
 def _client(scheme: str, endpoint: str, named: str) -> Any:
@@ -154,15 +167,25 @@ def patiently(
     within_s: float = PATIENCE_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    *,
+    unanswered: bool = True,
 ) -> T:
-    """Tries again for `within_s` seconds while the object store fails in a way that may pass."""
+    """Tries again for `within_s` seconds while the object store fails in a way that may pass.
+
+    `unanswered` says whether that includes a store that does not answer at all.
+    """
     until, pause_s = clock() + within_s, FIRST_PAUSE_S
     while True:
         try:
             return action()
         except StoreError as error:
-            if not error.passing or clock() + pause_s > until:
+            if not error.passing or not (unanswered or error.answered) or clock() + pause_s > until:
                 raise
             log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))
         sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def at_start(action: Callable[[], T]) -> T:
+    """The first questions of a run to its store."""
+    return patiently(action, START_PATIENCE_S, unanswered=False)
