@@ -16,6 +16,7 @@ from gpu_fleet.callbacks import guard
 from gpu_fleet.stopping.interrupt import Interruption, Reason
 
 RATE = float(os.environ.get("RATE", "0.05"))  # of learning
+ACCUMULATED = int(os.environ.get("ACCUMULATED", "1"))  # micro-batches of an update
 STEPS, BATCH, SAMPLES = 11, 8, 48  # six steps an epoch
 
 
@@ -57,7 +58,7 @@ def hugging_face(directory, workers):
     arguments = TrainingArguments(
         output_dir=str(directory), max_steps=STEPS, per_device_train_batch_size=BATCH, report_to=[],
         dataloader_num_workers=workers, seed=0, save_strategy="no", use_cpu=True, disable_tqdm=True,
-        learning_rate=RATE,
+        learning_rate=RATE, gradient_accumulation_steps=ACCUMULATED,
     )  # fmt: skip
     torch.manual_seed(0)
     model, callback = Net(), FleetCallback(directory)
@@ -73,15 +74,19 @@ def accelerate(directory, workers):
     from gpu_fleet.callbacks.accelerate import FleetSteps
 
     torch.manual_seed(0)
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=ACCUMULATED,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+    )  # fmt: skip
     loader = DataLoader(TensorDataset(*points()), BATCH, shuffle=True, num_workers=workers)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for x, labels in FleetSteps(accelerator, directory, config={"rate": RATE}).over(loader, STEPS):
-        optimizer.zero_grad()
-        accelerator.backward(model(x, labels)["loss"])
-        optimizer.step()
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x, labels)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
     return accelerator.unwrap_model(model)
 
 
@@ -125,7 +130,8 @@ def lightning(directory, workers, loader_kind=Stateful):
     model, callback = Module(), FleetCallback(directory, config={"rate": RATE})
     loader = loader_kind(TensorDataset(*points()), BATCH, num_workers=workers)
     trainer = Trainer(
-        max_steps=STEPS, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
+        max_steps=STEPS, accumulate_grad_batches=ACCUMULATED,
+        accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory),
     )  # fmt: skip
     trainer.fit(model, loader, ckpt_path=callback.newest())

@@ -45,6 +45,22 @@ def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
     assert "not exact" not in undisturbed[1]
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
+    library: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gradients are in no checkpoint: the update is waited for."""
+    monkeypatch.setenv("ACCUMULATED", "2")
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+
+    undisturbed = run(python, library, straight, workers=0)
+    stopped = run(python, library, broken, workers=0, stop_at=7)
+    resumed = run(python, library, broken, workers=0)
+
+    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
+    assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("library", "key"),
     [

@@ -1,5 +1,7 @@
 """What makes a checkpoint one: whole, verified, kept long enough, in a folder and in a bucket."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -381,6 +383,21 @@ def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path
     assert closed
     assert saver.uploaded_step == 2
     assert 2 in store.steps()
+
+
+LEAVES = """
+import sys, threading
+from gpu_fleet import __main__ as program
+from gpu_fleet.checkpoint.saver import LINE
+hangs = threading.Event()
+threading.Thread(target=hangs.wait, name=LINE).start()
+program.leave(85)
+hangs.set()
+"""
+
+
+def test_an_upload_that_was_given_up_holds_the_end_of_the_process_up_no_longer() -> None:
+    assert subprocess.run([sys.executable, "-c", LEAVES], check=False, timeout=120).returncode == 85
 
 
 def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass() -> None:

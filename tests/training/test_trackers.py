@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 
 import pytest
 
 from gpu_fleet import config
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.trackers import curves
+from gpu_fleet.metrics.trackers import Aside, curves
 from gpu_fleet.metrics.writers import open_writers
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,48 @@ def test_a_tracker_that_is_not_installed_is_one_message(name: str, tmp_path: Pat
 
     with pytest.raises(ConfigError, match=rf"metrics.{name}: needs .* pip install {name}"):
         open_writers(config.Metrics(**{name: "x"}), tmp_path, steps=4)
+
+
+class Server:
+    """A tracker that fails for some steps, and hangs as long as it is not let go on."""
+
+    def __init__(self, fails_at: tuple[int, ...] = ()) -> None:
+        self.fails_at, self.taken, self.closed = fails_at, [], False
+        self.answers = threading.Event()
+
+    def write(self, record) -> None:
+        self.answers.wait()
+        if record["step"] in self.fails_at:
+            raise ConnectionError("gone")
+        self.taken.append(record["step"])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_tracker_that_fails_ends_no_run_and_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(fails_at=(2, 3))
+    server.answers.set()
+    aside = Aside(server, "mlflow")
+
+    for step in range(1, 5):
+        aside.write({"kind": "train", "step": step})
+    aside.close()
+
+    assert (server.taken, server.closed) == ([1, 4], True)
+    assert caplog.text.count("event=tracker-failed name=mlflow error='gone'") == 1
+    assert "event=tracker-incomplete name=mlflow failed=2 left=0" in caplog.text
+
+
+def test_a_tracker_that_hangs_holds_up_neither_a_step_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    aside = Aside(server, "mlflow", close_s=0.0)
+
+    aside.write({"kind": "train", "step": 1})
+    aside.close()
+    server.answers.set()
+
+    assert "event=tracker-incomplete name=mlflow failed=0" in caplog.text
 
 
 @pytest.fixture(scope="module")

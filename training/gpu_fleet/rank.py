@@ -1,16 +1,12 @@
 """One rank of a run: joins the others and trains; says what a user can do about an error."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from gpu_fleet import config
-from gpu_fleet.checkpoint.saver import left_behind
 from gpu_fleet.errors import (
     CheckpointError,
     OutOfMemoryError,
@@ -30,15 +26,6 @@ GRAPH_GONE = "Trying to backward through the graph a second time"
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
 # Of DistributedDataParallel, where the parameters of a step are not those that it expects.
 MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
-
-
-def leave(status: int) -> NoReturn:
-    """Ends the process, at once where an upload that was given up would be waited for."""
-    if left_behind():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
 
 
 def run_rank(settings: config.Config) -> Outcome:

@@ -38,11 +38,11 @@ def train(
             chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
             settings = configured(config_file, [*overrides, *chosen], allow, branch)
             spare_advice(settings)
-            rank = imported("gpu_fleet.rank")  # torch: seconds that --help need not pay
+            run_rank = imported("gpu_fleet.rank").run_rank  # torch: seconds that --help need not pay
         with noted_failure(Path(settings.run.directory)):
-            ended = rank.run_rank(settings)
-    stopped = ended.outcome == "stopped" and not outcome.attempt()
-    rank.leave(exit_codes.STOPPED if stopped else exit_codes.FINISHED)
+            ended = run_rank(settings)
+    if ended.outcome == "stopped" and not outcome.attempt():
+        sys.exit(exit_codes.STOPPED)
 
 
 @click.command(

@@ -65,15 +65,19 @@ class FleetSteps:
         loader.set_epoch(epoch)
         generators = capture_rng()
         rest = iter(self._accelerator.skip_first_batches(loader, done) if done else loader)
+        due = False
         for number, batch in enumerate(rest):
             if done and number == 0:
                 restore_rng(generators)  # a new iterator has drawn a seed, which one that went on would not
             yield batch
             self.step += 1
             stopping = self._guard.stopping()
-            if stopping or self.step == steps or (self._every_steps and self.step % self._every_steps == 0):
+            due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)
+            whole = self._accelerator.sync_gradients  # else those of some micro-batches are in no checkpoint
+            if self.step == steps or (due and whole):
                 self._save()
-            if stopping:
+                due = False
+            if stopping and whole:
                 self._guard.end()
             if self.step == steps:
                 return

@@ -54,6 +54,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
+        self._step = 0  # of the optimizer, as Lightning counts: less often than batches where it accumulates
 
     def newest(self) -> str | None:
         """The newest checkpoint, from the bucket where this disk has none; None for a new run."""
@@ -91,6 +92,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             **{f"hparams.{name}": value for name, value in dict(pl_module.hparams).items()},
         }
         self._guard.begin(arguments, getattr(loader, "dataset", None))
+        self._step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._generators is not None:  # only now: making the loader's iterator draws from them
@@ -100,7 +102,10 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step, stopping = trainer.global_step, self._guard.stopping()
+        before, self._step = self._step, trainer.global_step
+        step, stopping = self._step, self._guard.stopping()
+        if step == before:  # gradients of some micro-batches, which no checkpoint holds
+            return
         if stopping or (self._every_steps and step % self._every_steps == 0):
             staged = self._guard.directory / f"step-{step}.ckpt.part"
             trainer.save_checkpoint(staged)

@@ -5,16 +5,56 @@ the trainer, and W&B writes to disk alone (`wandb sync` sends it later): a train
 """
 
 import importlib
+import logging
+import queue
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.records import Record
+from gpu_fleet.metrics.records import MetricsWriter, Record
 
 NOT_CURVES = {"step"}
+CLOSE_S = 30.0  # for a server to take what is left, at the end of a run
 RUN_ID = "mlflow-run-id"  # in the run directory, so that a resumed run goes on in its curves
+log = logging.getLogger(__name__)
+
+
+class Aside:
+    """Hands records on in a thread: a server that does not answer holds up no step, and ends no run."""
+
+    def __init__(self, tracker: MetricsWriter, name: str, close_s: float = CLOSE_S) -> None:
+        self._tracker, self._name, self._close_s = tracker, name, close_s
+        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._lost = 0
+        self._thread = threading.Thread(target=self._hand_on, name=name, daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        self._records.put(record)
+
+    def close(self) -> None:
+        """Waits a while for what is left; what then is lost is in metrics.jsonl."""
+        self._records.put(None)
+        self._thread.join(self._close_s)
+        if self._lost or self._thread.is_alive():
+            left = self._records.qsize() if self._thread.is_alive() else 0
+            log.warning("event=tracker-incomplete name=%s failed=%d left=%d", self._name, self._lost, left)
+
+    def _hand_on(self) -> None:
+        while (record := self._records.get()) is not None:
+            try:
+                self._tracker.write(record)
+            except Exception as error:  # noqa: BLE001 - whatever the package and its server's client raise
+                self._lost += 1
+                if self._lost == 1:
+                    log.warning("event=tracker-failed name=%s error=%r", self._name, str(error))
+        try:
+            self._tracker.close()
+        except Exception as error:  # noqa: BLE001 - as above
+            log.warning("event=tracker-not-closed name=%s error=%r", self._name, str(error))
 
 
 def curves(record: Record) -> dict[str, float]:

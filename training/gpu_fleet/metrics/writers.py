@@ -46,7 +46,7 @@ def open_writers(
     if settings.wandb:
         writers.append(trackers.WeightsAndBiases(settings.wandb, directory, table or {}))
     if settings.mlflow:
-        writers.append(trackers.MLflow(settings.mlflow, directory, table or {}))
+        writers.append(trackers.Aside(trackers.MLflow(settings.mlflow, directory, table or {}), "mlflow"))
     if settings.prometheus_file:
         from gpu_fleet.metrics.prometheus import Prometheus  # noqa: PLC0415 - it needs Record from here
 
