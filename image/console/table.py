@@ -53,6 +53,7 @@ GPU = Rows(
         "reserve": Row("image.gpus.command:reserve", "Reserve some of them for hours or days."),
         "release": Row("image.gpus.command:release", "Give yours back before."),
         "env": Row("image.gpus.command:env", "Let an open shell see yours alone."),
+        "mps": Row("image.gpus.mps:mps", "Let several processes compute on yours at once."),
     },
 )
 
