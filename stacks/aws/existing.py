@@ -3,7 +3,7 @@
 A data source leaves nothing in the stack's state: no update changes what it found, no destroy deletes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,8 @@ from stacks.errors import Problem, StacksError
 from stacks.settings import Stack
 from stacks.settings.addresses import too_small
 from stacks.settings.schema import ExistingNetwork
+
+ANYWHERE, INTERNET_GATEWAY = "0.0.0.0/0", "igw-"
 
 
 class ExistingNetworkError(StacksError):
@@ -48,13 +50,15 @@ def network(stack: Stack, named: ExistingNetwork, parent: pulumi.Resource) -> Fo
 
     Raises:
         ExistingNetworkError: the provider found no such VPC or subnet; or a subnet is in another zone or
-            VPC, hands out public addresses, or is too small.
+            VPC, hands out public addresses, is too small, or has no way out.
     """
     opts = pulumi.InvokeOptions(parent=parent)
     with _explained("network.existing.vpc_id", named.vpc_id):
         vpc = aws.ec2.get_vpc(id=named.vpc_id, opts=opts)
     subnets = {zone: _subnet(zone, named.subnets[zone], opts) for zone in stack.network.zones}
     problems = [problem for zone, subnet in subnets.items() for problem in _problems(named, zone, subnet)]
+    if not problems and named.internet:
+        problems += [each for zone in subnets for each in _no_way_out(named, zone, opts)]
     problems += too_small(stack, {zone: subnet.cidr_block for zone, subnet in subnets.items()})
     if problems:
         raise ExistingNetworkError("\n".join(str(problem) for problem in problems))
@@ -103,6 +107,43 @@ def _explained(key: str, value: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ExistingNetworkError(str(Problem(key, value, " ".join(str(error).split())))) from error
+
+
+def _no_way_out(named: ExistingNetwork, zone: str, opts: pulumi.InvokeOptions) -> Iterator[Problem]:
+    """Whether its route table, or the VPC's main one, leads to the internet for private addresses.
+
+    `gpu-fleet preflight` also asks for the way to S3 of a network without one: the provider leaves routes of
+    gateway endpoints out of what it looks up.
+    """
+    key, value = f"network.existing.subnets.{zone}", named.subnets[zone]
+    with _explained(key, value):
+        routes = _routes(named.vpc_id, value, opts)
+    targets = [target for route in routes for target in _targets(route)]
+    if not targets:
+        yield Problem(key, value, f"has no route to {ANYWHERE}; network.existing.internet is true")
+    elif all(target.startswith(INTERNET_GATEWAY) for target in targets):
+        allowed = f"reaches {ANYWHERE} by {targets[0]}, which answers public addresses alone"
+        yield Problem(key, value, allowed)
+
+
+def _routes(
+    vpc_id: str, subnet_id: str, opts: pulumi.InvokeOptions
+) -> Sequence[aws.ec2.outputs.GetRouteTableRouteResult]:
+    for filters in ({"association.subnet-id": subnet_id}, {"association.main": "true", "vpc-id": vpc_id}):
+        asked = [aws.ec2.GetRouteTablesFilterArgs(name=name, values=[text]) for name, text in filters.items()]
+        tables = aws.ec2.get_route_tables(filters=asked, opts=opts).ids
+        if tables:
+            return aws.ec2.get_route_table(route_table_id=tables[0], opts=opts).routes
+    return ()
+
+
+def _targets(route: aws.ec2.outputs.GetRouteTableRouteResult) -> list[str]:
+    """Where the default route leads; nothing of any other."""
+    if route.cidr_block != ANYWHERE:
+        return []
+    ways = (route.nat_gateway_id, route.transit_gateway_id, route.network_interface_id, route.instance_id)
+    more = (route.gateway_id, route.vpc_peering_connection_id, route.vpc_endpoint_id)
+    return [way for way in (*ways, *more, route.core_network_arn, route.local_gateway_id) if way]
 
 
 def _problems(named: ExistingNetwork, zone: str, subnet: aws.ec2.GetSubnetResult) -> Iterator[Problem]:

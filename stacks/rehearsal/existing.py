@@ -54,7 +54,21 @@ def _vpc(clients: RegionClients, stack: Stack, network: ExistingNetwork) -> dict
     for zone, cidr in _subnets(stack):
         subnet = ec2.create_subnet(VpcId=vpc_id, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]
         ids[network.subnets[zone]] = str(subnet["SubnetId"])
+    _way_out(clients, vpc_id, next(iter(ids[subnet] for subnet in network.subnets.values())))
     return ids
+
+
+def _way_out(clients: RegionClients, vpc_id: str, subnet_id: str) -> None:
+    """A default route of the VPC's main table, by a NAT gateway."""
+    ec2 = clients("ec2")
+    main = [{"Name": "vpc-id", "Values": [vpc_id]}, {"Name": "association.main", "Values": ["true"]}]
+    (table,) = ec2.describe_route_tables(Filters=main)["RouteTables"]
+    gateway = ec2.create_nat_gateway(SubnetId=subnet_id, ConnectivityType="private")["NatGateway"]
+    ec2.create_route(
+        RouteTableId=table["RouteTableId"],
+        DestinationCidrBlock=ANYWHERE,
+        NatGatewayId=gateway["NatGatewayId"],
+    )
 
 
 def _subnets(stack: Stack) -> Iterator[tuple[str, str]]:

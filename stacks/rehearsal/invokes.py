@@ -131,6 +131,28 @@ def _subnet(clients: RegionClients, arguments: Answer) -> Answer:
     }
 
 
+_WAYS = ("NatGatewayId", "GatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId")
+
+
+def _route_tables(clients: RegionClients, arguments: Answer) -> Answer:
+    named = [{"Name": each["name"], "Values": each["values"]} for each in arguments["filters"]]
+    tables = clients("ec2").describe_route_tables(Filters=named)["RouteTables"]
+    return {**arguments, "id": clients.region, "ids": [table["RouteTableId"] for table in tables]}
+
+
+def _route_table(clients: RegionClients, arguments: Answer) -> Answer:
+    known = clients("ec2").describe_route_tables(RouteTableIds=[arguments["routeTableId"]])
+    (table,) = known["RouteTables"]
+    return {**arguments, "id": table["RouteTableId"], "routes": [_route(each) for each in table["Routes"]]}
+
+
+def _route(route: Answer) -> Answer:
+    ways = {f"{way[0].lower()}{way[1:]}": route.get(way, "") for way in _WAYS}
+    others = ("carrierGatewayId", "coreNetworkArn", "destinationPrefixListId", "egressOnlyGatewayId")
+    more = ("ipv6CidrBlock", "localGatewayId", "odbNetworkArn", "vpcEndpointId", "vpcPeeringConnectionId")
+    return {**dict.fromkeys((*others, *more), ""), **ways, "cidrBlock": route.get("DestinationCidrBlock", "")}
+
+
 def _prefix_list(clients: RegionClients, arguments: Answer) -> Answer:
     named = [{"Name": "prefix-list-name", "Values": [arguments["name"]]}]
     (known,) = clients("ec2").describe_managed_prefix_lists(Filters=named)["PrefixLists"]
@@ -221,6 +243,8 @@ _ANSWERS: dict[str, Callable[[RegionClients, Answer], Answer]] = {
     "alicloud:ecs/getImages:getImages": _no_images,
     "aws:ec2/getAmi:getAmi": _ami,
     "aws:ec2/getPrefixList:getPrefixList": _prefix_list,
+    "aws:ec2/getRouteTable:getRouteTable": _route_table,
+    "aws:ec2/getRouteTables:getRouteTables": _route_tables,
     "aws:ec2/getSubnet:getSubnet": _subnet,
     "aws:ec2/getVpc:getVpc": _vpc,
     "aws:s3/getBucket:getBucket": _bucket,

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import boto3
+
 CIDR = "10.77.0.0/16"
 TABLE = "vtb-wz9f0000000000000000"
 NO_BUCKET: dict[str, Any] = {"location": None}
@@ -12,15 +14,41 @@ NAS = {"fileSystemType": "standard", "protocolType": "NFS", "encryptType": 1}
 OF_FILES, NETWORK_OF_FILES = "vsw-wz9ffnvk4gn2tws0362400", "10.77.200.0/24"
 NAT_ROUTE = {"cidrBlock": "0.0.0.0/0", "nextHopType": "NatGateway", "status": "Available"}
 
+TO_NAT = {"cidrBlock": "0.0.0.0/0", "natGatewayId": "nat-0123456789abcdef0"}
+ROUTE_FIELDS = (
+    *("carrierGatewayId", "cidrBlock", "coreNetworkArn", "destinationPrefixListId", "egressOnlyGatewayId"),
+    *("gatewayId", "instanceId", "ipv6CidrBlock", "localGatewayId", "natGatewayId", "networkInterfaceId"),
+    *("odbNetworkArn", "transitGatewayId", "vpcEndpointId", "vpcPeeringConnectionId"),
+)
+
+
+def lead_out(vpc: str, subnet: str) -> None:
+    """Give a VPC in moto a default route, by a NAT gateway."""
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    main = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "association.main", "Values": ["true"]}]
+    (table,) = ec2.describe_route_tables(Filters=main)["RouteTables"]
+    gateway = ec2.create_nat_gateway(SubnetId=subnet, ConnectivityType="private")["NatGateway"]
+    ec2.create_route(
+        RouteTableId=table["RouteTableId"],
+        DestinationCidrBlock="0.0.0.0/0",
+        NatGatewayId=gateway["NatGatewayId"],
+    )
+
 
 def answering(
-    vpc: str, subnets: dict[str, str], region: str = "us-east-1", files: Any = None, **of_subnets: Any
+    vpc: str,
+    subnets: dict[str, str],
+    region: str = "us-east-1",
+    files: Any = None,
+    routes: Any = (TO_NAT,),
+    **of_subnets: Any,
 ):
     """What the monitor answers to a program's lookups: every subnet lies in its zone of the VPC.
 
     Args:
         region: of every bucket.
         files: what differs from an encrypted EFS in several zones.
+        routes: of every subnet's table.
         of_subnets: what differs from that.
     """
     zones = {subnet: zone for zone, subnet in subnets.items()}
@@ -35,6 +63,10 @@ def answering(
                 | {"cidrBlock": networks[subnet]}
                 | of_subnets
             )
+        if token == "aws:ec2/getRouteTables:getRouteTables":
+            return arguments | {"ids": ["rtb-0123456789abcdef0"]}
+        if token == "aws:ec2/getRouteTable:getRouteTable":
+            return arguments | {"routes": [dict.fromkeys(ROUTE_FIELDS, "") | each for each in routes]}
         if token == "aws:s3/getBucket:getBucket":
             return arguments | {"bucketRegion": region}
         if token == "aws:efs/getFileSystem:getFileSystem":

@@ -27,7 +27,7 @@ from tests.rehearsal.destroy import destroy
 from tests.stacks import alicloud_examples, examples
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
-from tests.stacks.existing import NETWORK_OF_FILES, NO_FILES, alicloud_answering, answering
+from tests.stacks.existing import NETWORK_OF_FILES, NO_FILES, alicloud_answering, answering, lead_out
 
 REGION = "us-east-1"
 LUSTRE = {"id": "fs-0fedcba9876543210", "mount_name": "abcdefgh"}
@@ -71,6 +71,7 @@ def made_by_hand() -> tuple[dict[str, Any], str]:
         ]["SubnetId"]
         for number, zone in enumerate(EXISTING["subnets"])
     }
+    lead_out(vpc, next(iter(subnets.values())))
     files = efs.create_file_system(CreationToken="lab", Encrypted=True)["FileSystemId"]
     group = ec2.create_security_group(GroupName="nfs", Description="homes", VpcId=vpc)["GroupId"]
     for subnet in subnets.values():

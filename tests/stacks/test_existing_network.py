@@ -25,7 +25,7 @@ from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
 from tests.stacks.edits import EXISTING
 from tests.stacks.examples import pool, stack
-from tests.stacks.existing import answering
+from tests.stacks.existing import answering, lead_out
 
 REGION, CIDR = "us-east-1", "172.20.0.0/16"
 ZONES = (f"{REGION}a", f"{REGION}b")
@@ -46,6 +46,7 @@ def foreign_vpc() -> dict[str, Any]:
         zone: ec2.create_subnet(VpcId=vpc, CidrBlock=f"172.20.{number}.0/24", AvailabilityZone=zone)
         for number, zone in enumerate(ZONES)
     }
+    lead_out(vpc, subnets[ZONES[0]]["Subnet"]["SubnetId"])
     return {
         "vpc_id": vpc,
         "subnets": {zone: subnet["Subnet"]["SubnetId"] for zone, subnet in subnets.items()},
@@ -185,6 +186,36 @@ def test_a_preview_refuses_a_subnet_that_is_not_what_the_file_says(found, says, 
 
     assert "network.existing.subnets.us-east-1" in str(caught.value)
     assert says in str(caught.value)
+
+
+LOCAL = {"cidrBlock": "10.77.0.0/16", "gatewayId": "local"}
+
+
+@pytest.mark.parametrize(
+    ("routes", "says"),
+    [
+        ([], "has no route to 0.0.0.0/0; network.existing.internet is true"),
+        ([LOCAL], "has no route to 0.0.0.0/0"),
+        (
+            [LOCAL, {"cidrBlock": "0.0.0.0/0", "gatewayId": "igw-0123456789abcdef0"}],
+            "reaches 0.0.0.0/0 by igw-0123456789abcdef0, which answers public addresses alone",
+        ),
+    ],
+)
+def test_a_preview_refuses_a_vpc_whose_routes_lead_no_instance_out(routes, says, monkeypatch, register):
+    with pytest.raises(ExistingNetworkError) as caught:
+        registered(monkeypatch, register, within(EXISTING), routes=routes)
+
+    assert "network.existing.subnets.us-east-1a" in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_transit_gateway_is_a_way_out_and_without_internet_no_route_is_asked_for(monkeypatch, register):
+    transit = {"cidrBlock": "0.0.0.0/0", "transitGatewayId": "tgw-0123456789abcdef0"}
+    closed = within(EXISTING | {"internet": False}, interface_endpoints=True)
+
+    assert registered(monkeypatch, register, within(EXISTING), routes=[LOCAL, transit]).resources
+    assert registered(monkeypatch, register, closed, routes=[LOCAL]).resources
 
 
 def test_a_vpc_that_is_not_there_ends_the_program():
