@@ -52,6 +52,10 @@ NEVER_ACTIONS = (
 )
 # docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
 SESSION_ACTIONS = ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel")
+DEFAULT_DOCUMENT = "SSM-SessionManagerRunShell"
+# Documents of AWS that run what their caller says (systems-manager/latest/userguide/
+# getting-started-restrict-access-examples.html).
+OTHER_SHELLS = ("AWS-StartInteractiveCommand", "AWS-StartNonInteractiveCommand")
 PEOPLE_LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
     "cloudwatch:DescribeAlarms",
@@ -228,7 +232,7 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     state = pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json")
     queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
     said = [pulumi.Output.concat(args.records_arn, f"/{key}") for key in (sweep_archive.POLICY_KEY, *queue)]
-    shell = sessions.document_name(stack) or "SSM-SessionManagerRunShell"
+    shell = sessions.document_name(stack) or DEFAULT_DOCUMENT
     documents = [
         f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
         f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{shell}",
@@ -239,6 +243,7 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
         policies.allow("Absence", ["s3:ListBucket"], args.records_arn),
         use_key(stack, args.key_arn, "s3"),
         policies.allow("SessionDocuments", ["ssm:StartSession"], documents),
+        *_never_as_another(stack),
         *_of_caller(args, "User", "users/${aws:username}", "${aws:username}", {}),
         *_of_caller(
             args,
@@ -249,6 +254,19 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
         ),
         *submit.people_statements(stack, args.data_arn),
     )
+
+
+def _never_as_another(stack: Stack) -> list[policies.Statement]:
+    """Where accounts are named: no document whose sessions open as the agent's account, which becomes root.
+
+    A denial, whatever else the caller's policies allow. By their names, of the account and of AWS.
+    """
+    if not stack.access.accounts:
+        return []
+    arn = f"arn:{policies.partition(stack.region)}:ssm:{stack.region}:"
+    names = [f"{arn}{stack.account_id}:document/{DEFAULT_DOCUMENT}"]
+    names += [f"{arn}{owner}:document/{name}" for name in OTHER_SHELLS for owner in ("", stack.account_id)]
+    return [policies.deny("NeverAsAnother", ["ssm:StartSession"], names)]
 
 
 def _by_document(stack: Stack) -> Conditions:

@@ -225,6 +225,22 @@ def test_users_open_no_session_by_the_default_document_whose_account_may_become_
     assert not starts(named, instance, **{"ssm:SessionDocumentAccessCheck": "false"})
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        f"arn:aws:ssm:us-east-1:{NAMED.account_id}:document/SSM-SessionManagerRunShell",
+        "arn:aws:ssm:us-east-1::document/AWS-StartInteractiveCommand",
+        "arn:aws:ssm:us-east-1::document/AWS-StartNonInteractiveCommand",
+    ],
+)
+def test_no_other_policy_of_a_user_opens_a_shell_as_the_agents_account(named, document):
+    wide = json.dumps({"Statement": [{"Effect": "Allow", "Action": "ssm:*", "Resource": "*"}]})
+    asked = Request("ssm:StartSession", document, context=MINE)
+
+    assert decide(asked, identity=[wide]) is Verdict.ALLOWED
+    assert decide(asked, identity=[wide, named.outputs["people_policy"]]) is not Verdict.ALLOWED
+
+
 def test_the_published_policy_names_the_document_only_where_there_is_one(named, nobody):
     said = {
         name: json.loads(value.outputs["policy"])
