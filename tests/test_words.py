@@ -65,10 +65,13 @@ EXCEPTIONS = {
     "stacks/settings/schema.py": {"people: login name": "the key access.people"},
     "stacks/monitoring/grafana.py": {'job="machine"': "a label of the scrapes of stacks that are deployed"},
     "image/reaper/README.md": {"people/": "the name of a folder"},
-    "stacks/aws/README.md": {"    people:": "a key of the stack file"},
+    "stacks/aws/README.md": {"    people:": "a key of the stack file", "`people.py`": "a module's name"},
     "docs/settings.md": {"| `people` |": "a key of the stack file"},
     "stacks/acceptance/README.md": {"pool `people`": "the name of a pool"},
-    "stacks/alicloud/README.md": {"`people: launch`": "a step of the acceptance run, named by its pool"},
+    "stacks/alicloud/README.md": {
+        "`people: launch`": "a step of the acceptance run, named by its pool",
+        "`people.py`": "a module's name",
+    },
 }
 
 

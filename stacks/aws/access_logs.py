@@ -15,6 +15,7 @@ from stacks.aws import closed_buckets, policies
 from stacks.settings import Stack
 
 KIND = "access-logs"
+TRAIL = "cloudtrail"  # the prefix of its files
 DELIVERY = "logging.s3.amazonaws.com"
 
 
@@ -35,7 +36,10 @@ class AccessLogs:
             tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, KIND)),
             opts=pulumi.ResourceOptions(parent=parent, protect=stack.protected),
         )
-        self._policy = self._settings(bucket, kinds)
+        self._sources = [
+            f"arn:{policies.partition(stack.region)}:s3:::{stack.bucket_name(kind)}" for kind in kinds
+        ]
+        self._policy = self._settings(bucket)
 
     def of(self, kind: str, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
         """Have S3 write down who asks what of a bucket."""
@@ -47,7 +51,36 @@ class AccessLogs:
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[self._policy])),
         )
 
-    def _settings(self, bucket: aws.s3.Bucket, kinds: Sequence[str]) -> pulumi.Resource:
+    def data_events(self) -> None:
+        """CloudTrail: every call for an object of these buckets, with its caller, in files that it signs.
+
+        Not of this bucket: each delivery would be an event of its own.
+        """
+        stack = self._stack
+        own = {"field": "resources.ARN", "starts_withs": [f"{source}/" for source in self._sources]}
+        aws.cloudtrail.Trail(
+            f"{self._stem}-data-events",
+            name=_trail_name(stack),
+            s3_bucket_name=stack.bucket_name(KIND),
+            s3_key_prefix=TRAIL,
+            enable_log_file_validation=True,
+            include_global_service_events=False,
+            is_multi_region_trail=False,
+            advanced_event_selectors=[
+                {
+                    "name": "Objects of the stack",
+                    "field_selectors": [
+                        {"field": "eventCategory", "equals": ["Data"]},
+                        {"field": "resources.type", "equals": ["AWS::S3::Object"]},
+                        own,
+                    ],
+                }
+            ],
+            tags=naming.tags(stack.name, stack.owner),
+            opts=pulumi.ResourceOptions(parent=self._parent, depends_on=[self._policy]),
+        )
+
+    def _settings(self, bucket: aws.s3.Bucket) -> pulumi.Resource:
         """Deleted with the bucket or not at all, as in ``storage.py``; gives the policy of S3's delivery."""
         name = self._name
         opts = pulumi.ResourceOptions(parent=self._parent, protect=self._stack.protected, deleted_with=bucket)
@@ -64,16 +97,29 @@ class AccessLogs:
             rules=[*_lifecycle(self._stack.logs.retention_days)],
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[versioning])),
         )
-        sources = [
-            f"arn:{policies.partition(self._stack.region)}:s3:::{self._stack.bucket_name(kind)}"
-            for kind in kinds
-        ]
         return aws.s3.BucketPolicy(
             name,
             bucket=bucket.id,
-            policy=_bucket_policy(bucket.arn, sources, self._stack.account_id),
+            policy=_bucket_policy(bucket.arn, self._sources, self._stack),
             opts=opts,
         )
+
+
+def _trail_name(stack: Stack) -> str:
+    return naming.prefixed(stack.name, "data-events")
+
+
+def _trail_delivers(bucket_arn: pulumi.Output[str], stack: Stack) -> list[policies.Statement]:
+    """docs.aws.amazon.com/awscloudtrail/latest/userguide/create-s3-bucket-policy-for-cloudtrail.html"""
+    arn = f"arn:{policies.partition(stack.region)}:cloudtrail:{stack.region}:{stack.account_id}:trail/"
+    of_trail = {"aws:SourceArn": f"{arn}{_trail_name(stack)}"}
+    service = {"Service": "cloudtrail.amazonaws.com"}
+    files = pulumi.Output.concat(bucket_arn, f"/{TRAIL}/AWSLogs/{stack.account_id}/*")
+    whole = of_trail | {"s3:x-amz-acl": "bucket-owner-full-control"}
+    return [
+        policies.allow("TrailLooks", ["s3:GetBucketAcl"], bucket_arn, {"StringEquals": of_trail}, service),
+        policies.allow("TrailDelivers", ["s3:PutObject"], files, {"StringEquals": whole}, service),
+    ]
 
 
 def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict]:
@@ -93,9 +139,9 @@ def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDic
 
 
 def _bucket_policy(
-    bucket_arn: pulumi.Output[str], sources: Sequence[str], account_id: str
+    bucket_arn: pulumi.Output[str], sources: Sequence[str], stack: Stack
 ) -> pulumi.Output[str]:
-    """S3's log delivery writes, for the stack's buckets alone; nobody comes without TLS."""
+    """S3's log delivery writes, for the stack's buckets alone, and the stack's trail; nobody without TLS."""
     objects = pulumi.Output.concat(bucket_arn, "/*")
     everyone = {"AWS": "*"}
     return policies.document(
@@ -105,10 +151,11 @@ def _bucket_policy(
             objects,
             {
                 "ArnEquals": {"aws:SourceArn": list(sources)},
-                "StringEquals": {"aws:SourceAccount": account_id},
+                "StringEquals": {"aws:SourceAccount": stack.account_id},
             },
             {"Service": DELIVERY},
         ),
+        *(_trail_delivers(bucket_arn, stack) if stack.logs.data_events else []),
         policies.deny(
             "TlsOnly", ["s3:*"], [bucket_arn, objects], {"Bool": {"aws:SecureTransport": "false"}}, everyone
         ),

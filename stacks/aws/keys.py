@@ -83,6 +83,7 @@ def key_policy(stack: Stack, autoscaling_role_arn: pulumi.Input[str]) -> pulumi.
     """Who may use the key: the account through its own IAM, and exactly the services that encrypt for it."""
     root = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:root"
     builds = [_builds(stack)] if stack.image.built else []
+    caches = [_caches(stack)] if "data" in stack.storage.cached_buckets else []
     from_account = {"StringEquals": {"aws:SourceAccount": stack.account_id}}
     return policies.document(
         policies.allow("AccountAdministers", ["kms:*"], "*", principal={"AWS": root}),
@@ -97,6 +98,7 @@ def key_policy(stack: Stack, autoscaling_role_arn: pulumi.Input[str]) -> pulumi.
         _logs(stack),
         policies.allow("AlarmsToTopic", MESSAGE_ACTIONS, "*", from_account, {"Service": list(PUBLISHERS)}),
         *builds,
+        *caches,
     )
 
 
@@ -113,6 +115,24 @@ def _logs(stack: Stack) -> policies.Statement:
         "*",
         {"ArnLike": {"kms:EncryptionContext:aws:logs:arn": groups}},
         {"Service": f"logs.{stack.region}.amazonaws.com"},
+    )
+
+
+def _caches(stack: Stack) -> policies.Statement:
+    """FSx may read the data bucket for a Lustre that is linked to it, as a role of its own for each.
+
+    By condition, since that role comes with the link (docs.aws.amazon.com/fsx/latest/LustreGuide/
+    create-dra-linked-data-repo.html, "Working with server-side encrypted Amazon S3 buckets").
+    """
+    arn = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:role/aws-service-role"
+    only = {"kms:CallerAccount": stack.account_id, "kms:ViaService": f"s3.{stack.region}.amazonaws.com"}
+    role = f"{arn}/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_*"
+    return policies.allow(
+        "CacheReadsData",
+        ["kms:Decrypt", "kms:DescribeKey"],
+        "*",
+        {"StringEquals": only, "ArnLike": {"aws:PrincipalArn": role}},
+        {"AWS": "*"},
     )
 
 

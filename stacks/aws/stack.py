@@ -29,6 +29,7 @@ from stacks.settings import Stack
 EMULATED_SERVICES = (
     "autoscaling",
     "budgets",
+    "cloudtrail",
     "cloudwatch",
     "ec2",
     "efs",

@@ -67,9 +67,14 @@ class Storage(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
         existing.look_at_buckets(args.stack, self)
+        self._lustre: aws.fsx.LustreFileSystem | None = None
         home, scratch = self._home(), self._scratch()
         self._access = AccessLogs(name, args.stack, BUCKETS, self) if args.stack.logs.bucket_access else None
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
+        if self._access is not None and args.stack.logs.data_events:
+            self._access.data_events()
+        if self._lustre is not None and not args.stack.emulated:  # moto 5.2.5 knows no associations
+            self._cache(self._lustre)
         known = pulumi.Output.from_input
         self.home_dns_name, self.scratch_dns_name = known(home.dns_name), known(scratch.dns_name)
         self.scratch_mount_name = known(scratch.name)
@@ -253,7 +258,31 @@ class Storage(pulumi.ComponentResource):
                 self._kept, pulumi.ResourceOptions(depends_on=[self._args.firewall])
             ),
         )
+        self._lustre = files
         return Mount(files.dns_name, files.mount_name)
+
+    def _cache(self, files: aws.fsx.LustreFileSystem) -> None:
+        """Buckets as folders of Lustre: a file is fetched when it is first read; nothing is written back.
+
+        FSx hears of new objects by notifications that it sets on the bucket: on the stack's own alone.
+        """
+        for name in self._stack.storage.cached_buckets:
+            own = name == "data"
+            news = {"auto_import_policy": {"events": ["NEW", "CHANGED", "DELETED"]}} if own else None
+            aws.fsx.DataRepositoryAssociation(
+                f"{self._name}-cache-{name}",
+                file_system_id=files.id,
+                file_system_path=f"/{name}",
+                data_repository_path=self._of_data_bucket() if own else f"s3://{name}",
+                batch_import_meta_data_on_create=True,
+                s3=news,
+                tags=self._tags(f"cache-{name}"),
+                opts=self._child,
+            )
+
+    def _of_data_bucket(self) -> pulumi.Output[str]:
+        """Its address, once it is there."""
+        return self.bucket_arns["data"].apply(lambda arn: f"s3://{arn.rpartition(':')[2]}")
 
 
 def _handshake() -> aws.s3.BucketLifecycleConfigurationRuleArgsDict:

@@ -12,6 +12,7 @@ from stacks.rehearsal.clients import RegionClients
 LACKING = {
     "aws:ec2/placementGroup:PlacementGroup": "moto has no CreatePlacementGroup",
     "aws:efs/backupPolicy:BackupPolicy": "moto has no PutBackupPolicy",
+    "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation": "moto has no associations of FSx",
     "aws:imagebuilder/component:Component": "moto has no Image Builder",
     "aws:imagebuilder/distributionConfiguration:DistributionConfiguration": "moto has no Image Builder",
     "aws:imagebuilder/image:Image": "moto has no Image Builder",

@@ -31,6 +31,38 @@ OWN_BUCKETS = ("data", "checkpoints", "records", "access-logs")  # as in storage
 OF_OWN_NETWORK = "is of a network that the stack makes; leave it out where network.existing names a VPC"
 
 
+OWN_DATA = "data"
+
+
+def _data_events(stack: Stack) -> Iterator[Problem]:
+    if not stack.logs.data_events:
+        return
+    if stack.cloud is not Cloud.AWS:
+        allowed = "is of CloudTrail on AWS; on Alibaba Cloud logs.bucket_access says who asked what"
+        yield Problem("logs.data_events", True, allowed)
+    elif not stack.logs.bucket_access:
+        yield Problem("logs.data_events", True, "needs the bucket that logs.bucket_access: true makes")
+
+
+def _cached_buckets(stack: Stack) -> Iterator[Problem]:
+    """Of the stack's own Lustre, each once (API CreateDataRepositoryAssociation: 8 of a file system)."""
+    storage = stack.storage
+    if not storage.cached_buckets:
+        return
+    key, names = "storage.cached_buckets", list(storage.cached_buckets)
+    if stack.cloud is not Cloud.AWS:
+        yield Problem(key, names, "is of FSx for Lustre on AWS; leave it out")
+        return
+    if not storage.scratch_gib:
+        yield Problem(key, names, "needs a Lustre of the stack's own: storage.scratch_gib")
+    allowed = f"must be {OWN_DATA}, or a bucket of storage.existing.buckets"
+    for name in names:
+        if name != OWN_DATA and name not in storage.existing.buckets:
+            yield Problem(key, name, allowed)
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem(key, name, "is named more than once; each bucket once")
+
+
 def _one_network(stack: Stack) -> Iterator[Problem]:
     """Its own network or another's: one of both."""
     network = stack.network
@@ -118,5 +150,5 @@ def _bucket_keys(stack: Stack) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_one_network, _not_of_existing, _vpc, _subnets, _each_subnet_once, _subnets_of_zones),
-    *(_own_buckets, _dots, _bucket_keys),
+    *(_own_buckets, _dots, _bucket_keys, _cached_buckets, _data_events),
 )

@@ -503,6 +503,9 @@ class StorageSettings:
         old_versions_days: how long a bucket keeps what was overwritten or deleted.
         redundancy: of the buckets (Alibaba Cloud), ``LRS`` where left out; to be named in a protected stack,
             since a later change would make new buckets.
+        cached_buckets: buckets whose objects lie below ``/scratch/shared/BUCKET`` too, of the Lustre of
+            ``scratch_gib``: what is read first is kept there, nothing is written back. ``data`` for the
+            stack's own, or names of ``existing.buckets`` (AWS).
         existing: buckets of somebody else's that instances use too, and file systems in place of its own.
     """
 
@@ -513,6 +516,7 @@ class StorageSettings:
     scratch_gib: Count = 0
     old_versions_days: Positive = 30
     redundancy: Redundancy | None = None
+    cached_buckets: Annotated[tuple[BucketName, ...], Field(max_length=8)] = ()
     existing: ExistingStorage = ExistingStorage()
 
 
@@ -771,10 +775,13 @@ class LogSettings:
         retention_days: how long every log of the stack is kept: connections of its network, runs of the sweep
             and of the mover, requests to its buckets.
         bucket_access: write every request to the stack's buckets down, in a bucket of its own.
+        data_events: CloudTrail delivers every call for an object of the stack's buckets there too, with who
+            made it, complete and signed; paid for by the event (AWS, with ``bucket_access``).
     """
 
     retention_days: RetentionDays = 90
     bucket_access: Switch = False
+    data_events: Switch = False
 
 
 @dataclass(frozen=True, config=EXACT)

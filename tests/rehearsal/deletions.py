@@ -161,6 +161,7 @@ DELETERS: Mapping[str, Deleter] = {
         RouteTableId="routeTableId",
         DestinationCidrBlock="destinationCidrBlock",
     ),
+    "aws:cloudtrail/trail:Trail": call("cloudtrail", "delete_trail", Name="name"),
     "aws:ec2/routeTable:RouteTable": call("ec2", "delete_route_table", RouteTableId="id"),
     "aws:ec2/routeTableAssociation:RouteTableAssociation": disassociate,
     "aws:ec2/securityGroup:SecurityGroup": call("ec2", "delete_security_group", GroupId="id"),

@@ -118,6 +118,8 @@ _COMMON = (
 _OF_AWS = (
     Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("access.directory", {"identity_store": "d-1234567890", "teams": {"vision": {"group": GROUP_ID}}}),
+    Edit("storage.cached_buckets", ["data"]),
+    Edit("logs.bucket_access+data_events", (True, True)),
     Edit("queue", "slurm"),
     Edit("queue+teams", ("slurm", {"no-team": {"share": 2, "max_gpus": 16}})),
     Edit("protected", True),

@@ -11,9 +11,11 @@ import pytest
 from stacks.aws.stack import build
 from stacks.crossguard import encryption_rules
 from stacks.crossguard.model import Profile, Resource
+from stacks.errors import SettingsError
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples, iam
 from tests.stacks import alicloud_programs as programs
 
@@ -195,3 +197,59 @@ def test_the_policy_pack_lets_keys_of_s3_stand_for_logs_alone(algorithm, logged,
     found = list(encryption_rules.buckets(of_s3(algorithm, logged=logged), Profile(regions=())))
 
     assert bool(found) is refused
+
+
+@pytest.fixture(scope="module")
+def trail():
+    """A stack with CloudTrail, in moto: what it registered, and what CloudTrail says."""
+    settings = examples.stack(logs={"bucket_access": True, "data_events": True})
+    with moto_server(settings.region):
+        made = run_program(settings.name, program=lambda: build(settings), config={})
+        client = boto3.client("cloudtrail", settings.region)
+        (described,) = client.describe_trails()["trailList"]
+        chosen = client.get_event_selectors(TrailName=described["Name"])["AdvancedEventSelectors"]
+        logging = client.get_trail_status(Name=described["Name"])["IsLogging"]
+    return made, described, chosen, logging
+
+
+def test_cloudtrail_delivers_every_call_for_an_object_of_the_stack_to_the_bucket_of_logs(trail):
+    _, described, (chosen,), logging = trail
+    fields = {each["Field"]: each for each in chosen["FieldSelectors"]}
+
+    assert logging
+    assert described["S3BucketName"] == "gpu-fleet-test-access-logs-123456789012"
+    assert described["LogFileValidationEnabled"]
+    assert fields["eventCategory"]["Equals"] == ["Data"]
+    assert fields["resources.ARN"]["StartsWith"] == [
+        f"arn:aws:s3:::gpu-fleet-test-{kind}-123456789012/" for kind in ("data", "checkpoints", "records")
+    ]
+
+
+def test_the_bucket_of_logs_takes_files_of_the_stacks_own_trail_alone(trail):
+    made, described, _, _ = trail
+    (policy,) = [
+        json.loads(each.inputs["policy"])
+        for each in made.of_type("aws:s3/bucketPolicy:BucketPolicy")
+        if each.name.endswith("access-logs")
+    ]
+    said = {each["Sid"]: each for each in policy["Statement"]}
+
+    assert said["TrailDelivers"]["Condition"]["StringEquals"]["aws:SourceArn"] == described["TrailARN"]
+    assert said["TrailDelivers"]["Resource"].endswith("/cloudtrail/AWSLogs/123456789012/*")
+    assert said["TrailLooks"]["Action"] == ["s3:GetBucketAcl"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (examples.stack_file(logs={"data_events": True}), "needs the bucket that logs.bucket_access"),
+        (
+            alicloud_examples.stack_file(logs={"bucket_access": True, "data_events": True}),
+            "is of CloudTrail on AWS",
+        ),
+    ],
+    ids=["no bucket", "another cloud"],
+)
+def test_data_events_without_a_place_for_them_are_refused(content, message):
+    with pytest.raises(SettingsError, match=message):
+        from_mapping("test", content)

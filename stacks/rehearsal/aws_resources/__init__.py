@@ -3,6 +3,7 @@
 from stacks.rehearsal.aws_resources import (
     autoscaling,
     budgets,
+    cloudtrail,
     cloudwatch,
     ec2_launch_template,
     ec2_network,
@@ -21,6 +22,7 @@ from stacks.rehearsal.aws_resources import (
 CREATORS = {
     **autoscaling.CREATORS,
     **budgets.CREATORS,
+    **cloudtrail.CREATORS,
     **cloudwatch.CREATORS,
     **ec2_launch_template.CREATORS,
     **ec2_network.CREATORS,
