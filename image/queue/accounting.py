@@ -108,7 +108,7 @@ def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Team:
+class TeamLimits:
     """What a team gets of the queue.
 
     Attributes:
@@ -119,25 +119,25 @@ class Team:
     max_gpus: int | None = None
 
 
-def limits_of(roster: Mapping[str, Any]) -> dict[str, Team]:
+def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
     """Team -> what the stack file gives it. Pure.
 
     Raises:
         RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
     """
     try:
-        return {str(name): Team(**team) for name, team in roster.get("teams", {}).items()}
+        return {str(name): TeamLimits(**team) for name, team in roster.get("teams", {}).items()}
     except (TypeError, AttributeError) as error:
         raise RosterUnreadError(f"{ROSTER}: teams: {error!r}") from error
 
 
-def is_limited(teams: Mapping[str, Team]) -> bool:
+def is_limited(teams: Mapping[str, TeamLimits]) -> bool:
     """Whether Slurm must refuse or hold back anything."""
     return any(team.max_gpus is not None for team in teams.values())
 
 
 def shares(
-    wanted: Mapping[str, str], known: Iterable[Association], teams: Mapping[str, Team] | None = None
+    wanted: Mapping[str, str], known: Iterable[Association], teams: Mapping[str, TeamLimits] | None = None
 ) -> list[list[str]]:
     """The changes of Slurm's accounts by which each user works for their team. Pure.
 
@@ -148,11 +148,11 @@ def shares(
         teams: what accounts get that are not like any other.
     """
     known = list(known)
-    accounts = {entry.account: Team(entry.share, entry.max_gpus) for entry in known if not entry.user}
+    accounts = {entry.account: TeamLimits(entry.share, entry.max_gpus) for entry in known if not entry.user}
     users = {(entry.user, entry.account) for entry in known if entry.user}
     new = []
     for name in sorted({*wanted.values()}):
-        team = (teams or {}).get(name, Team())
+        team = (teams or {}).get(name, TeamLimits())
         limit = NO_LIMIT if team.max_gpus is None else team.max_gpus
         set_to = [f"fairshare={team.share}", f"grptres=gres/gpu={limit}"]
         if name not in accounts:

@@ -22,7 +22,7 @@ from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
 from image.queue import accounting, books, cloud, configuration, munge, queue_file, slurm
-from image.queue.accounting import Team, is_limited
+from image.queue.accounting import TeamLimits, is_limited
 from image.queue.books import Books
 from image.queue.configuration import Cluster
 from image.queue.demand import needs
@@ -104,7 +104,7 @@ class ControllerWatch:
     keep: Callable[[dict[str, Any]], None]
     written: Books | None = None
     ask: slurm.Run = slurm.run
-    limits: Callable[[], Mapping[str, Team]] = dict
+    limits: Callable[[], Mapping[str, TeamLimits]] = dict
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # a configuration that slurmctld has not read
@@ -140,7 +140,7 @@ class ControllerWatch:
         self.written = books.after(self.written, jobs, now)
         self.keep(books.to_json(self.written))
 
-    def _room(self, teams: Mapping[str, Team]) -> dict[str, int]:
+    def _room(self, teams: Mapping[str, TeamLimits]) -> dict[str, int]:
         """Team with a limit -> GPUs that its jobs may have beside those that they have."""
         most = {name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None}
         used = slurm.gpus_at_work(self.ask) if most else {}
@@ -206,7 +206,7 @@ def _store(instance: instance_file.InstanceFile) -> Store:
     return cloud.of(instance).store()
 
 
-def limits_of(store: Store) -> dict[str, Team]:
+def limits_of(store: Store) -> dict[str, TeamLimits]:
     """What the stack gives each team. Raises CloudError, RosterUnreadError."""
     roster = store.newest(accounting.ROSTER)
     return accounting.limits_of(roster.content) if roster else {}
@@ -225,8 +225,12 @@ def kept_books(store: Store) -> Books | None:
         return None
 
 
-def keep_accounts(store: Store, dump: Path, ask: slurm.Run = slurm.run) -> bool:
-    """Let each user work for their team, and keep what the database holds; whether it could be done."""
+def keep_accounts(store: Store, dump: Path, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
+    """Let each user work for their team, and keep what the database holds; whether it could be done.
+
+    Args:
+        tried: as of ``find_users``.
+    """
     try:
         # first: it fails where the database is not there, and then there is nothing to keep
         known = slurm.associations(ask)
@@ -238,7 +242,7 @@ def keep_accounts(store: Store, dump: Path, ask: slurm.Run = slurm.run) -> bool:
         for words in (*qualities, *accounting.shares(there, known, limits)):
             slurm.change_accounts(words, ask)
             LOG.info("event=queue-account-changed change=%r", " ".join(words))
-        find_users(there, ask)
+        find_users(there, tried, ask)
         if accounting.keep(dump):
             LOG.info("event=queue-accounting-kept file=%s", dump)
     except (InstanceError, OSError) as error:
@@ -256,21 +260,26 @@ def has_account(user: str) -> bool:
     return True
 
 
-def find_users(there: Iterable[str], ask: slurm.Run = slurm.run) -> None:
-    """Let slurmctld find users whose accounts came after it read who works for which team.
+def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run) -> None:
+    """Let slurmctld know users whom it missed.
 
-    It looks for an account once, and a job of somebody whom it did not find has neither team nor share.
-    ``scontrol reconfigure`` finds the account, not the user's team, nor the jobs that wait; a new start does.
+    It looks for an account once, when it reads who works for which team, and does not hear of a user who is
+    registered while it starts; their jobs have neither team nor share. ``scontrol reconfigure`` finds the
+    account, not the user's team, nor the jobs that wait; a new start does.
 
     Args:
         there: users who have an account on this instance now: so one start finds them.
+        tried: those for whom it was started anew and whom it has not found since; kept up to date.
 
     Raises:
         SlurmError: slurmctld does not answer.
     """
-    if missed := slurm.unresolved(ask).intersection(there):
+    missed = {*there} - slurm.known_users(ask)
+    tried &= missed
+    if missed - tried:
         slurm.start_anew(ask)
-        LOG.info("event=queue-started-anew users-found=%s", ",".join(sorted(missed)))
+        LOG.info("event=queue-started-anew users=%s", ",".join(sorted(missed - tried)))
+        tried |= missed
 
 
 def watch() -> None:
@@ -295,14 +304,14 @@ def watch() -> None:
         kept_books(store),
         limits=lambda: limits_of(store),
     )
-    accounts_at_s = float("-inf")
+    accounts_at_s, tried = float("-inf"), set[str]()
     while True:
         try:
             watching.once(datetime.now(UTC))
         except (CloudError, RosterUnreadError, SlurmError) as error:
             LOG.warning("event=queue-look-failed reason=%r", str(error))
         dump = configuration.state_of(instance.stack) / accounting.DUMP
-        if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, dump):
+        if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, dump, tried):
             accounts_at_s = time.monotonic()
         time.sleep(LOOK_EVERY_S)
 

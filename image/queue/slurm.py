@@ -197,10 +197,10 @@ def preempted(ask: Run = run) -> dict[str, list[str]]:
     return {name: [word for word in others.split(",") if word] for name, others in rows}
 
 
-def unresolved(ask: Run = run) -> set[str]:
-    """Users whose account slurmctld did not find when it read who works for which. Raises SlurmError."""
+def known_users(ask: Run = run) -> set[str]:
+    """Users of whom slurmctld knows that they work for a team, and by which number. Raises SlurmError."""
     text = ask(["scontrol", "show", "assoc_mgr", "flags=assoc"])
-    return {name for name, uid in USER_NAME.findall(text) if not uid.isdigit() or int(uid) == NO_UID}
+    return {name for name, uid in USER_NAME.findall(text) if uid.isdigit() and int(uid) != NO_UID}
 
 
 def start_anew(ask: Run = run) -> None:

@@ -20,8 +20,8 @@ def team_number(team: str) -> int:
 def roster_text(stack: Stack) -> str:
     """``accounts.json`` of the records bucket; that of a stack without users locks those it had."""
     teams = _queue_teams(stack)
-    told = {"schema_version": 1, "users": _users(stack), **({"teams": teams} if teams else {})}
-    return json.dumps(told, indent=1, sort_keys=True)
+    document = {"schema_version": 1, "users": _users(stack), **({"teams": teams} if teams else {})}
+    return json.dumps(document, indent=1, sort_keys=True)
 
 
 def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[str]) -> str:

@@ -215,10 +215,14 @@ def accounts(monkeypatch):
     return made
 
 
+FOUND = "ClusterName=test Account=nlp UserName=ada(5001) Partition= Priority=0 ID=5\n"
+MISSED = "ClusterName=test Account=nlp UserName=ada(4294967294) Partition= Priority=0 ID=5\n"
+
+
 class Slurm:
     """Its commands, and what slurmctld says of the accounts that it found."""
 
-    def __init__(self, users: str = "") -> None:
+    def __init__(self, users: str) -> None:
         self.users, self.said = users, []
 
     def __call__(self, words):
@@ -233,9 +237,9 @@ class Slurm:
 
 
 def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database, accounts):
-    asked = Slurm()
+    asked = Slurm(FOUND)
 
-    done = controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+    done = controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
 
     assert done
     assert asked.changes == [
@@ -249,42 +253,46 @@ def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database, a
 def test_who_has_no_account_yet_is_registered_once_there_is_one(tmp_path, database, accounts):
     """Slurm would look for the account once, and count no share for its jobs for good."""
     accounts.clear()
-    asked = Slurm()
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+    asked = Slurm(FOUND)
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
     early = asked.changes
 
     accounts.add("ada")
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
 
     assert early == []
     assert "sacctmgr --immediate add user ada account=nlp fairshare=1" in asked.changes
 
 
-FOUND = "ClusterName=test Account=nlp UserName=ada(5001) Partition= Priority=0 ID=5\n"
-MISSED = "ClusterName=test Account=nlp UserName=ada(4294967294) Partition= Priority=0 ID=5\n"
+@pytest.mark.parametrize("users", [MISSED, ""])
+def test_slurmctld_starts_anew_for_a_user_whom_it_missed(tmp_path, database, accounts, users):
+    asked = Slurm(users)
 
-
-def test_slurmctld_that_was_earlier_than_the_accounts_starts_anew(tmp_path, database, accounts):
-    asked = Slurm(MISSED)
-
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
 
     assert asked.changes[-1] == "scontrol shutdown slurmctld"
 
 
-@pytest.mark.parametrize(
-    ("users", "there"), [(FOUND, True), (MISSED, False), (MISSED.replace("ada", "eve"), True)]
-)
-def test_slurmctld_is_not_started_anew_for_what_it_knows_or_could_not_find(
-    tmp_path, database, accounts, users, there
+@pytest.mark.parametrize(("users", "has_account"), [(FOUND, True), (MISSED, False)])
+def test_slurmctld_is_not_started_anew_for_whom_it_knows_or_could_not_find(
+    tmp_path, database, accounts, users, has_account
 ):
-    if not there:
+    if not has_account:
         accounts.clear()
     asked = Slurm(users)
 
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", asked)
+    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
 
     assert "scontrol shutdown slurmctld" not in asked.said
+
+
+def test_slurmctld_is_started_anew_once_until_it_has_found_the_user():
+    asked, tried = Slurm(MISSED), set()
+    for users in (MISSED, MISSED, FOUND, MISSED):
+        asked.users = users
+        controller.find_users(["ada"], tried, asked)
+
+    assert asked.changes == ["scontrol shutdown slurmctld"] * 2
 
 
 def test_an_account_is_one_of_this_computer():
@@ -296,7 +304,7 @@ def test_a_database_that_is_away_spoils_no_dump_and_is_asked_again(tmp_path, dat
     def silent(_words):
         raise SlurmError("sacctmgr: error: Connection refused")
 
-    assert not controller.keep_accounts(Roster(), tmp_path / "dump.gz", silent)
+    assert not controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), silent)
     assert not list(tmp_path.iterdir())
 
 
@@ -305,5 +313,5 @@ def test_users_that_cannot_be_read_change_nothing(tmp_path, database):
         def newest(self, key):
             raise CloudError("no answer", "")
 
-    assert not controller.keep_accounts(Silent(), tmp_path / "dump.gz", lambda _: "")
+    assert not controller.keep_accounts(Silent(), tmp_path / "dump.gz", set(), lambda _: "")
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from image.queue import controller
-from image.queue.accounting import Team, is_limited
+from image.queue.accounting import TeamLimits, is_limited
 from image.queue.configuration import Cluster
 from image.queue.errors import SlurmError
 from image.reaper.store import StoredObject
@@ -28,7 +28,7 @@ class Site:
     said: list[dict] = field(default_factory=list)
     kept: list[dict] = field(default_factory=list)
     jobs: str = ""
-    teams: dict[str, Team] = field(default_factory=dict)
+    teams: dict[str, TeamLimits] = field(default_factory=dict)
     at_work: str = ""
     changed: bool = False
 
@@ -190,18 +190,18 @@ class Roster:
 
 
 def test_limits_are_read_from_what_the_stack_says_of_its_accounts():
-    assert controller.limits_of(Roster()) == {"nlp": Team(2, 8)}
+    assert controller.limits_of(Roster()) == {"nlp": TeamLimits(2, 8)}
 
 
 def test_a_share_alone_is_no_limit():
-    assert is_limited({"nlp": Team(2, 8)})
-    assert not is_limited({"nlp": Team(2, None)})
+    assert is_limited({"nlp": TeamLimits(2, 8)})
+    assert not is_limited({"nlp": TeamLimits(2, None)})
 
 
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
     """Before any runs Slurm itself says of each of them that it waits for instances."""
     waiting = "".join(f"{number}|train|1|gres:gpu:8|nlp|Resources\n" for number in (7, 8, 9))
-    site = Site(waiting=waiting, teams={"nlp": Team(1, 24)}, at_work="nlp|1|gres:gpu:8\n")
+    site = Site(waiting=waiting, teams={"nlp": TeamLimits(1, 24)}, at_work="nlp|1|gres:gpu:8\n")
 
     site.look()
 
@@ -209,7 +209,9 @@ def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
 
 
 def test_a_team_without_a_limit_is_not_counted():
-    site = Site(waiting="7|train|1|gres:gpu:8|nlp|Resources\n", teams={"nlp": Team(2)}, at_work="broken")
+    site = Site(
+        waiting="7|train|1|gres:gpu:8|nlp|Resources\n", teams={"nlp": TeamLimits(2)}, at_work="broken"
+    )
 
     site.look()
 

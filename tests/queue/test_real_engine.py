@@ -360,7 +360,7 @@ def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing is left")
 
 
-def test_a_run_that_gives_way_to_another_saves_and_goes_on_after_it(lab):
+def test_a_run_that_gives_way_to_another_saves_and_is_resumed(lab):
     """Of the QoS low: a job of any other takes its instance, once the run has saved."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     idle = [name for name, state in lab.nodes().items() if state == "idle"]

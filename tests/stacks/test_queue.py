@@ -251,9 +251,9 @@ def test_what_a_queue_cannot_do_without_is_named(changes, says):
 
 
 def test_shares_and_limits_of_teams_reach_the_controller_with_the_accounts():
-    told = json.loads(people.roster_text(examples.stack(**QUEUED, teams={"no-team": {"max_gpus": 8}})))
+    said = json.loads(people.roster_text(examples.stack(**QUEUED, teams={"no-team": {"max_gpus": 8}})))
 
-    assert accounting.limits_of(told) == {"no-team": accounting.Team(1, 8)}
+    assert accounting.limits_of(said) == {"no-team": accounting.TeamLimits(1, 8)}
     assert "teams" not in json.loads(people.roster_text(examples.stack(**QUEUED)))
     assert queue_rules.WITHOUT_TEAM == accounting.WITHOUT_TEAM
 

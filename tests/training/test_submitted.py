@@ -258,6 +258,39 @@ def test_a_file_that_a_command_names_by_a_link_travels_under_that_name(here):
     assert files_of(packed(here, "--", "python", "./newest.py")) == ["newest.py"]
 
 
+MODULES = {
+    "late.py": "import deep.inner",
+    "deep/__init__.py": "",
+    "deep/inner.py": "from . import near\nfrom .near import value\nfrom .. import beyond",
+    "deep/near.py": "value = 1",
+    "beside/tool.py": "import helper",
+    "beside/helper.py": "",
+    "unused.py": "",
+    "gpu_fleet/__init__.py": "",
+}
+
+
+def test_modules_travel_that_a_program_imports_inside_a_function(here):
+    (here / "train.py").write_text("import json, numpy, gpu_fleet\ndef run():\n    import late\n")
+    for name, text in MODULES.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(text)
+
+    files = files_of(packed(here, "--include", "deep/__init__.py", "--", "python", "train.py"))
+
+    assert files == ["deep/__init__.py", "deep/inner.py", "deep/near.py", "late.py", "train.py"]
+    assert files_of(packed(here, "--", "python", "beside/tool.py")) == ["beside/helper.py", "beside/tool.py"]
+
+
+@pytest.mark.parametrize(
+    "text", ["def run(:", "\0", "from ..... import x", "import train", "from . import *"]
+)
+def test_a_program_that_cannot_be_read_or_imports_itself_travels_alone(here, text):
+    (here / "train.py").write_text(text)
+
+    assert files_of(packed(here, "--", "python", "train.py")) == ["train.py"]
+
+
 @pytest.mark.parametrize("written", ["../mine/data", "data/../data", "../link/data", "{here}/data"])
 def test_what_is_included_has_its_place_below_here_however_it_is_written(here, written):
     (here.parent / "link").symlink_to(here)

@@ -14,6 +14,7 @@ from gpu_fleet import config
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.kubernetes.sources import inner, own_files
 from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
+from gpu_fleet.submitted.imports import imported
 
 LIMIT_BYTES = 256 << 20
 BUCKETS = ("s3://", "oss://")
@@ -62,9 +63,9 @@ def pack(
 ) -> None:
     """Write what a run reads of this computer into an archive; print what it is.
 
-    Of CONFIG, a .toml: itself, your own code that it imports, and what is included, such as files that your
-    code reads and modules that it imports inside a function. Of COMMAND: files that it names, and what is
-    included. Refuses what an instance could not read.
+    Of CONFIG, a .toml: itself and your own code that it names. Of COMMAND: files that it names. Of both the
+    modules below this folder that their code imports anywhere, and what is included, such as files that your
+    code reads. Refuses what an instance could not read.
     """
     included = dict(_included(include))
     if PurePosixPath(words[0]).suffix == CONFIG:
@@ -104,6 +105,7 @@ def of_config(
     directory = settings.run.directory
     _refuse([*_unreadable(settings, included), *_misplaced("run.directory", directory)])
     contents = included | own_files(settings) | {inner(file): file.read_bytes()}
+    contents |= imported(contents, Path.cwd().resolve())
     return Parcel(("launch", inner(file), *arguments), directory, directory, contents)
 
 
@@ -122,6 +124,7 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
         elif not _travels(word, included):
             problems.append(_not_there(f"{word!r} of COMMAND", word))
     _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
+    contents |= imported(contents, here)
     scripts = [PurePosixPath(word).stem for word in words if word.endswith(SCRIPTS)]
     kept = ["--checkpoints", checkpoints] if checkpoints else []
     title = scripts[0] if scripts else PurePosixPath(words[0]).name
