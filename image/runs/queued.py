@@ -80,9 +80,11 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         click.echo(text, nl=False)
         return
     if not queue_file.path().is_file():
+        where = f"--stack {policy.stack}"
         raise ConfigurationError(
-            f"stack {policy.stack!r} has a queue: submit on one of its instances (gpu-fleet connect), in a "
-            "folder of your home"
+            f"stack {policy.stack!r} has a queue: submit on one of its instances, in a folder of your home, "
+            f"which they share: gpu-fleet connect INSTANCE {where} (gpu-fleet status {where} lists them); where "
+            f"none runs, gpu-fleet take {run.pool} --hours 1 {where} brings one; runs, logs and cancel work here"
         )
     if set(str(folder)) - PLAIN:
         raise ConfigurationError(

@@ -64,7 +64,7 @@ def test_a_laptop_is_sent_to_an_instance(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(ConfigurationError, match="submit on one of its instances"):
+    with pytest.raises(ConfigurationError, match="gpu-fleet take train --hours 1 --stack"):
         queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=False)
 
 
