@@ -84,8 +84,8 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         raise ConfigurationError(
             f"stack {policy.stack!r} has a queue: submit on one of its instances, in a folder of your home, "
             f"which they share: gpu-fleet connect INSTANCE {where} (gpu-fleet status {where} lists them). "
-            f"Where none runs gpu-fleet take {run.pool} --hours 1 {where} brings one. From here you see and end "
-            "runs: gpu-fleet runs, logs, cancel"
+            f"Where none runs gpu-fleet take {run.pool} --hours 1 {where} brings one. From here you see and "
+            "end runs: gpu-fleet runs, logs, cancel"
         )
     if set(str(folder)) - PLAIN:
         raise ConfigurationError(
