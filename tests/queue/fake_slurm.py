@@ -23,6 +23,7 @@ FORGOTTEN_AFTER = timedelta(seconds=300)  # MinJobAge
 # slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it
 REACHING_FOR = timedelta(minutes=4)
 SAVES_EVERY_S = 120.0
+RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
 
 
@@ -179,6 +180,7 @@ class FakeSlurm:
     Attributes:
         alive: (job, node) -> until when its processes live; None: until the engine ends them.
         wrongs: promises that were broken, in words.
+        back_at: when a slurmctld that was told to end is there again.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class FakeSlurm:
         self.prolog = (LIBEXEC / "queue-prolog").read_text()
         self.health = (LIBEXEC / "queue-health").read_text()
         self.is_up = True
+        self.back_at: datetime | None = None
         self.now = datetime.min.replace(tzinfo=UTC)
         self._numbers = 0
         self.configure(conf)
@@ -241,12 +244,16 @@ class FakeSlurm:
         if words[:2] == ["scontrol", "show"]:
             return self._show(words[2:])
         if words[0] == "squeue":
-            return "".join(self._waiting(job) for job in self.jobs.values() if job.state == "PENDING")
+            (asked,) = [word.partition("=")[2] for word in command if word.startswith("--format=")]
+            waiting = [job for job in self.jobs.values() if job.state == "PENDING"]
+            return "".join(self._waiting(job, asked) for job in waiting)
         if words[:2] == ["scontrol", "update"]:
             self._update(dict(word.split("=", 1) for word in words[2:]))
         elif words[:2] == ["scontrol", "delete"]:
             self._delete(words[2].removeprefix("nodename="))
-        elif words != ["scontrol", "reconfigure"]:
+        elif words == ["scontrol", "shutdown", "slurmctld"]:
+            self.is_up, self.back_at = False, self.now + RESTARTS_IN
+        else:
             raise AssertionError(f"the product asked {command}")
         return ""
 
@@ -257,9 +264,17 @@ class FakeSlurm:
             return "\n".join(map(_line, self.jobs.values()))
         return _line(self.jobs[words[1]])
 
-    def _waiting(self, job: Job) -> str:
+    def _waiting(self, job: Job, asked: str) -> str:
         reason = "BeginTime" if job.begin_at and job.begin_at > self.now else job.reason
-        return f"{job.id}|{job.pool}|{job.nodes}|gres:gpu:1|{reason}\n"
+        fields = {
+            "%i": job.id,
+            "%P": job.pool,
+            "%D": str(job.nodes),
+            "%b": "gres:gpu:1",
+            "%a": "",
+            "%r": reason,
+        }
+        return re.sub(r"%[a-zA-Z]", lambda field: fields[field[0]], asked) + "\n"
 
     def _update(self, changes: dict[str, str]) -> None:
         if "jobid" in changes:
@@ -305,6 +320,8 @@ class FakeSlurm:
         for job in list(self.jobs.values()):
             if job.state == "RUNNING":
                 self._work(job)
+        if self.back_at is not None and self.back_at <= now:
+            self.is_up, self.back_at = True, None
         if not self.is_up:
             return
         for node in self.nodes.values():

@@ -239,15 +239,19 @@ class QueuePlay(Instances):
             lambda: self.published,
             lambda ids: queue_aws.states_of(ec2, calls, ids),
             lambda content: store.put("capacity/queue.json", content),
-            lambda _: False,
+            lambda *_: self._has_changed(),
             lambda content: store.put(books.JOBS, content),
             controller.kept_books(store),
             ask=self.slurm.ask,
         )
 
+    def _has_changed(self) -> bool:
+        """Whether the stack's pools are others than at the last look: seldom."""
+        return self.disturbs and self.dice.random() < 0.004
+
     def lose_controller(self) -> None:
         """It and its disk are gone; another comes."""
-        self.watch, self.slurm.is_up = None, False
+        self.watch, self.slurm.is_up, self.slurm.back_at = None, False, None
         self.seeing_since = datetime.max.replace(tzinfo=UTC)
         self.back_at = self.world.now + timedelta(seconds=self.dice.randint(60, 150))
         if not self.slurm.state.startswith(f"{configuration.HOMES}/"):
@@ -395,6 +399,9 @@ class QueuePlay(Instances):
         except InstanceError:
             self.seeing_since = self.world.now + LOOK
             return
+        if not self.slurm.is_up:  # it has just told slurmctld to start anew
+            self.seeing_since = self.world.now + 3 * LOOK
+            return
         self._hold_books()
         self._hold_deaths()
 
@@ -466,7 +473,7 @@ class QueuePlay(Instances):
         for guest in self.guests.values():
             guest.bad = False
         self.policy = self._policy("1000")
-        if not self.slurm.is_up:
+        if self.back_at:
             self.back_at = self.world.now
         for work_s in (1500.0, 60.0):  # the second beside the first: there is room for both
             options = f"#SBATCH --partition={POOL}\n#SBATCH --nodes=2\n"
