@@ -49,7 +49,7 @@ NOTICE = timedelta(minutes=2)
 NEVER_AGAIN, SAVED = (0, 2, 65), 85  # README: 0, 2 and 65 end a job, 85 (saved, run it again) puts it back
 TRIES = 3  # README: anything else is tried three times
 PUT_BACK_AFTER = timedelta(seconds=60)  # README: marked down within 15 seconds; with a look that failed
-# A freeze is lifted by a sweep, a group that failed is tried again after 5 minutes, an instance boots.
+# A silent group is given up after 5 minutes, one that failed is tried again after 5; an instance boots.
 LONGEST_WAIT = timedelta(minutes=16)
 
 
@@ -486,7 +486,8 @@ class QueuePlay(Instances):
             node for node in self.slurm.nodes.values() if self.is_alive(node.name) and not node.takes_jobs
         ]
         fits = len(waiting) == 1 and len(taken) + waiting[0].nodes <= MOST and not waiting[0].excluded
-        if self.disturbs or not fits:
+        # a freeze is lifted by the next sweep, which waits for the lease of one that was cut off
+        if self.disturbs or not fits or self._is_frozen():
             self.fits_since = self.world.now
         elif self.world.now - self.fits_since > LONGEST_WAIT:
             self.wrongs.append(f"job {waiting[0].id} waits for {LONGEST_WAIT} though there is room: {taken}")
@@ -560,9 +561,12 @@ class QueuePlay(Instances):
             self.wrongs.append(
                 f"{self.spent:.2f} of {budget.monthly} are spent, and {number} more start: {starts[0].reason}"
             )
-        freeze = self.world.objects.get("reaper/freeze.json")
-        if freeze and json.loads(freeze[0])["stage"] != "open":
+        if self._is_frozen():
             self.wrongs.append(f"the pool is frozen, and more starts: {starts}, {failures}")
+
+    def _is_frozen(self) -> bool:
+        freeze = self.world.objects.get("reaper/freeze.json")
+        return freeze is not None and json.loads(freeze[0])["stage"] != "open"
 
     def _hold_books(self) -> None:
         """Users read of each job, whatever controller wrote it: its state, and time that it may have cost."""
