@@ -30,6 +30,7 @@ PLATFORMS = (
     *("manylinux2014_x86_64", "manylinux2010_x86_64"),
 )
 NOT_FOUND = "404"
+DOWNLOAD = "4 GB"
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image wheels aws-prod")
@@ -51,23 +52,34 @@ def wheels(name: str, wheels: Path | None) -> None:
     if stack.cloud is Cloud.ALICLOUD:
         oss.hold_upload(stack.region)
     text = wheel_store.listing(LISTS, BASE)
-    folder = wheels or fetched(text, CACHE)
     bucket = stack.bucket_name("records")
     with explained(bucket):
-        stored = store(client(stack), bucket, text, folder, click.echo)
+        s3 = client(stack)
+        s3.head_bucket(Bucket=bucket)  # before gigabytes are fetched for one that is not there
+        folder = wheels or fetched(text, CACHE, click.echo)
+        stored = store(s3, bucket, text, folder, click.echo)
     click.echo(f"{name}: {stored} wheels in {bucket}/{wheel_store.PREFIX}")
 
 
-def fetched(text: str, folder: Path) -> Path:
+def fetched(text: str, folder: Path, report: Callable[[str], object]) -> Path:
     """The folder, with every wheel of the list in it, each held against its hash.
+
+    Args:
+        text: the list.
+        folder: keeps them for the next time.
+        report: takes what is about to take minutes.
 
     Raises:
         StacksError: pip's words when one is not to be had.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    have = frozenset(wheel_store.index_of(folder).values())
-    if wheel_store.hashes(text) <= have:
+    there = len(list(folder.glob("*.whl")))
+    if there:
+        report(f"reading the {there} wheels that are in {folder}")
+    missing = wheel_store.hashes(text) - frozenset(wheel_store.index_of(folder).values())
+    if not missing:
         return folder
+    report(f"fetching {len(missing)} wheels, up to {DOWNLOAD}, into {folder}: minutes, and once")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listing:
         listing.write(text)
         listing.flush()

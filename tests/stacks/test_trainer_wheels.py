@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -123,6 +124,28 @@ def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, l
     assert "its instances fetch from PyPI by themselves" in said.output
 
 
+def test_nothing_is_fetched_for_a_bucket_that_is_not_there(s3, lists, monkeypatch):
+    """Minutes and gigabytes went by before the first call said so."""
+    monkeypatch.setattr(wheels_command, "LISTS", lists)
+    fetches = []
+    monkeypatch.setattr(wheels_command, "fetched", lambda *arguments: fetches.append(arguments))
+
+    said = CliRunner().invoke(wheels_command.wheels, ["aws-prod"])
+
+    assert "does the stack stand" in str(said.exception)
+    assert fetches == []
+
+
+def test_what_takes_minutes_is_said_before_it_begins(tmp_path, monkeypatch):
+    said = []
+    done = SimpleNamespace(returncode=0, stderr="")
+    monkeypatch.setattr(wheels_command.subprocess, "run", lambda *_, **__: said.append("pip") or done)
+
+    wheels_command.fetched(TEXT, tmp_path, said.append)
+
+    assert said == [f"fetching 2 wheels, up to 4 GB, into {tmp_path}: minutes, and once", "pip"]
+
+
 def test_a_stack_that_does_not_stand_is_one_message(s3, folder, lists, monkeypatch):
     monkeypatch.setattr(wheels_command, "LISTS", lists)
 
@@ -140,4 +163,4 @@ def test_without_credentials_of_alibaba_cloud_it_says_which(folder):
 
 
 def test_wheels_that_are_there_are_not_fetched_again(folder):
-    assert wheels_command.fetched(TEXT, folder) == folder
+    assert wheels_command.fetched(TEXT, folder, print) == folder
