@@ -26,6 +26,8 @@ from stacks.teardown.holdings import (
 from stacks.teardown.state import StateResource
 
 # All but `terminated`; one that shuts down still has its volumes.
+# What Image Builder writes on its instances (its user guide, "Resources created").
+BUILDER = {"Key": "CreatedBy", "Value": "EC2 Image Builder"}
 THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 EFS = "aws:efs/fileSystem:FileSystem"
 UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
@@ -69,7 +71,7 @@ class AwsStack:
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
         """What the stack holds now. Changes nothing."""
-        instances = self.instances(resources, now)
+        raw, instances = self._raw(), self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
         own = {instance.id for instance in instances}
         return Holdings(
@@ -81,19 +83,22 @@ class AwsStack:
             tuple(
                 remnant for key in state.of(resources, state.KEYS) for remnant in self._remnants(key.id, own)
             ),
+            tuple(item["InstanceId"] for item in raw if BUILDER in item.get("Tags", [])),
         )
 
     def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
         """Every instance that the stack's groups started, wherever it is now."""
         members = self._members(state.of(resources, state.GROUPS))
+        made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in self._raw())
+        return tuple(instance for instance in made if instance.group or instance.managed)
+
+    def _raw(self) -> list[dict[str, Any]]:
         filters = [
             {"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]},
             {"Name": "instance-state-name", "Values": list(THERE)},
         ]
         reservations = self._aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
-        raw = [instance for reservation in reservations for instance in reservation["Instances"]]
-        made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in raw)
-        return tuple(instance for instance in made if instance.group or instance.managed)
+        return [instance for reservation in reservations for instance in reservation["Instances"]]
 
     def _members(self, groups: Sequence[StateResource]) -> dict[str, str]:
         """Instance id -> its group."""

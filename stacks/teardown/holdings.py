@@ -78,11 +78,16 @@ class Remnant:
 
 @dataclass(frozen=True)
 class Holdings:
-    """Everything that decides what a destroy may do."""
+    """Everything that decides what a destroy may do.
+
+    Attributes:
+        builders: instances that build or try an image of the stack at the moment.
+    """
 
     instances: tuple[HeldInstance, ...] = ()
     stores: tuple[DataStore, ...] = ()
     remnants: tuple[Remnant, ...] = ()
+    builders: tuple[str, ...] = ()
 
 
 Note = Callable[[str], None]

@@ -89,6 +89,7 @@ def plan(stack: Stack, resources: Sequence[StateResource], holdings: Holdings, w
             *_protected(stack, holdings, wishes, going),
             *_held(holdings, wishes),
             *_outside(stack, holdings, wishes),
+            *_building(stack, holdings),
         ),
     )
 
@@ -178,3 +179,13 @@ def _outside(stack: Stack, holdings: Holdings, wishes: Wishes) -> list[str]:
             f" {stack.name}, or stop them and use --terminate-stopped"
         )
     return reasons
+
+
+def _building(stack: Stack, holdings: Holdings) -> list[str]:
+    """A build that is half done: its instance holds the network, and its image would outlive the key."""
+    if not holdings.builders:
+        return []
+    return [
+        f"{', '.join(holdings.builders)}: an image is being built there; wait until it has ended (`gpu-fleet"
+        f" image build {stack.name}` follows it), or cancel it in Image Builder's console"
+    ]

@@ -262,6 +262,28 @@ def test_what_the_sweep_stopped_is_terminated_only_where_asked(dev):
     assert dev.instances() == []
 
 
+def test_a_build_that_is_half_done_is_waited_for(dev):
+    """Its instance holds the network, so that a destroy would stop in its middle."""
+    ec2 = dev.client("ec2")
+    tags = {"gpu-fleet:stack": "aws-dev", "CreatedBy": "EC2 Image Builder"}
+    wire = [{"Key": key, "Value": value} for key, value in tags.items()]
+    specification = [{"ResourceType": "instance", "Tags": wire}]
+    made = ec2.run_instances(
+        ImageId="ami-0123456789abcdef0",
+        MinCount=1,
+        MaxCount=1,
+        InstanceType="c7i.2xlarge",
+        TagSpecifications=specification,
+    )
+    builder = made["Instances"][0]["InstanceId"]
+
+    refused = dev.run("--yes")
+
+    assert refused.exit_code == 1
+    assert dev.destroys() == []
+    assert f"{builder}: an image is being built there; wait until it has ended" in str(refused.exception)
+
+
 def test_a_protected_stack_keeps_its_data_and_says_how_to_lift_that(prod):
     done = prod.run("--yes")
 
