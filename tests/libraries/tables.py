@@ -85,6 +85,41 @@ def test_a_wrong_column_is_one_message(
     assert (status, message in said, "Traceback" in said) == (65, True, False)
 
 
+def write_empty(file: Path) -> None:
+    """A file without rows, as a job that writes many of them leaves some."""
+    file.write_text("")
+    if file.suffix == ".parquet":
+        datasets.Dataset.from_dict({"input_ids": [], "labels": []}).to_parquet(file)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_files_without_rows_are_passed_over(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    table = table_of(kind, tmp_path)
+    place = tmp_path / kind
+    write_empty(place / f"another.{kind}")
+
+    status, said = tried_alone(table, tmp_path)
+    write_empty(place / f"part.{kind}")
+    nothing, reported = tried_alone(changed(table, run={"directory": str(tmp_path / "other")}), tmp_path)
+
+    assert (status, nothing) == (0, 65), said
+    assert "holds no rows" in reported
+
+
+def test_rows_without_a_value_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    rows = [{"input_ids": [1] * 8, "labels": [1] * 8 if number else None} for number in range(40)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    table = changed(table_of("parquet", tmp_path), data={"path": str(tmp_path / "rows.parquet")})
+
+    status, said = tried_alone(table, tmp_path)
+
+    assert (status, "'labels' of" in said, "has 1 rows without a value" in said) == (65, True, True), said
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_column_of_numbers_is_learned_by_an_own_loss(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def test_a_table_without_its_package_says_which(tmp_path: Path, monkeypatch: pyt
         (["train-0.parquet", "train-1.parquet", "test-0.parquet"], {"train": 2, "test": 1}),
         (["data/train-0.parquet", "data/validation-0.parquet"], {"train": 1, "validation": 1}),
         (["train/0.jsonl", "val/0.jsonl"], {"train": 1, "val": 1}),
+        (["train.jsonl.gz", "test.jsonl.gz"], {"train": 1, "test": 1}),
         ([], {}),
     ],
     ids=str,
@@ -46,6 +47,26 @@ def test_the_files_of_a_table_are_sorted_by_split(
         (tmp_path / name).touch()
 
     assert {split: len(files) for split, files in table_files(tmp_path).items()} == splits
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train.jsonl", "more.jsonl"], "more.jsonl beside files of train"),
+        (["train.jsonl", "val.parquet"], "has both Parquet and JSON lines"),
+        (["rows.csv"], "a table is *.parquet, *.jsonl or *.jsonl.gz"),
+    ],
+    ids=str,
+)
+def test_files_that_would_be_passed_over_are_named(names: list[str], message: str, tmp_path: Path) -> None:
+    """A tenth of the other file was measured, and the rest read by nobody."""
+    (tmp_path / "rows").mkdir()
+    for name in names:
+        (tmp_path / "rows" / name).write_text('{"input_ids": [1]}\n')
+
+    status, said = tried_alone(gpt_table(tmp_path / "rows", tmp_path / "run"), tmp_path)
+
+    assert (status, message in said, "Traceback" in said) == (65, True, False), said
 
 
 @pytest.fixture

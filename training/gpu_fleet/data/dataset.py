@@ -144,7 +144,10 @@ def split_problem(size: int, settings: config.Data, training: bool) -> str:
 def class_names(folder: Path) -> tuple[str, ...]:
     """The class folders of a split, sorted by name."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png")
+        raise DataError(
+            f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png, a table is "
+            "*.parquet, *.jsonl or *.jsonl.gz"
+        )
     return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
 
 

@@ -32,7 +32,8 @@ MARKS = ("dataset_dict.json", "state.json")  # what save_to_disk of Hugging Face
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 UNSPLIT = "rows"  # "all" means all splits to the library
 FRESH_SEED = 67280421310721  # of torch in a new process, by which earlier trainers looked at streams
-TABLES = {".parquet": "parquet", ".jsonl": "json"}
+TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
+REAL = ("float", "double", "halffloat")  # types of columns, as Arrow names them
 Collate = Callable[[list[Any]], Any]
 
 
@@ -237,7 +238,7 @@ def is_table(root: Path) -> bool:
 
 def table_files(root: Path) -> dict[str, list[Path]]:
     """The files of a table by split, as their names or folders say; under UNSPLIT where none says train."""
-    if root.suffix in TABLES:
+    if _kind(root):
         return {UNSPLIT: [root]}
     files = sorted(file for suffix in TABLES for depth in ("*", "*/*") for file in root.glob(depth + suffix))
     splits: dict[str, list[Path]] = {}
@@ -248,6 +249,25 @@ def table_files(root: Path) -> dict[str, list[Path]]:
         )
         splits.setdefault(next(named, UNSPLIT), []).append(file)
     return splits if "train" in splits or not files else {UNSPLIT: files}
+
+
+def _kind(file: Path) -> str:
+    """Of a table, by what datasets calls it; empty for another file."""
+    return next((kind for suffix, kind in TABLES.items() if file.name.endswith(suffix)), "")
+
+
+def checked_files(root: Path) -> dict[str, list[Path]]:
+    """The same files; raises DataError where some would not be read, or not as what they are."""
+    files = table_files(root)
+    if UNSPLIT in files and len(files) > 1:
+        names = ", ".join(str(file.relative_to(root)) for file in files[UNSPLIT][:4])
+        raise DataError(
+            f"data.path = {str(root)!r}: {names} beside files of train: begin their names, or those of their "
+            "folders, with train, val or test, or move them away"
+        )
+    if len({_kind(file) for some in files.values() for file in some}) > 1:
+        raise DataError(f"data.path = {str(root)!r}: has both Parquet and JSON lines; give one of them")
+    return files
 
 
 def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
@@ -267,18 +287,52 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     if rows is None:
         if split == "val":
             return None
-        raise DataError(f"data.path = {str(root)!r}: has no split 'train', but {', '.join(splits)}")
+        other = f"has no split 'train', but {', '.join(splits)}" if splits else "holds no rows"
+        raise DataError(f"data.path = {str(root)!r}: {other}")
     for column in settings.columns:
         if column not in rows.column_names:
             raise ConfigError(
                 f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
             )
     chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
+    if collate is None:
+        _check_values(chosen, root)
     return adapted(chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError)
+
+
+def _check_values(rows: Any, root: Path) -> None:
+    """Raises DataError for a column with rows of no value, of which no batch can be made.
+
+    But of real numbers: there it becomes NaN, which a loss may know how to leave out.
+    """
+    for name in rows.column_names:
+        column = rows.data.column(name)
+        if column.null_count and str(column.type) not in REAL:
+            raise DataError(
+                f"data.columns: {name!r} of {root} has {column.null_count} rows without a value; leave them "
+                "out, or set data.collate = 'FILE.py:NAME'"
+            )
+
+
+def _with_rows(files: list[Path]) -> list[Path]:
+    """Those that hold any: a Parquet file or JSON lines without rows are ones that datasets cannot read."""
+    return [file for file in files if not _is_empty(file)]
+
+
+def _is_empty(file: Path) -> bool:
+    from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+
+    if file.suffix != ".parquet":
+        return file.is_file() and file.stat().st_size == 0
+    try:
+        return bool(parquet.read_metadata(file).num_rows == 0)
+    except (OSError, ArrowException):  # a damaged one is named by who reads it
+        return False
 
 
 def _loaded(root: Path) -> dict[str, Any]:
     """The splits of a table, mapped into memory; Parquet and JSON go through the cache of datasets, once."""
+    files = checked_files(root)
     try:
         import datasets  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
@@ -287,10 +341,11 @@ def _loaded(root: Path) -> dict[str, Any]:
         ) from error
     datasets.disable_progress_bars()
     try:
-        if files := table_files(root):
-            kind = TABLES[next(iter(files.values()))[0].suffix]
-            names = {split: [str(file) for file in some] for split, some in files.items()}
-            return dict(datasets.load_dataset(kind, data_files=names))
+        if files:
+            kind = _kind(next(iter(files.values()))[0])
+            names = {split: [str(file) for file in _with_rows(some)] for split, some in files.items()}
+            names = {split: some for split, some in names.items() if some}
+            return dict(datasets.load_dataset(kind, data_files=names)) if names else {}
         loaded = datasets.load_from_disk(str(root))
     except Exception as error:  # the library raises what its files' readers do
         reason = str(error.__cause__ or error).partition("\n")[0]
