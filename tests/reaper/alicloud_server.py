@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from image.instance.alicloud_credentials import Credentials
-from image.reaper.alicloud.session import PRODUCTS, Clients, Product
+from image.reaper.alicloud.session import ALONE, PRODUCTS, Clients, Product
 from tests.reaper.alicloud_api import refused
 
 SECRET = "made-up"
@@ -140,6 +140,6 @@ def clients(server: Server, s3: Any = None) -> Clients:
     credentials = Credentials(ENVIRON)
     made = {
         name.lower(): Product(name, REGION, credentials, endpoint=server.url, wait=lambda _: None)
-        for name in PRODUCTS
+        for name in PRODUCTS.keys() - ALONE
     }
     return Clients(**made, s3=s3)

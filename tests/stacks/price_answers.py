@@ -16,6 +16,7 @@ REGION = "us-east-1"
 LISTED = {
     ("AmazonEC2", "EBS:VolumeUsage.gp3"): "0.0800000000",
     ("AmazonEC2", "EBS:VolumeP-Throughput.gp3"): "40.9600000000",
+    ("AmazonEC2", "EBS:SnapshotUsage"): "0.0500000000",
     ("AmazonEC2", "NatGateway-Hours"): "0.0450000000",
     ("AmazonEC2", "NatGateway-Bytes"): "0.0450000000",
     ("AmazonVPC", "USE1-PublicIPv4:InUseAddress"): "0.0050000000",
@@ -24,11 +25,12 @@ LISTED = {
     ("AmazonEFS", "USE1-TimedStorage-ByteHrs"): "0.3000000000",
     ("AmazonCloudWatch", "USE1-DataProcessing-Bytes"): "0.5000000000",
 }
-CONTROLLER = {"t3.medium": "0.0416000000"}
+BESIDE_POOLS = {"t3.medium": "0.0416000000", "c7i.2xlarge": "0.3570000000"}
 # Products that the same filters let through, and that are something else.
 OTHERS = {
     ("AmazonEFS", "USE1-IATimedStorage-ByteHrs"): "0.0250000000",
     ("AmazonEC2", "EBS:VolumeP-IOPS.gp3"): "0.0050000000",
+    ("AmazonEC2", "EBS:SnapshotUsageUnderBilling"): "0.0400000000",
     ("AmazonCloudWatch", "USE1-DataScanned-Bytes"): "0.0050000000",
 }
 
@@ -54,7 +56,7 @@ def get_products(instances: dict[str, str] | None = None, **changes: str):
         for kind in catalog.load().of_cloud(Cloud.AWS)
         if kind.price is not None
     }
-    known |= CONTROLLER | (instances or {})
+    known |= BESIDE_POOLS | (instances or {})
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
         filters = {filter_["Field"]: filter_["Value"] for filter_ in asked["Filters"]}

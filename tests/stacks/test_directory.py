@@ -14,7 +14,7 @@ import pytest
 
 from image.accounts.aws import IdentityCenterGroups
 from image.accounts.directory import MemberProfile
-from image.queue.accounting import Team, limits_of
+from image.queue.accounting import TeamLimits, limits_of
 from image.reaper.calls import Calls
 from stacks.aws.stack import build
 from stacks.errors import SettingsError
@@ -182,12 +182,12 @@ def test_members_come_and_leave_by_the_functions_own_archive(reader):
 
 
 def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(reader):
-    told = {"vision": {"share": 3, "max_gpus": 8}}
+    limits = {"vision": {"share": 3, "max_gpus": 8}}
     stack_file_says = stack(
         access={"directory": directory()},
         queue="slurm",
         storage={"home": True},
-        teams={"vision": {"share": 3, "max_gpus": 8}},
+        teams=limits,
     )
     written = json.loads(directory_text(stack_file_says, stack_file_says.access.directory, ()))
     file = reader.code / sweep_archive.DIRECTORY_FILE
@@ -198,8 +198,8 @@ def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(r
 
     file.write_text(kept)
     assert done.returncode == 0, done.stderr
-    assert reader.roster()["teams"] == told
-    assert limits_of(reader.roster()) == {"vision": Team(3, 8)}
+    assert reader.roster()["teams"] == limits
+    assert limits_of(reader.roster()) == {"vision": TeamLimits(3, 8)}
 
 
 def test_a_group_that_cannot_be_read_locks_no_account(reader):

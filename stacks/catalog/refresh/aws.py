@@ -62,6 +62,10 @@ QUESTIONS = {
     "queue_controller": PriceListItem(
         "AmazonEC2", {**INSTANCE, "instanceType": "t3.medium"}, "BoxUsage:t3.medium"
     ),
+    "image_builder": PriceListItem(
+        "AmazonEC2", {**INSTANCE, "instanceType": "c7i.2xlarge"}, "BoxUsage:c7i.2xlarge"
+    ),
+    "image_snapshot": PriceListItem("AmazonEC2", {"productFamily": "Storage Snapshot"}, "EBS:SnapshotUsage"),
     "log": PriceListItem("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
 }
 
