@@ -57,7 +57,12 @@ class AccessLogs:
         Not of this bucket: each delivery would be an event of its own.
         """
         stack = self._stack
-        own = {"field": "resources.ARN", "starts_withs": [f"{source}/" for source in self._sources]}
+        field = aws.cloudtrail.TrailAdvancedEventSelectorFieldSelectorArgs
+        chosen = [
+            field(field="eventCategory", equals=["Data"]),
+            field(field="resources.type", equals=["AWS::S3::Object"]),
+            field(field="resources.ARN", starts_withs=[f"{source}/" for source in self._sources]),
+        ]
         aws.cloudtrail.Trail(
             f"{self._stem}-data-events",
             name=_trail_name(stack),
@@ -67,14 +72,9 @@ class AccessLogs:
             include_global_service_events=False,
             is_multi_region_trail=False,
             advanced_event_selectors=[
-                {
-                    "name": "Objects of the stack",
-                    "field_selectors": [
-                        {"field": "eventCategory", "equals": ["Data"]},
-                        {"field": "resources.type", "equals": ["AWS::S3::Object"]},
-                        own,
-                    ],
-                }
+                aws.cloudtrail.TrailAdvancedEventSelectorArgs(
+                    name="Objects of the stack", field_selectors=chosen
+                )
             ],
             tags=naming.tags(stack.name, stack.owner),
             opts=pulumi.ResourceOptions(parent=self._parent, depends_on=[self._policy]),

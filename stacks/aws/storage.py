@@ -268,7 +268,7 @@ class Storage(pulumi.ComponentResource):
         """
         for name in self._stack.storage.cached_buckets:
             own = name == "data"
-            news = {"auto_import_policy": {"events": ["NEW", "CHANGED", "DELETED"]}} if own else None
+            news = _NEWS if own else None
             aws.fsx.DataRepositoryAssociation(
                 f"{self._name}-cache-{name}",
                 file_system_id=files.id,
@@ -283,6 +283,13 @@ class Storage(pulumi.ComponentResource):
     def _of_data_bucket(self) -> pulumi.Output[str]:
         """Its address, once it is there."""
         return self.bucket_arns["data"].apply(lambda arn: f"s3://{arn.rpartition(':')[2]}")
+
+
+_NEWS = aws.fsx.DataRepositoryAssociationS3Args(
+    auto_import_policy=aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(
+        events=["NEW", "CHANGED", "DELETED"]
+    )
+)
 
 
 def _handshake() -> aws.s3.BucketLifecycleConfigurationRuleArgsDict:
