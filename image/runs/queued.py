@@ -4,9 +4,9 @@ It is said on an instance of the stack, in a folder of the shared homes: every i
 files there, under the same path.
 """
 
-import getpass
 import grp
 import os
+import pwd
 import string
 import subprocess
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         raise ConfigurationError(
             f"{folder}: not below {HOMES}, which every instance of the run shares; move it there"
         )
-    if problem := unreadable(run.words[0], folder) or without_account(getpass.getuser()):
+    if problem := unreadable(run.words[0], folder) or without_account(own_account()):
         raise ConfigurationError(problem)
     said = handed_over(text)
     click.echo(
@@ -137,6 +137,14 @@ def described(
     )
 
 
+def own_account() -> str:
+    """Of this process, as Slurm sees it: variables of the environment may name another."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
 def unreadable(word: str, folder: Path) -> str:
     """Why the instances of a run could not read its configuration; empty where they can, or there is none."""
     if not word.endswith(CONFIG):
@@ -147,7 +155,7 @@ def unreadable(word: str, folder: Path) -> str:
     if not file.is_relative_to(HOMES):
         return f"CONFIG {word}: {file} is not below {HOMES}, which the run's instances share; move it there"
     if not os.access(file, os.R_OK):
-        return f"CONFIG {word}: {file} may not be read by account {getpass.getuser()}"
+        return f"CONFIG {word}: {file} may not be read by account {own_account()}"
     return ""
 
 

@@ -3,6 +3,7 @@
 import grp
 import json
 import os
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "queue.json").write_text("{}")
     monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
     monkeypatch.setattr(queued, "HOMES", tmp_path)
-    monkeypatch.setattr(queued.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(queued, "own_account", lambda: "ada")
     people = grp.struct_group((changes.PEOPLE, "x", 990, ["ada"]))
     monkeypatch.setattr(queued.grp, "getgrnam", {changes.PEOPLE: people}.__getitem__)
     folder = tmp_path / "ada"
@@ -121,11 +122,16 @@ def test_a_configuration_that_the_account_may_not_read(home, monkeypatch):
 
 
 def test_a_user_without_account(home, monkeypatch):
-    monkeypatch.setattr(queued.getpass, "getuser", lambda: "root")
+    monkeypatch.undo()
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(queued, "HOMES", home.parent)
+    monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(home.parent / "queue.json"))
+    monkeypatch.setenv("USER", "ada")  # which says nothing of who calls
 
     said = refused(home, "run.toml", "--pool", "train")
 
-    assert "account root: none of access.people, so other instances do not know it" in said
+    own = pwd.getpwuid(os.getuid()).pw_name
+    assert f"account {own}: none of access.people, so other instances do not know it" in said
 
 
 WAITS = replace(JOB, state="PENDING", reason="Resources", on="")
