@@ -32,7 +32,7 @@ def until(condition):
     return answer
 
 
-def test_a_rank_makes_no_step_while_it_is_to_stand_still_and_goes_on_afterwards(tmp_path):
+def test_a_rank_makes_no_step_while_it_is_to_stand_still_and_others_afterwards(tmp_path):
     count, still = tmp_path / "count", threading.Event()
     words = [sys.executable, "-S", "-c", STARTS, COUNTS, str(count)]
     with subprocess.Popen(words) as process:
