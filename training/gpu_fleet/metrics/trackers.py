@@ -4,9 +4,11 @@ Both packages are for those who want them: `pip install wandb`, `pip install mlf
 the trainer, and W&B writes to disk alone (`wandb sync` sends it later): a training instance needs no way out.
 """
 
+import hashlib
 import importlib
 import logging
 import queue
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,10 +16,12 @@ from types import ModuleType
 from typing import Any
 
 from gpu_fleet.errors import ConfigError
+from gpu_fleet.instance_file import account, run_id
 from gpu_fleet.metrics.records import MetricsWriter, Record
 
 NOT_CURVES = {"step"}
 CLOSE_S = 30.0  # for a server to take what is left, at the end of a run
+ID_REFUSES = re.compile(r"[^A-Za-z0-9._-]")  # W  # of these /\\#?%: by W&BB refuses some of them
 RUN_ID = "mlflow-run-id"  # in the run directory, so that a resumed run goes on in its curves
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,17 @@ def curves(record: Record) -> dict[str, float]:
     }
 
 
+def wandb_id(directory: Path, owner: str) -> str:
+    """Of a run at W&B: another for each owner and run, so that no two runs of a project are one curve.
+
+    A run that an earlier trainer began keeps the last part of its directory.
+    """
+    if any((directory / "wandb").glob(f"offline-run-*-{directory.name}")):
+        return directory.name
+    place = f"{owner or account()}/{run_id(directory)}"
+    return f"{ID_REFUSES.sub('-', place)[:100]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+
+
 class WeightsAndBiases:
     """An offline run of `project` below `directory`/wandb."""
 
@@ -76,7 +91,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=project,
             name=directory.name,
-            id=directory.name,
+            id=wandb_id(directory, str(settings.get("run", {}).get("owner", ""))),
             dir=str(directory),
             config=settings,
             mode="offline",
