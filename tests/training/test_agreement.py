@@ -150,7 +150,7 @@ def test_the_stop_file_stops_a_run_and_says_why(pictures: Path, no_fleet: Path, 
     status, _ = tried_alone(resnet_table(pictures, tmp_path / "run", steps=1000), tmp_path)
 
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert status == 0
+    assert status == 85
     assert (result["outcome"], result["reason"]) == ("stopped", "stop-file")
     assert result["detail"] == "rank 0: idle for 24 h"
 
