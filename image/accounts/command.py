@@ -91,4 +91,6 @@ def carried_out(people: tuple[Person, ...] | None, instance: system.System) -> l
         else:
             if said:
                 LOG.info("%s", said)
+    for name, count in instance.end_former_admins().items():
+        LOG.info("event=former-admin account=%s processes_ended=%d", name, count)
     return problems

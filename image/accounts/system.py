@@ -6,13 +6,14 @@ import signal
 import stat
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from image.accounts import rights
 from image.accounts.changes import (
     NEVER_EXPIRES,
     Change,
@@ -27,10 +28,12 @@ from image.accounts.changes import (
 from image.instance.files import replace_text
 
 ETC, HOMES, SKELETON = Path("/etc"), Path("/home"), Path("/etc/skel")
+LINGER = Path("/var/lib/systemd/linger")
 KEY_FILES = Path("/etc/ssh/authorized_keys.d")
 PRIVATE = 0o700
 LONGEST_CALL_S = 60
 SSHD = ("sshd", "sshd-session")
+MANAGER = "systemd"  # a user's own, which starts their timers, sockets and services
 
 
 class NotDoneError(Exception):
@@ -105,6 +108,11 @@ class System:
     run: Callable[[tuple[str, ...]], object]
     homes: Path = HOMES
     keys: Path = KEY_FILES
+    linger: Path = LINGER
+
+    def end_former_admins(self) -> Mapping[str, int]:
+        """What former admins have open: name -> how many processes were ended. Raises OSError."""
+        return rights.end_former_admins(local_accounts(keys=self.keys, homes=self.homes))
 
     def carry_out(self, change: Change) -> str:
         """One change; gives a line for the log, empty where there was nothing to do.
@@ -124,6 +132,8 @@ class System:
                 case MakeHome(name, uid):
                     return self._make_home(name, uid)
                 case EndSessions(name, uid):
+                    # a manager that lingers would start their timers and sockets at each boot
+                    (self.linger / name).unlink(missing_ok=True)
                     return ended_sessions(name, uid)
         except subprocess.CalledProcessError as error:
             said = (error.stderr or b"").decode(errors="replace").strip()
@@ -168,7 +178,10 @@ def _is_home_of(path: Path, uid: int) -> bool:
 
 
 def ended_sessions(name: str, uid: int) -> str:
-    """Close what a leaver has open by SSH or a session manager. What runs without a terminal runs on."""
+    """Close what a leaver has open by SSH or a session manager, and their own service manager.
+
+    What runs without a terminal runs on.
+    """
     closed = 0
     left = 0
     for process in psutil.process_iter(["uids", "name", "terminal", "ppid"]):
@@ -185,11 +198,11 @@ def ended_sessions(name: str, uid: int) -> str:
 
 
 def _ending(process: psutil.Process) -> signal.Signals | None:
-    """How to end a process that root started for a user: sshd's own one, or the shell at a terminal."""
+    """How to end what root started for a user: sshd's own process, the manager, a shell at a terminal."""
     parent = process.parent()
     if parent is None or parent.uids().real != 0:
         return None
-    if process.info["name"] in SSHD:
+    if process.info["name"] in (*SSHD, MANAGER):
         return signal.SIGTERM
     return signal.SIGHUP if process.info["terminal"] else None
 

@@ -29,7 +29,7 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \
-    etc/systemd/system/gpu-accounts.service etc/systemd/system/gpu-accounts.timer etc/sudoers.d
+    etc/systemd/system/gpu-accounts.service etc/systemd/system/gpu-accounts.timer etc/sudoers.d etc/sudo.conf
 if [ -z "$ROOT" ]; then
     systemd-sysusers
 fi

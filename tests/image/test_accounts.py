@@ -1,6 +1,7 @@
 """Accounts of the stack's people: what changes, for whom nothing is done, and what outlives a bad roster."""
 
 import json
+import signal
 import subprocess
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from image.accounts.changes import (
 )
 from image.accounts.command import carried_out, roster
 from image.accounts.roster import Person, RosterError, parse
-from image.accounts.system import NotDoneError, System, local_accounts
+from image.accounts.system import NotDoneError, System, _ending, local_accounts
 from image.instance.errors import CloudError
 from stacks.settings import people
 from tests.stacks.examples import stack
@@ -271,6 +272,34 @@ def test_no_home_is_made_while_the_shared_homes_are_not_mounted(system):
         replace(system, homes_there=lambda: False).carry_out(MakeHome("ada", 5001))
 
     assert list(system.homes.iterdir()) == []
+
+
+def test_a_leavers_timers_start_at_no_further_boot(system, tmp_path):
+    (tmp_path / "linger").mkdir()
+    (tmp_path / "linger" / "bob").touch()
+    (tmp_path / "linger" / "ada").touch()
+
+    replace(system, linger=tmp_path / "linger").carry_out(EndSessions("bob", 2**31))
+
+    assert [path.name for path in (tmp_path / "linger").iterdir()] == ["ada"]
+
+
+def test_of_a_leavers_processes_their_service_manager_ends_and_a_job_runs_on():
+    """By what root began: both are children of a root process and have no terminal."""
+
+    class Began:
+        def __init__(self, name, terminal=None, by=0):
+            self.info = {"name": name, "terminal": terminal}
+            self.by = by
+
+        def parent(self):
+            return type("Parent", (), {"uids": lambda _: type("Uids", (), {"real": self.by})()})()
+
+    assert _ending(Began("systemd")) is signal.SIGTERM
+    assert _ending(Began("sshd")) is signal.SIGTERM
+    assert _ending(Began("bash", "/dev/pts/1")) is signal.SIGHUP
+    assert _ending(Began("python")) is None
+    assert _ending(Began("systemd", by=5002)) is None
 
 
 def test_a_new_home_is_private_to_its_user(system, monkeypatch):

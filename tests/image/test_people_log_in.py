@@ -27,6 +27,7 @@ mkdir -p "$2/root/opt/gpu-fleet/lib" "$2/root/brought" "$2/root/etc/sysusers.d"
 cp -r "$3/." "$2/root/brought"
 rm -rf "$2/root/opt/gpu-fleet/lib/image"
 cp -r "$4" "$2/root/opt/gpu-fleet/lib/image"
+cp "$4/rootfs/etc/sudo.conf" "$2/root/etc/sudo.conf"
 cp "$4/rootfs/etc/ssh/sshd_config.d/"* "$2/root/etc/ssh/sshd_config.d/"
 install -D -m 0440 -t "$2/root/etc/sudoers.d" "$4/rootfs/etc/sudoers.d/"*
 cp "$4/rootfs/etc/sysusers.d/"* "$2/root/etc/sysusers.d/"
@@ -58,6 +59,10 @@ people = parse(json.load(open(sys.argv[1])))
 print(carried_out(people, system.System(lambda: True, system.run)))
 PYTHON
 }
+holders() { # processes that carry the admins' group
+    local group; group=$(getent group gpu-fleet-admins | cut -d: -f3)
+    grep -lE "^Groups:.*\\b$group\\b" /proc/[0-9]*/status 2>/dev/null | wc -l
+}
 hostname localhost  # sudo looks its own host up
 systemd-sysusers >/dev/null 2>&1
 PSUTIL=$(cat /brought/psutil)
@@ -75,7 +80,22 @@ record link stat -c '%U %a' /etc/shadow
 record planted as bob 'mkdir -m 700 -p ~/.ssh && cat > ~/.ssh/authorized_keys' </brought/bob.pub
 as bob 'sleep 601' & BOB=$!; until pgrep -u bob -x sleep >/dev/null; do sleep 0.1; done
 as bob 'nohup sleep 602 >/dev/null 2>&1 &'
+# a session of an admin that outlives the admin, one that ignores SIGTERM, and a root process behind sudo
+begun() { until pgrep -u "$1" -f -x "sleep $2" >/dev/null; do sleep 0.1; done; }
+as ada 'sleep 603; sudo -n id -u' & begun ada 603
+as ada "trap '' TERM; sleep 604" & begun ada 604
+as ada 'sudo -n sleep 605' & begun root 605
+mkdir -p /var/lib/systemd/linger; touch /var/lib/systemd/linger/bob
+record groups-before holders
+# what a session that kept its groups may: as sshd gave them to it before
+setpriv --reuid 5001 --regid 5001 --groups "$(id -G ada | tr ' ' ,)" sh -c '
+    trap "" TERM; until test -e /tmp/demoted; do sleep 0.1; done; sudo -n id -u' >/tmp/kept.out 2>&1 & KEPT=$!
+usermod --groups gpu-fleet-users,vision ada; touch /tmp/demoted; wait $KEPT
+record kept-groups cat /tmp/kept.out
 record second accounts /brought/second.json
+record groups-after holders
+record root-behind-sudo pgrep -f -x "sleep 605"
+record linger test -e /var/lib/systemd/linger/bob
 wait $BOB; record session-of-bob true
 record bob-again as bob true
 record bob-key ls /etc/ssh/authorized_keys.d
@@ -160,6 +180,21 @@ def test_a_leavers_session_ends_and_their_job_runs_on(results):
 
 def test_an_admin_who_is_none_any_more_becomes_root_no_more(results):
     assert results["ada-no-root"][0] != 0
+
+
+def test_a_session_that_began_as_an_admins_becomes_root_no_more(results):
+    assert "0" not in results["kept-groups"][1].split()
+    assert "password" in results["kept-groups"][1]
+
+
+def test_no_process_keeps_the_group_of_admins_and_no_root_shell_of_theirs_stays(results):
+    assert int(results["groups-before"][1]) >= 3
+    assert results["groups-after"][1] == "0"
+    assert results["root-behind-sudo"][0] != 0
+
+
+def test_a_leavers_service_manager_starts_nothing_at_the_next_boot(results):
+    assert results["linger"][0] != 0
 
 
 def test_who_comes_back_finds_files_and_log_in_as_before(results):

@@ -1,0 +1,59 @@
+"""Processes of former admins: what still carries their rights ends, and nothing else."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from image.accounts.changes import ADMINS, PEOPLE, LocalAccount, LocalAccounts
+from image.accounts.rights import NO_LOGIN, Rights, end_former_admins, everything, former
+
+GROUP = 989
+ADMIN = LocalAccount("ada", 5001, 5001, "/bin/bash", frozenset({PEOPLE, ADMINS}))
+FORMER = LocalAccount("bob", 5002, 5002, "/bin/bash", frozenset({PEOPLE}))
+ACCOUNTS = LocalAccounts({"ada": ADMIN, "bob": FORMER}, {ADMINS: GROUP, PEOPLE: 990})
+
+
+def chosen(*processes):
+    return former(processes, ACCOUNTS)
+
+
+def test_what_a_former_admin_began_as_one_is_chosen_with_root_shells_of_that_log_in():
+    shell = Rights(10, 5002, frozenset({GROUP, 990}), 5002)
+    root_shell = Rights(11, 0, frozenset(), 5002)
+
+    assert chosen(shell, root_shell) == {10, 11}
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        Rights(10, 5001, frozenset({GROUP}), 5001),
+        Rights(10, 5002, frozenset({990}), 5002),
+        Rights(10, 0, frozenset({GROUP}), NO_LOGIN),
+        Rights(10, 0, frozenset(), 5002),
+        Rights(10, 1000, frozenset({GROUP}), 1000),
+    ],
+    ids=["an admin's", "a user's", "the system's", "sshd for a user", "of no account of ours"],
+)
+def test_all_else_runs_on(process):
+    assert chosen(process) == set()
+
+
+def test_a_process_that_ignores_the_signal_is_killed_with_what_it_began():
+    script = "trap '' TERM; sleep 60 & wait; wait"
+    process = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    looks = iter([[Rights(process.pid, 5002, frozenset({GROUP}))], []])
+
+    said = end_former_admins(ACCOUNTS, lambda: next(looks), longest_s=0.2)
+
+    assert said == {"bob": 1}
+    assert process.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_this_process_is_read_with_its_own_rights():
+    (own,) = [each for each in everything() if each.pid == os.getpid()]
+
+    assert own.uid == os.getuid()
+    assert own.groups == frozenset(os.getgroups())
