@@ -6,19 +6,23 @@ import os
 import runpy
 import signal
 import sys
+from collections import Counter, OrderedDict, defaultdict
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.optim import lr_scheduler
 
 from gpu_fleet import Run, library, outcome, run_identity
 from gpu_fleet.checkpoint import local
 from gpu_fleet.errors import CheckpointError, ConfigError
+from gpu_fleet.state import parameters_sha256
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
@@ -257,6 +261,84 @@ def is_free(directory: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+class Pair(NamedTuple):
+    low: int
+    high: int
+
+
+class Keeper:
+    """An object whose state has containers of many kinds."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.state: dict[str, Any] = {
+            "counter": Counter({3: step}),
+            "ordered": OrderedDict(first=[step]),
+            "lists": defaultdict(list, {step: [step]}),
+            "betas": (0.9, 0.99 + step),
+            "pair": Pair(step, 2),
+            "seen": {step, "start"},
+            "best": np.float64(0.5) if step else 0.0,
+            "size": torch.Size([step, 2]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def kinds(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: (type(value), value) for key, value in state.items()}
+
+
+def test_a_state_comes_back_with_the_kinds_of_its_containers(tmp_path: Path) -> None:
+    saved, read = Keeper(7), Keeper()
+    with Run(tmp_path, keeper=saved) as run:
+        list(run.steps(1))
+
+    with Run(tmp_path, keeper=read):
+        pass
+
+    assert kinds(read.state) == kinds(saved.state | {"best": 0.5})
+    assert isinstance(read.state["lists"], defaultdict)
+    assert read.state["lists"]["new"] == []
+
+
+def scheduled(directory: Path, steps: int) -> list[float]:
+    """The learning rates of a run whose schedule goes from a warm-up to milestones, step by step."""
+    parameter = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(parameter.parameters(), lr=1.0)
+    warm_up = lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3)
+    milestones = lr_scheduler.MultiStepLR(optimizer, [1, 2, 2])
+    schedule = lr_scheduler.SequentialLR(optimizer, [warm_up, milestones], [4])
+    rates = []
+    with Run(directory, model=parameter, optimizer=optimizer, schedule=schedule) as run:
+        for _ in run.steps(steps):
+            optimizer.step()
+            schedule.step()
+            rates += schedule.get_last_lr()
+    return rates
+
+
+def test_a_schedule_goes_on_from_its_warm_up_to_its_milestones(tmp_path: Path) -> None:
+    undisturbed = scheduled(tmp_path / "straight", 8)
+
+    resumed = scheduled(tmp_path / "resumed", 2) + scheduled(tmp_path / "resumed", 8)
+
+    assert resumed == undisturbed
+    assert undisturbed[-1] < 0.01
+
+
+def test_a_module_without_parameters_may_come_first(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+
+    with Run(tmp_path, loss=nn.CrossEntropyLoss(weight=torch.ones(2)), model=model) as run:
+        list(run.steps(1))
+
+    assert result(tmp_path)["parameters_sha256"] == parameters_sha256(model, run._where)
 
 
 def test_a_folder_is_another_processes_once_the_loop_is_over(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn, Protocol, Self, cast
@@ -32,6 +33,7 @@ from torch.utils.data import default_collate
 
 from gpu_fleet import config, exit_codes, outcome, own_code, run_identity
 from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint.containers import mapping_like, sequence_like, shaped
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.manager import FOLDER
 from gpu_fleet.checkpoint.saver import STATE, Saver
@@ -49,7 +51,8 @@ from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 DATA = "data"  # of the keys of an identity
-PLAIN = (Tensor, int, float, bool, str, bytes, type(None))
+PLAIN = (Tensor, complex, torch.dtype, torch.device, type(None))
+NUMBERS_AND_TEXT = (bool, int, float, str, bytes)
 log = logging.getLogger(__name__)
 
 
@@ -215,7 +218,7 @@ class Run:
         saved = restore.read_state(folder / STATE)
         for name, thing in self._objects.items():
             try:
-                thing.load_state_dict(saved["objects"][name])
+                thing.load_state_dict(shaped(saved["objects"][name], thing.state_dict()))
             except Exception as error:  # of any object of theirs; no other try goes better
                 reason = f"{type(error).__name__}: {error}"
                 raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
@@ -371,8 +374,9 @@ class Run:
         """Waits until the last checkpoint is where it belongs, and writes result.json."""
         saver, self._saver = self._saver, None
         self._where.on_first(lambda: saver.close() if saver else True)
-        module = next((thing for thing in self._objects.values() if isinstance(thing, nn.Module)), None)
-        digest = parameters_sha256(module, self._where) if module is not None else ""
+        modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
+        modules.sort(key=lambda module: not any(True for _ in module.parameters()))  # such as a loss
+        digest = parameters_sha256(modules[0], self._where) if modules else ""
         result = outcome.Outcome(
             outcome=cast("Any", how),
             reason=reason,
@@ -414,10 +418,9 @@ def _inner(thing: Any) -> Any:
 
 def _where(objects: Mapping[str, Any]) -> World:
     """This process among those of the script's own process group."""
-    device = next(
-        (next(thing.parameters()).device for thing in objects.values() if isinstance(thing, nn.Module)),
-        torch.device("cpu"),
-    )
+    modules = (thing for thing in objects.values() if isinstance(thing, nn.Module))
+    tensors = (tensor for module in modules for tensor in chain(module.parameters(), module.buffers()))
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if dist.is_initialized():
         control, saving = (dist.new_group(backend="gloo") for _ in range(2))
@@ -445,14 +448,16 @@ def _restore_generators(saved: dict[str, Any]) -> None:
 
 def _plain(name: str, value: Any) -> Any:
     """A state that can be read again without running code; raises CheckpointError naming the object."""
+    if isinstance(value, np.generic):  # one of them is a float, too
+        return value.item()
     if isinstance(value, PLAIN):
         return value
+    if isinstance(value, NUMBERS_AND_TEXT):  # not an IntEnum, which would be code
+        return next(kind for kind in NUMBERS_AND_TEXT if isinstance(value, kind))(value)
     if isinstance(value, Mapping):
-        return {key: _plain(name, item) for key, item in value.items()}
+        return mapping_like(value, {_plain(name, key): _plain(name, item) for key, item in value.items()})
     if isinstance(value, list | tuple | set):
-        return [_plain(name, item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
+        return sequence_like(value, (_plain(name, item) for item in value))
     raise CheckpointError(
         f"Run({name}=...): its state_dict holds a {type(value).__name__}; tensors, numbers and text do"
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, sharded
+from gpu_fleet.checkpoint.containers import mapping_like, sequence_like
 from gpu_fleet.checkpoint.lease import RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
@@ -92,9 +93,11 @@ class Snapshot:
                 self._buffers[path] = buffer
             return buffer.copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
-            return {key: self._copy(item, f"{path}/{key}") for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._copy(item, f"{path}/{place}") for place, item in enumerate(value)]
+            return mapping_like(value, {k: self._copy(item, f"{path}/{k}") for k, item in value.items()})
+        if isinstance(value, (list, tuple, set)):  # one that is not copied may change while it is written
+            return sequence_like(
+                value, [self._copy(item, f"{path}/{place}") for place, item in enumerate(value)]
+            )
         return value
 
 
