@@ -102,7 +102,7 @@ class Run:
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
         self._in_step = self._in_loop = False
-        self._data_sets = 0  # that the loop was given before its first step
+        self._data_sets: list[dict[str, Any]] = []  # what is known of those given before the first step
         self._saved: local.Manifest | None = None  # that the run goes on from
         self._resumed_from: int | None = None
         self._saved_step: int | None = None
@@ -198,14 +198,10 @@ class Run:
         """
         if self._in_loop:
             return
-        self._data_sets += 1
-        section = f"{DATA}-{self._data_sets}" if self._data_sets > 1 else DATA
-        described = {
-            "samples": len(data),
-            "batch_size": batch_size,
-            "seed": seed,
-            **run_identity.of_data(data, says=self._where.leads),
-        }
+        known = {"samples": len(data), **run_identity.of_data(data, says=self._where.leads)}
+        self._data_sets.append(known)
+        section = f"{DATA}-{len(self._data_sets)}" if len(self._data_sets) > 1 else DATA
+        described = {**known, "batch_size": batch_size, "seed": seed}
         table = dict(run_identity.flattened({section: described}))
         try:
             self._check_same(table, [key for key in self._allow if key.startswith(f"{section}.")])
@@ -250,7 +246,9 @@ class Run:
         self.save()
 
     def _begin(self) -> None:
-        """The data that were given until now are those of the run, and are its own."""
+        """The data that were given until now are those of the run, and are its own; raises DataError."""
+        if not self._in_loop:
+            run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
         if not self._in_loop and self._where.local_rank == 0:
             outcome.remove_result(self.directory)
         self._in_loop = True
@@ -293,7 +291,7 @@ class Run:
         slices = training_slices(order, share, self.step * batch_size)
         settings = config.Data(path="samples", workers=workers)
         read = (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
-        if self._in_loop or self._data_sets > 1:  # such as held-out data, which only some steps read
+        if self._in_loop or len(self._data_sets) > 1:  # such as held-out data, which only some steps read
             return read
         self._accumulation = accumulation
         return self._counted(read)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +60,7 @@ from gpu_fleet.parallel.pipeline import cut
 from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.pool import price
-from gpu_fleet.run_identity import of_run
+from gpu_fleet.run_identity import check_alike, of_data, of_run
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, count_of, try_held_out, try_out
 from gpu_fleet.world import World, check_sizes, ranks_per_replica
@@ -196,7 +197,10 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     place = where.rank // ranks_per_replica(settings.parallel)
     share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
     code = files(Path(settings.run.directory)) if own.any else {}
-    identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code)))
+    looked_at = looked_at_alike(training, where)
+    if held_out is not None:
+        looked_at_alike(held_out, where)
+    identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code), looked_at))
     here = price.of_this_instance() if where.local_rank == 0 else None
     instances = [
         instance_price for number, instance_price in where.gather((where.local_rank, here)) if number == 0
@@ -259,6 +263,18 @@ def open_data(
     if held_out is not None and len(held_out) == ENDLESS:
         raise ConfigError(f"{held_out.label}: has no length; give it __len__, or return None for 'val'")
     return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
+
+
+def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
+    """What distinguishes a user's own data, on several ranks; nothing where no code of theirs reads.
+
+    Raises DataError for data that share themselves out over the ranks, OwnCodeError.
+    """
+    if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
+        return {}
+    known = where.together(lambda: of_data(samples, says=where.leads))
+    check_alike(where.gather([{"samples": len(samples), **known}]), samples.label)
+    return known
 
 
 def check_stacked(settings: config.Data, description: Description) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from gpu_fleet import config, own_code
 from gpu_fleet.data.dataset import Dataset, Description
 from gpu_fleet.data.own_data import OwnData
-from gpu_fleet.errors import IdentityError, suggestion
+from gpu_fleet.errors import DataError, IdentityError, suggestion
 
 Identity = dict[str, str]  # key, as `section.key` -> its value as JSON
 
@@ -64,13 +64,22 @@ LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second
 
 
 def of_run(
-    settings: config.Config, description: Description, training: Dataset | OwnData, code: Identity
+    settings: config.Config,
+    description: Description,
+    training: Dataset | OwnData,
+    code: Identity,
+    looked_at: Mapping[str, Any],
 ) -> Identity:
-    """The identity of a run on its training data, with what the user's own `code` adds to it."""
+    """The identity of a run on its training data, with what the user's own `code` adds to it.
+
+    `looked_at` is what of_data says of the data; empty: they have not been looked at yet.
+    """
     identity = of_configuration(settings.model_dump(mode="json")) | code
     identity["data.samples"] = json.dumps(len(training))
     identity["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
-    return identity | {f"data.{key}": json.dumps(value) for key, value in of_data(training).items()}
+    return identity | {
+        f"data.{key}": json.dumps(value) for key, value in (looked_at or of_data(training)).items()
+    }
 
 
 def of_configuration(table: Mapping[str, Any]) -> Identity:
@@ -127,6 +136,28 @@ def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
     shapes = [[shape for _, shape in reading] for reading in readings]
     same_shapes = {"shape": sorted(set(shapes[0]))} if shapes[0] == shapes[-1] else {}
     return {"content": ANOTHER, **same_shapes}
+
+
+def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> None:
+    """Raises DataError, the same on all ranks, where a rank has other data than the first.
+
+    Each rank gives what it knows of its data sets; one that has more of them than another may have those.
+    Data that are drawn anew at each reading say nothing.
+    """
+    known = [
+        {json.dumps(data, sort_keys=True) for data in given if data["content"] != ANOTHER}
+        for given in of_ranks
+    ]
+    for rank, mine in enumerate(known):
+        if not (mine <= known[0] or known[0] <= mine):
+            error = DataError(
+                f"{label}: rank {rank} reads other samples than rank 0, so some of both would be left out: "
+                "give each rank all samples, in one order, of which it takes its share here; leave out what "
+                "shares them out before (RANK, torch.distributed.get_rank, split_dataset_by_node, "
+                "split_by_node, DistributedSampler), and sort what is listed from folders"
+            )
+            error.shared = True
+            raise error
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -49,7 +49,8 @@ class OwnData:
         self.classes = tuple(str(name) for name in getattr(samples, "classes", ()))
         self.vocabulary = int(getattr(samples, "vocabulary", 0))
         self.generators = () if isinstance(samples, Records) else held_by(samples)
-        self.readings = 1 if isinstance(samples, Records) else 2  # that show whether it repeats itself
+        self.of_user = not isinstance(samples, Records)  # whose code may give each rank other samples
+        self.readings = 2 if self.of_user else 1  # that show whether it repeats itself
 
     def __len__(self) -> int:
         return len(self._samples)
