@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -58,6 +59,45 @@ def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
     assert taken == [False, True, False, True, False, True]  # asked, agreed one call later, asked again
 
 
+class Echo:
+    """A group of ranks of which nobody else knows anything."""
+
+    def allreduce(self, _tensors: Any, _options: Any) -> "Echo":
+        return self
+
+    def wait(self) -> None: ...
+
+
+@pytest.fixture
+def one_of_two(alone: World) -> World:
+    return replace(alone, size=2, control=cast("Any", Echo()))
+
+
+def seconds_to_stop(where: World, fast: int, slow_s: float) -> float:
+    """Seconds from a notice, at the begin of the first slow step after so many fast ones, to the stop."""
+    now, interruption = [0.0], Interruption([lambda: (Reason.SPOT_NOTICE, "soon")], 1.0)
+    stop = Stop(where, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
+    for _ in range(fast):
+        assert not stop.agreed_soon()
+        now[0] += 0.001
+    interruption.look()
+    noticed_at = now[0]
+    now[0] += slow_s
+    while not stop.agreed_soon():
+        now[0] += slow_s
+    return now[0] - noticed_at
+
+
+def test_who_is_alone_stops_after_the_step_in_which_it_learns(alone: World) -> None:
+    assert seconds_to_stop(alone, fast=40, slow_s=8.0) == pytest.approx(8.0)
+
+
+def test_steps_that_become_slow_delay_a_stop_by_nine_of_them_at_most(one_of_two: World) -> None:
+    latest = max(seconds_to_stop(one_of_two, fast, slow_s=8.0) for fast in range(40, 60))
+
+    assert latest == pytest.approx(9 * 8.0)
+
+
 def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
     """The calls, counted from 0, at which the ranks exchange what they know, when steps take so long."""
     now = [0.0]
@@ -73,21 +113,21 @@ def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
     return found
 
 
-def test_short_steps_share_an_exchange(alone: World) -> None:
-    assert exchanges(alone, every_s=0.25, step_s=[0.06] * 16) == [0, 1, 5, 9, 13]
+def test_short_steps_share_an_exchange(one_of_two: World) -> None:
+    assert exchanges(one_of_two, every_s=0.25, step_s=[0.06] * 16) == [0, 1, 5, 9, 13]
 
 
-def test_long_steps_have_an_exchange_each(alone: World) -> None:
-    assert exchanges(alone, every_s=0.25, step_s=[0.2] * 6) == [0, 1, 2, 3, 4, 5]
+def test_long_steps_have_an_exchange_each(one_of_two: World) -> None:
+    assert exchanges(one_of_two, every_s=0.25, step_s=[0.2] * 6) == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_shortest_steps_share_an_exchange_no_longer_than_sixteen_do(alone: World) -> None:
-    assert exchanges(alone, every_s=0.25, step_s=[0.001] * 40) == [0, 1, 17, 33]
+def test_the_shortest_steps_share_an_exchange_no_longer_than_eight_do(one_of_two: World) -> None:
+    assert exchanges(one_of_two, every_s=0.25, step_s=[0.001] * 24) == [0, 1, 9, 17]
 
 
-def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(alone: World) -> None:
+def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(one_of_two: World) -> None:
     now, interruption = [0.0], CountingInterruption(stop_at=0)
-    stop = Stop(alone, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
+    stop = Stop(one_of_two, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
     for _ in range(100):
         stop.agreed()  # once per batch, of a millisecond
         now[0] += 0.001
