@@ -119,8 +119,8 @@ def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
     """Trains on this rank. With `stop_at`, the last rank is told to stop when it has done so many steps."""
     settings = config.from_table(table, "test")
     with world(settings.parallel) as where:
-        told = stop_at + 1 if stop_at and where.size == 1 else stop_at  # who is alone stops at once
-        interruption = CountingInterruption(told if where.rank == where.size - 1 else 0)
+        last = stop_at + 1 if stop_at and where.size == 1 else stop_at  # who is alone stops at once
+        interruption = CountingInterruption(last if where.rank == where.size - 1 else 0)
         return asdict(loop.train(settings, where, interruption))
 
 

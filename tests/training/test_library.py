@@ -323,7 +323,7 @@ def scheduled(directory: Path, steps: int) -> list[float]:
     return rates
 
 
-def test_a_schedule_goes_on_from_its_warm_up_to_its_milestones(tmp_path: Path) -> None:
+def test_a_resumed_schedule_reaches_its_milestones_after_its_first_part(tmp_path: Path) -> None:
     undisturbed = scheduled(tmp_path / "straight", 8)
 
     resumed = scheduled(tmp_path / "resumed", 2) + scheduled(tmp_path / "resumed", 8)

@@ -128,7 +128,7 @@ def script_rank(directory: str, shares: bool, held_out_on_first: bool) -> tuple[
     return 0, heard.getvalue()
 
 
-def test_a_script_is_told_of_a_stream_of_which_each_rank_gives_a_part(tmp_path: Path) -> None:
+def test_a_stream_of_which_each_rank_gives_a_part_is_refused_in_a_script(tmp_path: Path) -> None:
     (status, said), (other_status, other_said) = run_ranks(script_rank, 2, str(tmp_path), True, False)
 
     assert (status, other_status, other_said) == (65, 65, "")

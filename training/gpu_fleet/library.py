@@ -51,8 +51,8 @@ from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 DATA = "data"  # of the keys of an identity
-PLAIN = (Tensor, complex, torch.dtype, torch.device, type(None))
-NUMBERS_AND_TEXT = (bool, int, float, str, bytes)
+PLAIN = (Tensor, bytes, complex, torch.dtype, torch.device, type(None))
+NUMBERS_AND_TEXT = (bool, int, float, str)
 log = logging.getLogger(__name__)
 
 
