@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -142,19 +143,42 @@ def test_of_several_that_follow_at_the_same_moment_one_wins(
     won[0].release()
 
 
+NOW = Holder.this()
+
+
 @pytest.mark.parametrize(
     ("before", "gone"),
     [
-        (Holder("here", "boot", os.getpid()), True),  # ranks that torchrun started again
-        (Holder("here", "boot", 2**22 + 1), True),  # beyond the largest process id
-        (Holder("here", "an earlier boot", 1), True),
-        (Holder("here", "boot", 1), False),
-        (Holder("elsewhere", "boot", os.getpid()), False),
+        (NOW, True),  # ranks that torchrun started again
+        (replace(NOW, process=2**22 + 1), True),  # beyond the largest process id
+        (replace(NOW, process=os.getppid(), begun="1"), True),  # its number is another's by now
+        (replace(NOW, process=os.getppid(), begun=leases._begun(os.getppid())), False),
+        (replace(NOW, host="elsewhere"), False),
+        (replace(NOW, boot="another"), False),  # perhaps of another instance of that name
+        (replace(NOW, space="pid:[1]"), False),  # a container on this instance, where it is process 1 too
+        (replace(NOW, process=2**22 + 1, space="pid:[1]"), False),
+        (Holder(NOW.host, NOW.boot, NOW.process), False),  # of an earlier trainer
     ],
-    ids=["itself", "ended", "rebooted", "alive", "elsewhere"],
+    ids=[
+        "itself",
+        "ended",
+        "replaced",
+        "alive",
+        "elsewhere",
+        "another boot",
+        "container",
+        "not seen here",
+        "earlier trainer",
+    ],
 )
 def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before: Holder, gone: bool) -> None:
-    assert before.surely_gone(Holder("here", "boot", os.getpid())) is gone
+    assert before.surely_gone(NOW) is gone
+
+
+def test_where_nothing_is_known_of_processes_nobody_is_surely_gone() -> None:
+    unknown = Holder("here", "", os.getpid())
+
+    assert not unknown.surely_gone(unknown)
 
 
 def test_train_is_refused_for_good_and_gives_its_own_lease_back(

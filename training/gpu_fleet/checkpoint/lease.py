@@ -34,8 +34,10 @@ class Holder:
     """Who holds a lease, for others to know whether it can still be alive."""
 
     host: str
-    boot: str  # changes when the instance starts again
+    boot: str  # changes when the instance starts again; containers of one instance have the same
     process: int  # torchrun's, which outlives a restart of the ranks; else the trainer's own
+    space: str = ""  # of process ids: a container has one of its own, where `process` is often 1
+    begun: str = ""  # of the process, in clock ticks since the boot: a number is given to others in time
 
     @classmethod
     def this(cls) -> Self:
@@ -43,15 +45,24 @@ class Holder:
         process = os.getppid() if outcome.attempt() else os.getpid()
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            space = str(Path("/proc/self/ns/pid").readlink())
         except OSError:
-            boot = ""
-        return cls(platform.node(), boot, process)
+            boot = space = ""
+        return cls(platform.node(), boot, process, space, _begun(process))
 
     def surely_gone(self, now: "Holder") -> bool:
-        """Whether `now` need not wait: this is itself, before a restart, or a process that has ended."""
-        if self.host != now.host:
+        """Whether `now` need not wait: this is itself, before a restart, or a process that has ended.
+
+        Of another boot or another space of process ids nothing is known: host names occur more than once,
+        and containers in the network of their instance have its name.
+        """
+        known = now.boot and now.space
+        if not known or (self.host, self.boot, self.space) != (now.host, now.boot, now.space):
             return False
-        return self.boot != now.boot or self.process == now.process or not _runs(self.process)
+        if self.process == now.process or not _runs(self.process):
+            return True
+        begun = _begun(self.process)
+        return bool(self.begun and begun) and self.begun != begun
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
@@ -65,6 +76,17 @@ def _runs(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _begun(process: int) -> str:
+    """When a process began, the 22nd field of proc_pid_stat(5); empty where that is not to be seen."""
+    try:
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # /proc is that of another space
+            return ""
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]  # the second field, a name in parentheses, may have blanks
 
 
 class RunLease:
