@@ -123,15 +123,17 @@ def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
     ],
 )
 def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, expected: int) -> None:
-    assert status_of(status, reason, None, 0.0) == expected
+    assert status_of(status, reason, None) == expected
 
 
 def test_a_command_that_has_finished_has_not_failed(tmp_path: Path) -> None:
     """Whatever another one, started in the same folder meanwhile, has left there."""
+    word = outcome.NewWord(tmp_path)
     outcome.write_failure(tmp_path, "data.path: is not a folder", 0)
 
-    assert status_of(0, Reason.NONE, tmp_path, 0.0) == 0
-    assert status_of(1, Reason.NONE, tmp_path, 0.0) == 65
+    assert status_of(0, Reason.NONE, word) == 0
+    assert status_of(1, Reason.NONE, word) == 65
+    assert status_of(1, Reason.NONE, outcome.NewWord(tmp_path)) == 1  # of an earlier run
 
 
 def test_of_two_that_keep_one_folder_the_second_does_not_begin(

@@ -381,7 +381,7 @@ def test_a_refusal_in_a_callback_is_one_message(
     said = capsys.readouterr().err.splitlines()
     assert (brought.value.code, saved.value.code, len(said)) == (65, 65, 2)
     assert said[0].startswith(f"error: {there} has files that were never in {URI}")
-    assert outcome.failed_since(there, 0.0)
+    assert (there / outcome.FAILURE).exists()
 
 
 def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(

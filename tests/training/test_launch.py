@@ -380,9 +380,9 @@ def restored_signals():
 
 
 def test_the_added_variables_reach_the_child(tmp_path, restored_signals):
-    child = "import os, sys; sys.exit(os.environ['FI_PROVIDER'] != 'efa')"
+    child = "import os, sys; sys.exit(7 if os.environ['FI_PROVIDER'] == 'efa' else 1)"
 
-    assert launch.run([sys.executable, "-c", child], {"FI_PROVIDER": "efa"}, tmp_path) == 0
+    assert launch.run([sys.executable, "-c", child], {"FI_PROVIDER": "efa"}, tmp_path) == 7
     assert "FI_PROVIDER" not in os.environ
 
 
@@ -411,20 +411,77 @@ def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path, restored_s
 IS_REFUSED = """
 import os, pathlib, sys
 from gpu_fleet import outcome
+directory = pathlib.Path(sys.argv[1])
+(directory / "result.json").write_text('{"outcome": "finished"}')
 if "elsewhere" in sys.argv:
     del os.environ[outcome.LAUNCHED]
-outcome.write_failure(pathlib.Path(sys.argv[1]), "data.path: is not a folder", 0)
+outcome.write_failure(directory, "data.path: is not a folder", 0)
+"""
+ALONE, TOGETHER = ["--standalone"], ["--rdzv-endpoint=10.0.0.1:29400", "--rdzv-id=stack.pool.run"]
+on_any_number = pytest.mark.parametrize("meeting", [ALONE, TOGETHER], ids=["alone", "several instances"])
+
+
+@on_any_number
+@pytest.mark.parametrize(("where", "status"), [("here", 65), ("elsewhere", 0)])
+def test_a_mistaken_command_in_the_same_directory_does_not_end_the_run(
+    where, status, meeting, tmp_path, restored_signals
+):
+    """One that somebody else starts there, which finds no data, speaks for itself alone."""
+    command = [sys.executable, "-c", IS_REFUSED, str(tmp_path), where, *meeting]
+
+    assert launch.run(command, {}, tmp_path) == status
+
+
+def test_the_instances_of_a_job_know_each_others_word():
+    """In a directory that they share any of them may write last."""
+    here, there = (["torchrun", f"--local-addr={own}", *TOGETHER] for own in ("10.0.0.1", "10.0.0.2"))
+
+    assert launch._token(here) == launch._token(there)
+    assert launch._token(here) != launch._token([*ALONE, "--rdzv-endpoint=10.0.0.9:29400"])
+    assert launch._token(ALONE) != launch._token(ALONE)
+
+
+ENDS = """
+import os, pathlib, sys
+from gpu_fleet import outcome
+directory, word, status = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if word == "failed":
+    outcome.write_failure(directory, "data.path: is not a folder", 0)
+elif word:
+    outcome.write(directory, outcome.Outcome(word, "", "", 1, 0.1, "", None, ""))
+os.utime(directory, (0, 0))
+for file in directory.iterdir():
+    os.utime(file, (0, 0))  # the clock was set back by decades, or it is that of a server
+sys.exit(status)
 """
 
 
-@pytest.mark.parametrize(("where", "status"), [("here", 65), ("elsewhere", 0)])
-def test_a_mistaken_command_in_the_same_directory_does_not_end_the_run(
-    where, status, tmp_path, restored_signals
+@on_any_number
+@pytest.mark.parametrize(
+    ("word", "torchrun", "status"),
+    [("stopped", 0, 85), ("stopped", 1, 85), ("finished", 0, 0), ("failed", 1, 65), ("", 0, 75), ("", 1, 1)],
+)
+def test_what_the_ranks_leave_counts_whatever_the_clocks_say(
+    *, word, torchrun, status, meeting, tmp_path, restored_signals
 ):
-    """One that somebody else starts there, which finds no data, speaks for itself alone."""
-    command = [sys.executable, "-c", IS_REFUSED, str(tmp_path), where, "--standalone"]
+    """An end without a word, as of os._exit(0) in somebody's code, is no end of the training."""
+    command = [sys.executable, "-c", ENDS, str(tmp_path), word, str(torchrun), *meeting]
 
     assert launch.run(command, {}, tmp_path) == status
+
+
+@on_any_number
+@pytest.mark.parametrize("earlier", ["stopped", "failed"])
+def test_the_word_of_an_earlier_launch_does_not_count_though_its_time_is_to_come(
+    earlier, meeting, tmp_path, restored_signals, monkeypatch
+):
+    monkeypatch.setenv(outcome.LAUNCHED, launch._token(meeting))
+    subprocess.run([sys.executable, "-c", ENDS, str(tmp_path), earlier, "0"], check=True)
+    for file in tmp_path.iterdir():
+        os.utime(file, (2**32, 2**32))
+
+    assert launch.run([sys.executable, "-c", "raise SystemExit(1)", *meeting], {}, tmp_path) == 1
+    assert launch.run([sys.executable, "-c", "raise SystemExit(0)", *meeting], {}, tmp_path) == 75
 
 
 STOPS_AND_WAITS = """
@@ -521,7 +578,7 @@ def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
 
     result = json.loads((run / "result.json").read_text())
     assert status == 85, program.said
-    assert outcome.begun_since(run, 0.0)
+    assert (run / outcome.BEGUN).exists()
     assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
     assert (run / "checkpoints" / f"step-{result['step']}" / "manifest.json").exists()
 
@@ -533,6 +590,6 @@ def test_the_flight_recorder_of_torch_is_on_and_writes_into_the_run(tmp_path, mo
     values = f"repr([os.environ[name] for name in {names}])"
     code = f"import os, pathlib; pathlib.Path({str(written)!r}).write_text({values})"
 
-    assert launch.run([sys.executable, "-c", code], {}, tmp_path) == 0
+    launch.run([sys.executable, "-c", code], {}, tmp_path)
 
     assert written.read_text() == repr(["50", "1", f"{tmp_path}/collectives-rank-"])

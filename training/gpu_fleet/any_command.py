@@ -128,10 +128,11 @@ def _run_child(
 ) -> int:
     """Runs COMMAND to its end, its folder kept; what `run` exits with."""
     with Interruption(sources(), POLL_S) as interruption:
+        word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
         with Keeper(sync, every_s) as keeper:
             status = child.wait(lambda: keeper.lost)
-        ends_with = status_of(status, interruption.reason, checkpoints, child.started_at_s)
+        ends_with = status_of(status, interruption.reason, word)
         if sync is not None:  # in here, so that no signal cuts it off
             whole = status >= 0  # a program that was killed may have left a half-written file
             patience_s = PATIENCE_S if interruption.reason is Reason.NONE else NOTICE_PATIENCE_S
@@ -213,7 +214,6 @@ class Child:
         """Starts it; raises CommandError when it cannot be."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
         self._notified_at_s: float | None = None
-        self.started_at_s = time.time()
         try:
             self._process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
@@ -247,11 +247,11 @@ class Child:
             return
 
 
-def status_of(status: int, reason: Reason, folder: Path | None, started_at_s: float) -> int:
+def status_of(status: int, reason: Reason, word: outcome.NewWord | None) -> int:
     """The exit status of exit_codes for a command that ended with `status` (below 0: by a signal)."""
-    if status and folder is not None and outcome.failed_since(folder, started_at_s):
+    if status and word is not None and word.failed:
         return exit_codes.FAILED_FOR_GOOD
-    stopped = folder is not None and outcome.stopped_since(folder, started_at_s)
+    stopped = word is not None and word.ended == "stopped"
     if stopped or (
         reason is not Reason.NONE and status not in (exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
     ):

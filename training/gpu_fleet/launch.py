@@ -212,30 +212,43 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     torchrun itself returns 1 whatever has happened, and tries again what cannot go well; so the word that the
     trainer leaves in `directory` decides.
     """
-    started_at_s = time.time()
+    launched = _token(command)
+    word = outcome.NewWord(directory, launched)
     # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
     recorder = {**RECORDER, RECORDED_TO: str(directory.resolve() / COLLECTIVES)}
-    # of several instances each launches its own ranks, and any of them may fail for all
-    launched = uuid.uuid4().hex if "--standalone" in command else ""
     given = {**recorder, **os.environ, **FRESH_STORE, **variables, outcome.LAUNCHED: launched}
     forwarded = Forwarded()
     process = subprocess.Popen(command, env=given, start_new_session=True)
     forwarded.to(process)
-    status = _awaited(
-        process,
-        hopeless=lambda: outcome.failed_since(directory, started_at_s, launched),
-        stopped=lambda: outcome.stopped_since(directory, started_at_s),
-    )
-    if outcome.failed_since(directory, started_at_s, launched):
-        log.error("event=failed-for-good torchrun_status=%d", status)
+    status = _awaited(process, hopeless=lambda: word.failed, stopped=lambda: word.ended == "stopped")
+    return _status(status, word, directory, notified=forwarded.any)
+
+
+def _token(command: Sequence[str]) -> str:
+    """What the ranks of this launch write into their word.
+
+    Several instances have one: where they meet, and as what. Any of their ranks may fail for all, in a
+    directory that they may share. Alone, no other launch ever has the same.
+    """
+    meeting = [word for word in command if word.startswith(("--rdzv-id=", "--rdzv-endpoint="))]
+    return " ".join(meeting) or uuid.uuid4().hex
+
+
+def _status(torchrun: int, word: outcome.NewWord, directory: Path, *, notified: bool) -> int:
+    """The status of gpu_fleet.exit_codes for that of torchrun and what the ranks have left."""
+    if word.failed:
+        log.error("event=failed-for-good torchrun_status=%d", torchrun)
         return exit_codes.FAILED_FOR_GOOD
-    if outcome.stopped_since(directory, started_at_s):
-        log.info("event=stopped torchrun_status=%d", status)
+    if word.ended == "stopped":
+        log.info("event=stopped torchrun_status=%d", torchrun)
         return exit_codes.STOPPED
-    if status and forwarded.any and not outcome.begun_since(directory, started_at_s):
-        log.info("event=stopped-before-its-first-step torchrun_status=%d", status)  # there is nothing to save
+    if torchrun and notified and not word.begun:
+        log.info("event=stopped-before-its-first-step torchrun_status=%d", torchrun)  # nothing to save
         return exit_codes.STOPPED
-    return status if status >= 0 else 128 - status  # as a shell reports a signal
+    if torchrun == 0 and word.ended != "finished":  # a rank left by os._exit(0), or a library did
+        log.error("event=ended-without-a-result directory=%r", str(directory))
+        return exit_codes.FAILED_PERHAPS
+    return torchrun if torchrun >= 0 else 128 - torchrun  # as a shell reports a signal
 
 
 def _awaited(

@@ -15,7 +15,7 @@ from gpu_fleet.files import sync_folder, write_bytes
 BEGUN = ".begun"  # in the run directory
 RESULT = "result.json"
 FAILURE = "failure.json"
-LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to distinguish their failure from another's
+LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to distinguish their word from another's
 COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
 
 
@@ -44,7 +44,7 @@ def write(directory: Path, outcome: Outcome) -> None:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _replace(directory / RESULT, asdict(outcome))
+        _replace(directory / RESULT, asdict(outcome) | _launched())
         sync_folder(directory)
     except OSError as error:
         raise CheckpointError(f"{directory / RESULT}: cannot be written: {error.strerror}") from error
@@ -74,9 +74,12 @@ def remove_result(directory: Path) -> None:
 def write_failure(directory: Path, error: str, rank: int) -> None:
     """Leaves word, for `launch` and a restarted rank, that no other try can help; makes the folder."""
     directory.mkdir(parents=True, exist_ok=True)
-    launched = os.environ.get(LAUNCHED, "")
-    table = {"error": error, "rank": rank, "attempt": attempt(), "launched": launched}
-    _replace(directory / FAILURE, table)
+    _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()} | _launched())
+
+
+def _launched() -> dict[str, str]:
+    """The token of the `launch` that has started this rank, by which it knows its own word."""
+    return {"launched": os.environ.get(LAUNCHED, "")}
 
 
 def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
@@ -90,22 +93,6 @@ def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
             with suppress(OSError):  # the disk may be why it failed; the exit status says it too
                 write_failure(directory, str(error), rank)
     sys.exit(error.exit_status)
-
-
-def failed_since(directory: Path, started_at_s: float, launched: str = "") -> bool:
-    """Whether a run left word after `started_at_s` (seconds of the epoch) that it failed for good.
-
-    With `launched` only the ranks count that have it in their environment: what somebody else starts in the
-    same directory by mistake, and is refused, must not end the run that is there.
-    """
-    try:
-        file = directory / FAILURE
-        fresh = file.stat().st_mtime >= started_at_s
-        return fresh and (
-            not launched or json.loads(file.read_text(encoding="utf-8")).get("launched") == launched
-        )
-    except (OSError, ValueError):
-        return False
 
 
 def failed_before(directory: Path) -> str:
@@ -130,22 +117,59 @@ def restarted() -> bool:
 def note_begin(directory: Path) -> None:
     """Leaves word that this try does its first step; by one rank of each instance."""
     with suppress(OSError):  # a full disk is named by what has to be written
-        (directory / BEGUN).touch()
+        _replace(directory / BEGUN, _launched())
 
 
-def begun_since(directory: Path, started_at_s: float) -> bool:
-    """Whether a run began its first step after `started_at_s` (seconds of the epoch)."""
+class NewWord:
+    """What a run leaves in its directory from now on; no clock counts, as it may be set, or a server's.
+
+    A file is new where it is another one than now, and of this launch where it has its token. Without a token
+    in it, as of programs that are not ours, or without one here, any new file counts.
+    """
+
+    def __init__(self, directory: Path, launched: str = "") -> None:
+        self._directory, self._launched = directory, launched
+        self._before = {name: _version(directory / name) for name in (RESULT, FAILURE, BEGUN)}
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run has failed for good.
+
+        What somebody else starts in the same directory by mistake, and is refused, does not end this one.
+        """
+        return self._read(FAILURE) is not None
+
+    @property
+    def ended(self) -> str:
+        """The outcome of the run, `finished` or `stopped`; empty while there is none."""
+        return str((self._read(RESULT) or {}).get("outcome", ""))
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run has begun its first step."""
+        return self._read(BEGUN) is not None
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        file = self._directory / name
+        version = _version(file)
+        if version is None or version == self._before[name]:
+            return None
+        try:
+            table = json.loads(file.read_text(encoding="utf-8"))
+        except OSError:
+            return None
+        except ValueError:
+            table = {}
+        table = table if isinstance(table, dict) else {}
+        return (
+            table if not self._launched or table.get("launched", self._launched) == self._launched else None
+        )
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    """Another one for each time that a file is written; None where there is none."""
     try:
-        return (directory / BEGUN).stat().st_mtime >= started_at_s
+        found = file.stat()
     except OSError:
-        return False
-
-
-def stopped_since(directory: Path, started_at_s: float) -> bool:
-    """Whether a run that saved, stopped and left word did so after `started_at_s` (seconds of the epoch)."""
-    try:
-        file = directory / RESULT
-        fresh = file.stat().st_mtime >= started_at_s
-        return fresh and json.loads(file.read_text(encoding="utf-8"))["outcome"] == "stopped"
-    except (OSError, ValueError, KeyError):
-        return False
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
