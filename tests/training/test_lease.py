@@ -175,7 +175,7 @@ def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before: Hold
     assert before.surely_gone(NOW) is gone
 
 
-def test_where_nothing_is_known_of_processes_nobody_is_surely_gone() -> None:
+def test_where_nothing_is_known_of_processes_a_holder_may_be_alive() -> None:
     unknown = Holder("here", "", os.getpid())
 
     assert not unknown.surely_gone(unknown)

@@ -169,7 +169,7 @@ class NewWord:
 def _version(file: Path) -> tuple[int, int, int] | None:
     """Another one for each time that a file is written; None where there is none."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
