@@ -165,6 +165,7 @@ def test_batch_norm_may_go_on_while_its_statistics_are_saved() -> None:
         model=model,
         spread=Whole(model, model, settings, torch.device("cpu")),
         optimizer=torch.optim.SGD(model.parameters()),
+        chosen=[{}],
         scaler=torch.amp.GradScaler("cpu", enabled=False),
         average=None,
         utilisation=None,

@@ -310,6 +310,12 @@ MISTAKES: dict[str, Mistake] = {
         {"optimizer": {"name": "torch.optim:RMSprop", "momentum": 0.5}},
         "momentum = 0.5 is not handed to torch.optim:RMSprop; set it in optimizer.options",
     ),
+    "a decay that no parameter would have": (
+        "",
+        {"optimizer": {"name": "torch.optim:AdamW", "options": {"weight_decay": 0.3}}},
+        "options.weight_decay = 0.3 is for no parameter, as all are handed to torch.optim:AdamW "
+        "with a decay; set optimizer.weight_decay",
+    ),
     "options of no loss": ("", {"loss": {"options": {"power": 2}}}, "is for a function of your own; name it"),
     "options of no metric": ("", {"metric": {"options": {"k": 2}}}, "is for a function of your own; name it"),
     "an optimizer of another model": (

@@ -177,6 +177,11 @@ class Optimizer(Section):
     def options_of_one(self) -> Self:
         if ":" in self.name:
             _refuse(self, ("momentum", "betas"), f"is not handed to {self.name}; set it in optimizer.options")
+            if "weight_decay" in self.options:  # a group's own value would win over it
+                raise ValueError(
+                    f"options.weight_decay = {self.options['weight_decay']!r} is for no parameter, as all "
+                    f"are handed to {self.name} with a decay; set optimizer.weight_decay"
+                )
         else:
             _refuse(self, ("options",), f"is for an optimizer of your own, not for {self.name}")
         return self

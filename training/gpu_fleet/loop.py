@@ -90,7 +90,9 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
             meter.check()  # a diverged state is not worth saving
             return True
         factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)
-        rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
+        rate = optimization.set_learning_rate(
+            state.optimizer, state.chosen, factor, settings.optimizer.learning_rate
+        )
         logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
         run.trace.before_step(state.step + 1)
         with marked(f"step {state.step + 1}"):

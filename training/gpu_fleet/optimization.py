@@ -1,8 +1,9 @@
 """From gradients to weights: the optimizer, the learning rate over time, the averaged model."""
 
+import inspect
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpu_fleet import config
 from gpu_fleet.own_code import Own
+
+# Keys whose change, where it is allowed, changes what an optimizer is constructed with.
+DECIDES_SETTINGS = ("code.", "optimizer.name", "optimizer.options", "optimizer.betas", "optimizer.momentum")
 
 
 def build_optimizer(
@@ -46,25 +50,43 @@ def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return [[p for p in parameters if meshes[p] == mesh] for mesh in dict.fromkeys(meshes.values())] or [[]]
 
 
-@contextmanager
-def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Rates and decays stay those of the configuration, whatever saved state is loaded inside."""
-    chosen = [_without_parameters(group) for group in optimizer.param_groups]
-    yield
+def decided(optimizer: torch.optim.Optimizer, allow: Iterable[str]) -> list[dict[str, Any]]:
+    """What the configuration decides of each group, as the optimizer was built; the rest is state.
+
+    Of a run whose code and options are as before, state may have any name: rate and decay alone are decided.
+    """
+    names = {"lr", "weight_decay"}
+    if any(key.startswith(DECIDES_SETTINGS) for key in allow):
+        for kind in type(optimizer).__mro__:
+            names |= set(inspect.signature(kind.__init__).parameters)
+    return [
+        {name: group[name] for name in group.keys() & names if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def keep_decided(optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]]) -> None:
+    """Puts back what the configuration decides, after saved state was loaded."""
     for group, own in zip(optimizer.param_groups, chosen, strict=True):
         group.update(own)
 
 
-def load_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def load_moments(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], chosen: list[dict[str, Any]]
+) -> None:
     """Takes over the moments of a saved state, laid out in memory as the weights are.
 
-    Raises ValueError for the state of another optimizer.
+    A group may have got more keys by its first step. Raises ValueError for the state of another optimizer.
     """
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        if group.keys() != saved_group.keys():
+        if not group.keys() <= saved_group.keys():
             raise ValueError("it is of another optimizer than optimizer.name")
-    with settings_kept(optimizer):
-        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(saved)
+    keep_decided(optimizer, chosen)
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if isinstance(value, Tensor) and group["params"]:  # torch moves the moments alone to the device
+                group[name] = value.to(group["params"][0].device)
     for weight, moments in optimizer.state.items():
         for name, value in moments.items():
             # a fused step goes through the memory of both side by side (CPU), or refuses to (CUDA)
@@ -72,14 +94,16 @@ def load_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Non
                 moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]], factor: float, base: float
+) -> float:
+    """Sets the rate of the next step; a pure function of the step needs no saved state.
 
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float, base: float) -> float:
-    """Sets the rate of the next step and returns it; a pure function of the step needs no saved state."""
-    for group in optimizer.param_groups:
-        group["lr"] = base * factor
+    Each group has that which it was built with, times the factor; one that has none, the base. Returns base
+    times factor.
+    """
+    for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue={}):
+        group["lr"] = float(own.get("lr", base)) * factor
     return base * factor
 
 

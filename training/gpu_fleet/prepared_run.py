@@ -358,12 +358,14 @@ def fresh_state(run: PreparedRun) -> State:
     if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled one by one
         model.compile()
     seed_rng(settings.run.seed, where.rank, step=0)
+    optimizer = where.together(
+        lambda: optimization.build_optimizer(model, settings.optimizer, run.own.optimizer)
+    )
     return State(
         model=model,
         spread=spread,
-        optimizer=where.together(
-            lambda: optimization.build_optimizer(model, settings.optimizer, run.own.optimizer)
-        ),
+        optimizer=optimizer,
+        chosen=optimization.decided(optimizer, settings.checkpoint.allow),
         scaler=precision.scaler(settings.precision, where.device),
         average=average,
         utilisation=used,

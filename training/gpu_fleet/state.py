@@ -27,6 +27,7 @@ class State:
     model: nn.Module  # the parameters of this rank, by the names they have in the whole model
     spread: Spread  # how the steps use them
     optimizer: torch.optim.Optimizer
+    chosen: list[dict[str, Any]]  # what the configuration decides of each of its groups
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
     utilisation: Utilisation | None  # of the peak; measured, not saved
@@ -94,7 +95,7 @@ def apply_tensors(state: State, saved: dict[str, Any]) -> None:
     """Puts captured tensors back; raises IdentityError when they are of a model of another shape."""
     try:
         state.model.load_state_dict(saved["model"])
-        load_moments(state.optimizer, saved["optimizer"])
+        load_moments(state.optimizer, saved["optimizer"], state.chosen)
         if state.average is not None:
             state.average.load_state_dict(saved["average"])
     except (RuntimeError, ValueError, KeyError) as error:

@@ -229,7 +229,7 @@ class Checkpoints:
         if self._layout == local.WHOLE:
             apply_tensors(state, saved)
         else:
-            sharded.load(folder, state.model, state.optimizer, self._where.control)
+            sharded.load(folder, state.model, state.optimizer, state.chosen, self._where.control)
         apply(state, saved, self._settings, self._samples, self._where)
 
     def due_by_time(self) -> bool:

@@ -4,6 +4,7 @@ Parameters and optimizer state go by the parameter's name, so that another numbe
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from gpu_fleet.errors import CheckpointError, IdentityError
-from gpu_fleet.optimization import settings_kept
+from gpu_fleet.optimization import keep_decided
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -35,7 +36,7 @@ def begin_save(
     The result raises CheckpointError when a part could not be written.
     """
     future: Any = state_dict_saver.async_save(
-        _parts(model, optimizer), checkpoint_id=folder, process_group=group
+        _parts_to_save(model, optimizer), checkpoint_id=folder, process_group=group
     )
 
     def written() -> None:
@@ -58,21 +59,30 @@ class FilesOfRank:
         return text.startswith(f"__{self.rank}_") or (self.rank == 0 and not text.startswith("__"))
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-    """Fills this rank's part from a checkpoint of any number of ranks; raises CheckpointError."""
+def load(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    chosen: list[dict[str, Any]],
+    group: dist.ProcessGroup,
+) -> None:
+    """Fills this rank's part from a checkpoint of any number of ranks; raises CheckpointError.
+
+    `chosen` is what the configuration decides of the optimizer's groups.
+    """
     parts = _parts(model, optimizer)
     try:
         state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise IdentityError(f"the checkpoint does not fit the configuration: {_first_line(error)}") from error
-    with settings_kept(optimizer):
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=parts["model"],
-            optim_state_dict=parts["optimizer"],
-            options=BY_NAME,
-        )
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=parts["model"],
+        optim_state_dict=parts["optimizer"],
+        options=BY_NAME,
+    )
+    keep_decided(optimizer, chosen)
 
 
 def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -88,6 +98,28 @@ def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> No
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     weights, moments = get_state_dict(model, optimizer, options=BY_NAME)
     return {"model": weights, "optimizer": moments}
+
+
+def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The parts as they are: torch takes a step without gradients before it asks for moments that are none.
+
+    Its first step makes those of AdamW. What has none after it, such as SGD, may count steps in its groups.
+    """
+    if optimizer.state:
+        return _parts(model, optimizer)
+    before = [
+        {name: deepcopy(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    parts = _parts(model, optimizer)
+    if optimizer.state:
+        return parts
+    keep_decided(optimizer, before)
+    one = next(parameter for group in optimizer.param_groups for parameter in group["params"])
+    one.grad = torch.zeros_like(one)  # torch takes no step where there is a gradient
+    parts = _parts(model, optimizer)
+    one.grad = None
+    return parts
 
 
 def _first_line(error: BaseException) -> str:
