@@ -128,6 +128,18 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_p
     assert f"cost of unproductive time: {found.price_lost(98.32):,.2f} of " in shown.output
 
 
+def test_what_a_killed_try_had_saved_is_not_lost_however_seldom_it_logs(tokens: Path, tmp_path: Path) -> None:
+    table = changed(gpt_table(tokens, tmp_path), checkpoint={"every_steps": 3}, run={"log_every_steps": 1000})
+
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_ranks(killed_rank, 1, table, 2 * 4 + 1)
+
+    records = read_json_lines(tmp_path / "metrics.jsonl")
+    begin, saved = [record for record in records if record["kind"] == "time"]
+    assert (begin["step"], saved["step"]) == (0, 3)
+    assert saved["productive_s"] > begin["productive_s"]
+
+
 TYPE, SPOT_USD = "g5.xlarge", "0.25"
 
 

@@ -157,6 +157,7 @@ def save(run: PreparedRun, state: State, meter: Meter) -> None:
         stall_s = run.checkpoints.save(state)
     meter.add_stall(stall_s)
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
+    run.writer.write(run.book.record(state.step))  # of a killed try, what came up to here is not lost
 
 
 def check_weights(run: PreparedRun, state: State) -> None:
