@@ -58,7 +58,8 @@ def decided(optimizer: torch.optim.Optimizer, allow: Iterable[str]) -> list[dict
     names = {"lr", "weight_decay"}
     if any(key.startswith(DECIDES_SETTINGS) for key in allow):
         for kind in type(optimizer).__mro__:
-            names |= set(inspect.signature(kind.__init__).parameters)
+            if inspect.isfunction(constructor := vars(kind).get("__init__")):
+                names |= set(inspect.signature(constructor).parameters)
     return [
         {name: group[name] for name in group.keys() & names if name != "params"}
         for group in optimizer.param_groups
@@ -102,7 +103,7 @@ def set_learning_rate(
     Each group has that which it was built with, times the factor; one that has none, the base. Returns base
     times factor.
     """
-    for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue={}):
+    for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue=dict[str, Any]()):
         group["lr"] = float(own.get("lr", base)) * factor
     return base * factor
 

@@ -115,10 +115,10 @@ def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     if optimizer.state:
         return parts
     keep_decided(optimizer, before)
-    one = next(parameter for group in optimizer.param_groups for parameter in group["params"])
-    one.grad = torch.zeros_like(one)  # torch takes no step where there is a gradient
+    weight = next(parameter for group in optimizer.param_groups for parameter in group["params"])
+    weight.grad = torch.zeros_like(weight)  # torch takes no step where there is a gradient
     parts = _parts(model, optimizer)
-    one.grad = None
+    weight.grad = None
     return parts
 
 
