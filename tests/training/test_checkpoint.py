@@ -247,6 +247,21 @@ def test_a_damaged_upload_falls_back_to_the_one_before(
     assert "event=checkpoint-damaged step=10" in caplog.text
 
 
+def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one_before(
+    alone: World, bucket: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
+    s3, key = boto3.client("s3"), "runs/a/step-10/manifest.json"
+    body = bytearray(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+    body[20] ^= 0x80
+    s3.put_object(Bucket=bucket, Key=key, Body=bytes(body))
+
+    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+
+    assert manifest is not None
+    assert manifest.step == 5
+
+
 def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_path: Path) -> None:
     save(tmp_path, 5, store=CheckpointStore(URI))
     flip_a_bit(tmp_path / "step-5" / STATE)

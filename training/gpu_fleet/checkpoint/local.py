@@ -58,7 +58,7 @@ class Manifest:
         return json.dumps({**table, "checksum": _checksum(table)}, indent=1, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """Raises CheckpointError when the text is no manifest of this format."""
         try:
             table = json.loads(text)

@@ -78,7 +78,7 @@ class CheckpointStore(ObjectStore):
         with self._explained(f"cannot give step {step}"):
             key = self._key(name, local.MANIFEST)
             body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-            manifest = local.Manifest.from_json(body.decode())
+            manifest = local.Manifest.from_json(body)
             write_bytes(folder / local.MANIFEST, body)
             for file in manifest.files:
                 self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
@@ -90,7 +90,7 @@ class CheckpointStore(ObjectStore):
         with self._explained(f"cannot give step {step}"):
             key = self._key(local.folder_name(step), local.MANIFEST)
             body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        return local.Manifest.from_json(body.decode())
+        return local.Manifest.from_json(body)
 
     def read(self, step: int, name: str) -> bytes | None:
         """One small file of a committed checkpoint, verified; None where the checkpoint has none such."""
