@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -42,14 +43,23 @@ def test_all_else_runs_on(process):
 
 
 def test_a_process_that_ignores_the_signal_is_killed_with_what_it_began():
-    script = "trap '' TERM; sleep 60 & wait; wait"
-    process = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    # what follows the first `wait`: the shell does not end by itself where its child is killed first
+    script = "trap '' TERM; sleep 600 & echo begun; exec >/dev/null; wait; sleep 600"
+    process = subprocess.Popen(
+        ["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"  # it ignores the signal, and so does its child
     looks = iter([[Rights(process.pid, 5002, frozenset({GROUP}))], []])
 
     said = end_former_admins(ACCOUNTS, lambda: next(looks), longest_s=0.2)
 
+    status = process.wait(timeout=30)
+    process.stdout.read()  # ends with the child, which alone has the other end
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     assert said == {"bob": 1}
-    assert process.wait(timeout=30) == -signal.SIGKILL
+    assert status == -signal.SIGKILL
 
 
 def test_this_process_is_read_with_its_own_rights():

@@ -68,11 +68,11 @@ def of_run(
     description: Description,
     training: Dataset | OwnData,
     code: Identity,
-    looked_at: Mapping[str, Any],
+    looked_at: Mapping[str, Any] | None = None,
 ) -> Identity:
     """The identity of a run on its training data, with what the user's own `code` adds to it.
 
-    `looked_at` is what of_data says of the data; empty: they have not been looked at yet.
+    `looked_at` is what of_data says of the data; empty or None: they have not been looked at yet.
     """
     identity = of_configuration(settings.model_dump(mode="json")) | code
     identity["data.samples"] = json.dumps(len(training))
