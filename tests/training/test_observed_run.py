@@ -71,7 +71,7 @@ def test_every_instance_of_a_run_finds_its_result(table, tmp_path):
 
     for number, found in enumerate(outcomes):
         result = json.loads((tmp_path / "run" / f"instance-{number}" / "result.json").read_text())
-        assert result == found
+        assert result == found | {"launched": ""}  # by nobody: started here by hand
     assert outcomes[0]["parameters_sha256"] == outcomes[1]["parameters_sha256"]
 
 
