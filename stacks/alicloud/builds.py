@@ -1,21 +1,18 @@
 """The keeper of a stack's image builds: a function that begins one each week, tries again, and alarms."""
 
-import json
 from dataclasses import dataclass
 
 import pulumi
-import pulumi_alicloud as alicloud
 
-from stacks import naming
 from stacks.alicloud import policies
-from stacks.alicloud.alarms import SILENCE_S, alarm
-from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
+from stacks.alicloud.alarms import alarm
+from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
 from stacks.alicloud.reaper import HANDLER, archive
 from stacks.payload import builds_plan, image_files
 from stacks.settings import Stack
 
 EVERY_MINUTES, TIMEOUT_S = 10, 120
-ERRORS_PERIOD_S, FAILED_LOOKS = 60, 1  # looks lie further apart than the periods that this metric knows
+FAILED_LOOKS = 1  # looks lie further apart than the periods that this metric knows
 METRIC = "ImageBuildProblems"
 # None of these knows a resource or a condition narrower than the account.
 LOOK_ACTIONS = ("ecs:DescribeImagePipelineExecutions", "ecs:DescribeImagePipelines")
@@ -63,30 +60,15 @@ class ImageBuilds(pulumi.ComponentResource):
         alarm(
             f"{own}-problem", stack, metric=METRIC, above="0", contact_group=args.contact_group, parent=self
         )
-        self._alarm_of_failures(f"{own}-errors", args, keeper.function_name)
-        self.register_outputs({})
-
-    def _alarm_of_failures(self, name: str, args: ImageBuildsArgs, function: pulumi.Output[str]) -> None:
-        """Nobody looks after the builds; Function Compute counts its failures (see ``capacity.py``)."""
-        region = args.stack.region
-        alicloud.cms.Alarm(
-            name,
-            name=name,
-            project="acs_fc",
-            metric="FunctionFunctionErrors",
-            metric_dimensions=function.apply(
-                lambda made: json.dumps([{"region": region, "functionName": made}])
-            ),
-            contact_groups=[args.contact_group],
-            period=ERRORS_PERIOD_S,
-            silence_time=SILENCE_S,
-            enabled=True,
-            escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
-                statistics="Value", comparison_operator=">", threshold="0", times=FAILED_LOOKS
-            ),
-            tags=naming.tags(args.stack.name, args.stack.owner),
-            opts=pulumi.ResourceOptions(parent=self),
+        alarm_of_failures(
+            f"{own}-errors",
+            stack,
+            keeper.function_name,
+            times=FAILED_LOOKS,
+            contact_group=args.contact_group,
+            parent=self,
         )
+        self.register_outputs({})
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:

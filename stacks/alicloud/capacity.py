@@ -4,16 +4,12 @@ It runs each minute: a group that could start nothing is passed over within one.
 tags instances, and can end none.
 """
 
-import json
 from dataclasses import dataclass
 
 import pulumi
-import pulumi_alicloud as alicloud
 
-from stacks import naming
 from stacks.alicloud import policies
-from stacks.alicloud.alarms import SILENCE_S
-from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
+from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
 from stacks.alicloud.reaper import HANDLER, archive
 from stacks.alicloud.reaper_role import MANAGED, STACK
 from stacks.payload import sweep_archive
@@ -21,7 +17,7 @@ from stacks.settings import Stack
 
 TIMEOUT_S = 120
 EVERY_MINUTES = 1
-ERRORS_PERIOD_S, FAILED_PASSES = 60, 3
+FAILED_PASSES = 3
 # ModifyScalingGroup withdraws what could not start, of a group that expects a number. RAM knows no parts of
 # it to leave out.
 RAISE_ACTIONS = ("ess:ScaleWithAdjustment", "ess:ModifyScalingGroup")
@@ -95,34 +91,16 @@ class Capacity(pulumi.ComponentResource):
             ),
             pulumi.ResourceOptions(parent=self),
         )
-        self._alarm_of_failures(f"{name}-capacity-errors", args, mover.function_name)
+        alarm_of_failures(
+            f"{name}-capacity-errors",
+            stack,
+            mover.function_name,
+            times=FAILED_PASSES,
+            contact_group=args.contact_group,
+            parent=self,
+        )
         self.function_name = mover.function_name
         self.register_outputs({"function_name": mover.function_name})
-
-    def _alarm_of_failures(self, name: str, args: CapacityArgs, function: pulumi.Output[str]) -> None:
-        """Nobody gets an instance: the mover fails again and again.
-
-        Function Compute counts that by itself, by region and function; its metrics know periods of a minute
-        and the statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
-        """
-        region = args.stack.region
-        which = function.apply(lambda made: json.dumps([{"region": region, "functionName": made}]))
-        alicloud.cms.Alarm(
-            name,
-            name=name,
-            project="acs_fc",
-            metric="FunctionFunctionErrors",
-            metric_dimensions=which,
-            contact_groups=[args.contact_group],
-            period=ERRORS_PERIOD_S,
-            silence_time=SILENCE_S,
-            enabled=True,
-            escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
-                statistics="Value", comparison_operator=">", threshold="0", times=FAILED_PASSES
-            ),
-            tags=naming.tags(args.stack.name, args.stack.owner),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:

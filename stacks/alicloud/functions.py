@@ -12,6 +12,7 @@ import pulumi_alicloud as alicloud
 
 from stacks import naming
 from stacks.alicloud import policies
+from stacks.alicloud.alarms import SILENCE_S
 from stacks.alicloud.logs import LogStore, LogStoreArgs
 from stacks.alicloud.roles import role_with_policy
 from stacks.settings import Stack
@@ -19,6 +20,7 @@ from stacks.settings import Stack
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).
 RUNTIME = "python3.12"
 MEMORY_MIB, CPU, DISK_MIB = 512, 0.5, 512
+FAILURES_PERIOD_S = 60
 # The earliest time a zip can carry: content alone decides the bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -153,3 +155,40 @@ def zipped(files: Mapping[str, bytes]) -> str:
             entry.compress_type = zipfile.ZIP_DEFLATED
             target.writestr(entry, files[path])
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def alarm_of_failures(
+    name: str,
+    stack: Stack,
+    function_name: pulumi.Output[str],
+    *,
+    times: int,
+    contact_group: pulumi.Input[str],
+    parent: pulumi.Resource,
+) -> alicloud.cms.Alarm:
+    """Notify the stack's contacts, once a day at most, that a function fails again and again.
+
+    Function Compute counts that by itself, by region and function; its metrics know periods of a minute
+    and the statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
+
+    Args:
+        name: the alarm's name, logical and physical.
+        times: periods one after another with failures.
+    """
+    which = function_name.apply(lambda made: json.dumps([{"region": stack.region, "functionName": made}]))
+    return alicloud.cms.Alarm(
+        name,
+        name=name,
+        project="acs_fc",
+        metric="FunctionFunctionErrors",
+        metric_dimensions=which,
+        contact_groups=[contact_group],
+        period=FAILURES_PERIOD_S,
+        silence_time=SILENCE_S,
+        enabled=True,
+        escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
+            statistics="Value", comparison_operator=">", threshold="0", times=times
+        ),
+        tags=naming.tags(stack.name, stack.owner),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )

@@ -4,16 +4,12 @@ It writes the roster that instances pull. It reads the stack's groups, nothing e
 bucket the roster and its own book of numbers.
 """
 
-import json
 from dataclasses import dataclass
 
 import pulumi
-import pulumi_alicloud as alicloud
 
-from stacks import naming
 from stacks.alicloud import policies
-from stacks.alicloud.alarms import SILENCE_S
-from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
+from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
 from stacks.alicloud.reaper import HANDLER, archive
 from stacks.payload import sweep_archive
 from stacks.settings import Stack, people, people_rules
@@ -21,7 +17,7 @@ from stacks.settings.schema import DirectorySettings
 
 TIMEOUT_S = 55
 EVERY_MINUTES = 1
-ERRORS_PERIOD_S, FAILED_PASSES = 60, 3
+FAILED_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -66,30 +62,16 @@ class People(pulumi.ComponentResource):
             ),
             pulumi.ResourceOptions(parent=self),
         )
-        self._alarm_of_failures(f"{name}-people-errors", args, reader.function_name)
+        alarm_of_failures(
+            f"{name}-people-errors",
+            stack,
+            reader.function_name,
+            times=FAILED_PASSES,
+            contact_group=args.contact_group,
+            parent=self,
+        )
         self.function_name = reader.function_name
         self.register_outputs({"function_name": reader.function_name})
-
-    def _alarm_of_failures(self, name: str, args: PeopleArgs, function: pulumi.Output[str]) -> None:
-        """Who left keeps an account, who came gets none; metrics as of the mover's alarm."""
-        region = args.stack.region
-        which = function.apply(lambda made: json.dumps([{"region": region, "functionName": made}]))
-        alicloud.cms.Alarm(
-            name,
-            name=name,
-            project="acs_fc",
-            metric="FunctionFunctionErrors",
-            metric_dimensions=which,
-            contact_groups=[args.contact_group],
-            period=ERRORS_PERIOD_S,
-            silence_time=SILENCE_S,
-            enabled=True,
-            escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
-                statistics="Value", comparison_operator=">", threshold="0", times=FAILED_PASSES
-            ),
-            tags=naming.tags(args.stack.name, args.stack.owner),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
 
 
 def bundle(stack: Stack, directory: DirectorySettings) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies, sessions, submit
-from stacks.aws.functions import ScheduledFunctionArgs, declare_function
+from stacks.aws.functions import ScheduledFunctionArgs, alarm_of_failures, declare_function
 from stacks.aws.reaper import archive
 from stacks.aws.reaper_role import MANAGED, STACK, use_key
 from stacks.payload import sweep_archive
@@ -24,8 +24,6 @@ Conditions = dict[str, Mapping[str, Any]]
 HANDLER = f"{sweep_archive.MOVER}.aws.handle"
 TIMEOUT_S = 120
 LATEST_START_S = 60
-# Failed passes within 5 minutes, of five at least, that call an operator: one alone is made good by the next.
-PERIOD_S, FAILED_PASSES = 300, 3
 TAKEN = f"{naming.PROJECT}:taken"
 # What it writes on an instance: who took it and when, and how long it is kept.
 TAGS = tuple(
@@ -96,22 +94,13 @@ class Capacity(pulumi.ComponentResource):
         self._tags = naming.tags(args.stack.name, args.stack.owner)
         function = self._function()
         self._on_failed_launches(function)
-        aws.cloudwatch.MetricAlarm(
+        alarm_of_failures(
             f"{self._name}-errors",
-            name=f"{self._name}-errors",
-            alarm_description="The mover fails again and again: nobody gets an instance",
-            namespace="AWS/Lambda",
-            metric_name="Errors",
-            dimensions={"FunctionName": function.name},
-            statistic="Sum",
-            comparison_operator="GreaterThanOrEqualToThreshold",
-            threshold=FAILED_PASSES,
-            period=PERIOD_S,
-            evaluation_periods=1,
-            treat_missing_data="notBreaching",
-            alarm_actions=[args.topic_arn],
-            tags=self._tags,
-            opts=self._child,
+            args.stack,
+            function,
+            says="The mover fails again and again: nobody gets an instance",
+            topic_arn=args.topic_arn,
+            parent=self,
         )
         self.function_name = function.name
         self.register_outputs({"function_name": function.name})

@@ -12,6 +12,8 @@ from stacks.aws.reaper_role import use_key
 from stacks.settings import Stack
 
 MEMORY_MIB = 512
+# Failed passes within 5 minutes, of five at least, that call an operator: one alone is made good by the next.
+PERIOD_S, FAILED_PASSES = 300, 3
 
 
 @dataclass(frozen=True)
@@ -130,4 +132,38 @@ def _declare_schedule(
             ),
         ),
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[policy]),
+    )
+
+
+def alarm_of_failures(
+    name: str,
+    stack: Stack,
+    function: aws.lambda_.Function,
+    *,
+    says: str,
+    topic_arn: pulumi.Output[str],
+    parent: pulumi.Resource,
+) -> aws.cloudwatch.MetricAlarm:
+    """Notify that a function of each minute fails again and again.
+
+    Args:
+        name: the alarm's name, logical and physical.
+        says: what that means for the stack's users.
+    """
+    return aws.cloudwatch.MetricAlarm(
+        name,
+        name=name,
+        alarm_description=says,
+        namespace="AWS/Lambda",
+        metric_name="Errors",
+        dimensions={"FunctionName": function.name},
+        statistic="Sum",
+        comparison_operator="GreaterThanOrEqualToThreshold",
+        threshold=FAILED_PASSES,
+        period=PERIOD_S,
+        evaluation_periods=1,
+        treat_missing_data="notBreaching",
+        alarm_actions=[topic_arn],
+        tags=naming.tags(stack.name, stack.owner),
+        opts=pulumi.ResourceOptions(parent=parent),
     )

@@ -7,11 +7,9 @@ directory, and of the records bucket the roster and its own book of numbers.
 from dataclasses import dataclass
 
 import pulumi
-import pulumi_aws as aws
 
-from stacks import naming
 from stacks.aws import policies
-from stacks.aws.functions import ScheduledFunctionArgs, declare_function
+from stacks.aws.functions import ScheduledFunctionArgs, alarm_of_failures, declare_function
 from stacks.aws.reaper import archive
 from stacks.aws.reaper_role import use_key
 from stacks.payload import sweep_archive
@@ -21,7 +19,6 @@ from stacks.settings.schema import DirectorySettings
 HANDLER = f"{sweep_archive.PEOPLE}.aws.handle"
 TIMEOUT_S = 55
 LATEST_START_S = 60
-PERIOD_S, FAILED_PASSES = 300, 3  # of five at least: one alone is made good by the next
 
 
 @dataclass(frozen=True)
@@ -66,22 +63,13 @@ class People(pulumi.ComponentResource):
             ),
             self,
         )
-        aws.cloudwatch.MetricAlarm(
+        alarm_of_failures(
             f"{name}-people-errors",
-            name=f"{name}-people-errors",
-            alarm_description="Groups cannot be read: who left keeps an account, who came gets none",
-            namespace="AWS/Lambda",
-            metric_name="Errors",
-            dimensions={"FunctionName": function.name},
-            statistic="Sum",
-            comparison_operator="GreaterThanOrEqualToThreshold",
-            threshold=FAILED_PASSES,
-            period=PERIOD_S,
-            evaluation_periods=1,
-            treat_missing_data="notBreaching",
-            alarm_actions=[args.topic_arn],
-            tags=naming.tags(stack.name, stack.owner),
-            opts=pulumi.ResourceOptions(parent=self),
+            stack,
+            function,
+            says="Groups cannot be read: who left keeps an account, who came gets none",
+            topic_arn=args.topic_arn,
+            parent=self,
         )
         self.function_name = function.name
         self.register_outputs({"function_name": function.name})
