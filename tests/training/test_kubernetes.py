@@ -315,9 +315,12 @@ def test_a_shared_volume_does_instead_of_a_bucket() -> None:
 def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.py").write_text(
-        "from mine import parts\n\n\ndef build():\n    return parts.layer()\n"
+        "from mine import parts\n\n\ndef build():\n    import late\n\n    return parts.layer(late)\n"
     )
-    (tmp_path / "mine" / "parts.py").write_text("def layer():\n    return None\n")
+    (tmp_path / "mine" / "parts.py").write_text("def layer(of):\n    return None\n")
+    (tmp_path / "late.py").write_text("import later\n")  # nothing has loaded these when manifests are written
+    (tmp_path / "later.py").write_text("")
+    (tmp_path / "unused.py").write_text("")
     table = {
         "run": {"directory": "runs/a", "steps": 1},
         "model": {"name": "mine.model:build"},
@@ -352,7 +355,7 @@ def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path
     laid = {mount["mountPath"]: data[mount["subPath"]] for mount in mounts if "subPath" in mount}
     assert laid == {
         f"/workspace/{name}": (tmp_path / name).read_text()
-        for name in ("run.toml", "mine/model.py", "mine/parts.py")
+        for name in ("run.toml", "mine/model.py", "mine/parts.py", "late.py", "later.py")
     }
     assert [problem for manifest in manifests for problem in problems(manifest)] == []
 

@@ -18,6 +18,7 @@ from gpu_fleet.kubernetes.request import (
     warnings,
 )
 from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
+from gpu_fleet.run_files import inner
 
 
 @click.command(
@@ -93,7 +94,7 @@ def render(
     settings = configured(config_file, overrides, allow, branch)
     request = ClusterRequest(
         settings=settings,
-        arguments=(sources.inner(config_file), *overrides, *identity_flags(allow, branch)),
+        arguments=(inner(config_file), *overrides, *identity_flags(allow, branch)),
         name=name or default_name(settings.run.directory),
         image=image,
         nodes=nodes,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_fleet import config
+from gpu_fleet import config, run_files
 from gpu_fleet.errors import ConfigError
 
 # https://kubernetes.io/docs/concepts/configuration/configmap/: "cannot exceed 1 MiB"
@@ -23,9 +23,8 @@ class Source:
 
 
 def of_run(file: Path, settings: config.Config) -> tuple[Source, ...]:
-    """The configuration first, then what it imports of a user's; raises ConfigError, OwnCodeError."""
-    contents = {inner(file): file.read_bytes()}
-    contents |= own_files(settings)
+    """The configuration first, then the user's own code; raises ConfigError, OwnCodeError."""
+    contents = run_files.of_config(file, settings)
     check_size(contents)
     sources: list[Source] = []
     for path, content in contents.items():
@@ -38,22 +37,6 @@ def key_of(path: str, taken: Collection[str]) -> str:
     """The key of a file in the ConfigMap, which knows no folders."""
     key = re.sub(r"[^-._a-zA-Z0-9]", "_", path)
     return f"{len(taken)}-{key}" if key in taken else key
-
-
-def inner(file: Path) -> str:
-    """Where a configuration lies from the folder of the run; one from elsewhere by its name."""
-    resolved, here = file.resolve(), Path.cwd().resolve()
-    return str(resolved.relative_to(here)) if resolved.is_relative_to(here) else file.name
-
-
-def own_files(settings: config.Config) -> dict[str, bytes]:
-    """The sources of the user's modules that the configuration imports: path -> content."""
-    if not any(":" in name for name in config.names_of_code(settings)):
-        return {}
-    from gpu_fleet import own_code  # noqa: PLC0415 - torch: seconds that --help need not pay
-
-    own_code.parts(settings)
-    return own_code.files(Path(settings.run.directory))
 
 
 def check_size(contents: Mapping[str, bytes]) -> None:

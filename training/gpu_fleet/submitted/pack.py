@@ -10,11 +10,10 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from gpu_fleet import config
+from gpu_fleet import config, run_files
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.kubernetes.sources import inner, own_files
+from gpu_fleet.imports import imported
 from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
-from gpu_fleet.submitted.imports import imported
 
 LIMIT_BYTES = 256 << 20
 BUCKETS = ("s3://", "oss://")
@@ -104,9 +103,8 @@ def of_config(
     """
     directory = settings.run.directory
     _refuse([*_unreadable(settings, included), *_misplaced("run.directory", directory)])
-    contents = included | own_files(settings) | {inner(file): file.read_bytes()}
-    contents |= imported(contents, Path.cwd().resolve())
-    return Parcel(("launch", inner(file), *arguments), directory, directory, contents)
+    contents = run_files.of_config(file, settings, included)
+    return Parcel(("launch", run_files.inner(file), *arguments), directory, directory, contents)
 
 
 def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes]) -> Parcel:
