@@ -86,6 +86,16 @@ def test_what_ran_more_than_a_day_ago_is_forgotten():
     assert not after([WATCH] * 3, between=timedelta(hours=9))
 
 
+def test_a_run_that_some_looks_missed_is_none_before_itself():
+    habits = Habits()
+    seen = []
+    for second in range(0, 70, 10):
+        seen += habits.learned([WATCH], NOON + timedelta(seconds=second), busy=False)
+        habits.learned([], NOON + timedelta(seconds=second + 5), busy=False)
+
+    assert not any(entry.repeats for entry in seen)
+
+
 def test_one_run_that_lasts_is_no_three():
     habits = Habits()
     seen = [

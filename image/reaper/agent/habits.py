@@ -56,12 +56,13 @@ class _Command:
 
 @dataclass(frozen=True)
 class _Run:
-    """What is known of one run: when it was last seen, and what it was by then.
+    """What is known of one run: its process, when it was last seen, and what it was by then.
 
     It worked if it held a GPU, or if anything on the instance did when it was seen.
     """
 
     of: _Command
+    process: tuple[int, float]
     at: datetime
     age_s: float
     cpu_s: float
@@ -92,13 +93,13 @@ class Habits:
             busy: anything on the instance is active, or may be.
         """
         before, self._running = self._running, {}
-        runs = [(process, self._noted(process, _run(process, at, busy=busy), before)) for process in started]
+        runs = [(process, self._noted(_run(process, at, busy=busy), before)) for process in started]
         for key in before.keys() - self._running.keys():
             self._remember(before[key])
         return tuple(replace(process, repeats=self._is_known(run)) for process, run in runs)
 
-    def _noted(self, process: Started, run: _Run, before: Mapping[tuple[int, float], _Run]) -> _Run:
-        key = (process.pid, process.began_s)
+    def _noted(self, run: _Run, before: Mapping[tuple[int, float], _Run]) -> _Run:
+        key = run.process
         self._running[key] = run.after(before[key]) if key in before else run
         return self._running[key]
 
@@ -110,7 +111,12 @@ class Habits:
             del self._past[next(iter(self._past))]
 
     def _is_known(self, run: _Run) -> bool:
-        past = [earlier for earlier in self._past.get(run.of, ()) if run.at - earlier.at <= REMEMBERED]
+        past = [
+            earlier
+            for earlier in self._past.get(run.of, ())
+            # a look may miss a process, which is no run before itself
+            if earlier.process != run.process and run.at - earlier.at <= REMEMBERED
+        ]
         if len(past) < RUNS or not all(each.came_to_nothing for each in (*past, run)):
             return False
         age_s, cpu_s = max(earlier.age_s for earlier in past), max(earlier.cpu_s for earlier in past)
@@ -119,7 +125,8 @@ class Habits:
 
 def _run(process: Started, at: datetime, *, busy: bool) -> _Run:
     of = _Command(process.command, process.parent, process.name, process.user)
-    return _Run(of, at, process.age_s, process.cpu_s, busy or process.on_gpu)
+    key = (process.pid, process.began_s)
+    return _Run(of, key, at, process.age_s, process.cpu_s, busy or process.on_gpu)
 
 
 class Accustomed:
