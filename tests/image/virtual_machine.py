@@ -132,9 +132,14 @@ class VirtualMachine:
     def wait_for(self, unit: str, pattern: str, timeout_s: float) -> str:
         """The first line of a unit's journal that matches an extended regular expression."""
         follow = f"journalctl --unit={unit} --follow --lines=all --output=cat"
-        return self.run(
-            f"timeout {timeout_s:.0f} {follow} | grep --max-count=1 -E '{pattern}'", timeout_s + 10
+        seconds = f"{timeout_s:.0f}"
+        status, line = self.attempt(
+            f"timeout {seconds} {follow} | grep --max-count=1 -E '{pattern}'", timeout_s + 10
         )
+        if status != 0:
+            said = self.run(f"journalctl --unit={unit} --lines=60 --output=short-monotonic --no-pager")
+            raise MachineError(f"{unit} did not say {pattern!r} within {seconds} s, but:\n{said}")
+        return line
 
     def console(self) -> str:
         """Everything the kernel and systemd said on the first serial port."""

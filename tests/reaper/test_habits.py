@@ -96,6 +96,29 @@ def test_a_run_that_some_looks_missed_is_none_before_itself():
     assert not any(entry.repeats for entry in seen)
 
 
+def test_a_run_that_some_looks_missed_is_one_run_before_another():
+    habits, others = Habits(), [replace(WATCH, pid=pid) for pid in (1, 2)]
+    for second in range(0, 40, 10):
+        habits.learned(others, NOON + timedelta(seconds=second), busy=False)
+        habits.learned([], NOON + timedelta(seconds=second + 5), busy=False)
+
+    (found,) = habits.learned([replace(WATCH, pid=3)], NOON + timedelta(seconds=50), busy=False)
+
+    assert not found.repeats
+
+
+def test_what_a_run_did_before_looks_missed_it_is_not_forgotten():
+    habits = Habits()
+    looks = [[replace(WATCH, pid=1, on_gpu=True)], [], [replace(WATCH, pid=1)], []]
+    looks += [[replace(WATCH, pid=2)], [], [replace(WATCH, pid=3)], []]
+    for second, processes in enumerate(looks):
+        habits.learned(processes, NOON + timedelta(seconds=second), busy=False)
+
+    (found,) = habits.learned([replace(WATCH, pid=4)], NOON + timedelta(seconds=50), busy=False)
+
+    assert not found.repeats
+
+
 def test_one_run_that_lasts_is_no_three():
     habits = Habits()
     seen = [

@@ -104,9 +104,14 @@ class Habits:
         return self._running[key]
 
     def _remember(self, run: _Run) -> None:
-        past = self._past.pop(run.of, None) or deque(maxlen=RUNS)
-        past.append(run)
-        self._past[run.of] = past  # the last: what was seen longest ago comes first
+        others: list[_Run] = []
+        for earlier in self._past.pop(run.of, ()):
+            if earlier.process == run.process:  # a look missed it in between: one run, seen twice
+                run = run.after(earlier)
+            else:
+                others.append(earlier)
+        # put back as the last: what was seen longest ago comes first
+        self._past[run.of] = deque([*others, run], maxlen=RUNS)
         while len(self._past) > MOST_COMMANDS:
             del self._past[next(iter(self._past))]
 
