@@ -28,6 +28,7 @@ PYTHON = (
     "image/console",
     "image/gpus",
     "image/instance",
+    "image/logs",
     "image/reaper",
     "image/queue",
     "image/readiness",

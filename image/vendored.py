@@ -26,7 +26,7 @@ OF_CLOUD = {"aliyun-python-sdk-core": "alicloud"}
 # Oldest Python and glibc that an instance may have: Debian 12's and Ubuntu 24.04's are newer than both.
 PYTHON = "3.11"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux2010_x86_64")
-SERVICES = ("autoscaling", "cloudwatch", "ec2", "s3", "secretsmanager", "sns", "sts")
+SERVICES = ("autoscaling", "cloudwatch", "ec2", "logs", "s3", "secretsmanager", "sns", "sts")
 DESCRIBED = "botocore/data/"
 KEPT_DESCRIPTIONS = (
     *(f"{service}/" for service in SERVICES),

@@ -35,7 +35,9 @@ NOT_HERE = {
         "gpu-fleet-bootstrap.service": "a part of the user data",
         "vendor/": "a folder of the payload",
     },
-    "image/queue/README.md": {".gpu-fleet-queue/": "on the shared homes"},
+    "image/queue/README.md": dict.fromkeys(
+        (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
+    ),
     "image/reaper/README.md": {
         **dict.fromkeys(
             ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),

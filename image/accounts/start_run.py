@@ -4,12 +4,9 @@ The stack's document calls it as root (Systems Manager), or the account's own co
 Assistant). Nothing of a user runs here: the unit ``gpu-run@ACCOUNT`` fetches, checks and runs what they sent.
 """
 
-import fcntl
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +15,12 @@ import click
 
 from image.accounts import system
 from image.accounts.changes import LocalAccounts
+from image.accounts.run_folders import RUNS_FOLDER, RunFolderError, own_folder
 from image.gpus import book_file
 from image.gpus.errors import GpuReservationError
 from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
-from image.instance.files import replace_text
+from image.instance.files import alone, replace_text
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper import cloud as clouds
@@ -34,7 +32,7 @@ from image.runs.model import ACCOUNT, RUN, RUNS, SHA256, STATE, Phase
 UNITS = ("gpu-run@*", "trainer@*")
 WORKING = "active,activating,deactivating,reloading"
 ROOT = "GPU_FLEET_ROOT"  # for rehearsals, which boot into a folder; sudo lets no variable through
-PRIVATE, PUBLIC = 0o700, 0o755
+PUBLIC = 0o755
 LONGEST_CALL_S = 30
 EXAMPLE = (
     "\b\nExample:\n  gpu-fleet start-run --account ada --run digits-20261122-210405 --sha256 " + "0" * 64
@@ -88,10 +86,13 @@ def start(order: Order, root: Path) -> None:
     """Hand the run to its unit. Raises NotStartedError, OSError."""
     _check_instance()
     uid = allowed(order.account, system.local_accounts(root / "etc", homes=root / "home"))
-    with _one_at_a_time():
+    with alone(_orders() / "lock"):
         if busy := _systemctl("list-units", "--plain", "--no-legend", f"--state={WORKING}", *UNITS).split():
             raise NotStartedError(f"another run works here: {busy[0]}")
-        folder = own_folder(root / "scratch" / "runs", order.account, uid)
+        try:
+            folder = own_folder(root / RUNS_FOLDER, order.account, uid)
+        except RunFolderError as error:
+            raise NotStartedError(str(error)) from error
         variables = {"GPU_FLEET_RUN": order.run, "GPU_FLEET_JOB_SHA256": order.sha256}
         variables |= _gpus(order.account)
         written = "".join(f"{key}={value}\n" for key, value in variables.items())
@@ -136,35 +137,10 @@ def allowed(account: str, accounts_now: LocalAccounts) -> int:
     return known.uid
 
 
-def own_folder(parent: Path, account: str, uid: int) -> Path:
-    """The account's folder for its runs: everybody may write around it, so it is root's that has it.
-
-    Raises:
-        NotStartedError: somebody else was there first.
-    """
-    for folder, mode, owner in ((parent, PUBLIC, os.geteuid()), (parent / account, PRIVATE, uid)):
-        try:
-            folder.mkdir(mode=mode)
-            os.chown(folder, owner, owner, follow_symlinks=False)
-        except FileExistsError:
-            pass
-        status = folder.lstat()
-        if folder.is_symlink() or not folder.is_dir() or status.st_uid != owner:
-            raise NotStartedError(f"{folder} is not as it was made: an administrator must move it away")
-    return parent / account
-
-
 def _orders() -> Path:
     folder = paths.run_dir() / "runs"
     folder.mkdir(mode=PUBLIC, exist_ok=True)
     return folder
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    with (_orders() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _systemctl(*words: str, may_fail: bool = False) -> str:
@@ -184,7 +160,7 @@ def report(order: Order, instance: InstanceFile, why: str) -> None:
     """Say in the bucket why a run is not started: who submitted it looks there. What fails is printed."""
     calls = Calls(lambda: datetime.now(UTC))
     try:
-        word: Mapping[str, str] = {
+        word: dict[str, str] = {
             "phase": Phase.REFUSED,
             "at": format_time(datetime.now(UTC)),
             "detail": why,

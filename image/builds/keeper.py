@@ -187,7 +187,7 @@ def _failed(
     failure = builds.failure(newest)
     said = f"build {newest.id} failed: {failure.reason}"
     sought = failure.cause is Cause.NO_ROOM and now - first.began < TRIED_FOR
-    again = failure.cause is Cause.BUILDING and _of_the_week(newest, plan, zone)
+    again = failure.cause is Cause.BUILDING and _of_the_week(newest, history, plan, zone)
     if not sought and not again:
         hours = TRIED_FOR // timedelta(hours=1)
         late = f" (no instance in {hours} hours)" if failure.cause is Cause.NO_ROOM else ""
@@ -201,14 +201,21 @@ def round_of(history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo)
     tries = [history[0]]
     for build in history[1:]:
         apart = tries[-1].began - build.began > TRIED_FOR
-        if build.state is not BuildStage.FAILED or apart or _of_the_week(tries[-1], plan, zone):
+        if build.state is not BuildStage.FAILED or apart or _of_the_week(tries[-1], history, plan, zone):
             break
         tries.append(build)
     return tries
 
 
-def _of_the_week(build: PipelineBuild, plan: BuildsPlan, zone: ZoneInfo) -> bool:
-    return build.scheduled or (plan.weekly and build.began - last_due(build.began, zone) < STARTS_WITHIN)
+def _of_the_week(
+    build: PipelineBuild, history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo
+) -> bool:
+    """Whether it is Sunday's own; without a schedule the first of that hour, after which others are tried."""
+    if not plan.weekly:
+        return build.scheduled
+    due = last_due(build.began, zone)
+    follows = any(due <= other.began < build.began for other in history)
+    return build.began - due < STARTS_WITHIN and not follows
 
 
 def _judged(builds: Pipelines, plan: BuildsPlan, build: PipelineBuild) -> Report:

@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
+from image.capacity import growth
+from image.capacity.growth import GROWTH
 from image.capacity.model import (
     LEDGER,
     REQUEST_KEY,
@@ -25,7 +27,16 @@ from image.capacity.model import (
     asked,
     state_of,
 )
-from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide, wants_money
+from image.capacity.placement import (
+    Action,
+    MoneyLeft,
+    PlacementDecision,
+    PoolView,
+    Site,
+    decide,
+    totals,
+    wants_money,
+)
 from image.capacity.queue_need import LONGEST, QUEUE, PoolNeed, needs_of
 from image.reaper.calls import Failure
 from image.reaper.cloud import SweepCloud
@@ -129,8 +140,9 @@ class _Mover:
             self._firing(),
             self._queue(now),
         )
-        if wants_money(view, before):
+        if wants_money(view, before) or self._policy.has_queue:
             view = replace(view, money=self._money(fleet, now))
+            self._say_growth(view, before)
         after, decisions = decide(view, before)
         if after == before and not decisions:
             return MoveResult((), tuple(self._failures))
@@ -226,6 +238,14 @@ class _Mover:
             frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
             currency=spending.currency,
         )
+
+    def _say_growth(self, view: PoolView, before: MoverState) -> None:
+        """Let users' commands know what is there and may be spent; nothing of a pass depends on it."""
+        if self._policy.has_queue:
+            try:
+                self._store.put(GROWTH, growth.to_json(view.money, totals(view, before), view.now))
+            except CloudError as error:
+                self._failures.append(Failure("*", "say what may grow", str(error)))
 
     def _record(self, number: int, decision: PlacementDecision, now: datetime) -> None:
         name = f"{now:%Y%m%dT%H%M%S.%fZ}-{number:03d}-{decision.action}-{decision.pool}"

@@ -150,6 +150,22 @@ class PoolView:
 
 def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[PlacementDecision]]:
     """The state after, and what is done on the way there."""
+    made = _wanted(view, before)
+    made.place()
+    return made.state(), made.decisions
+
+
+def totals(view: PoolView, before: MoverState) -> dict[str, int]:
+    """Pool -> instances that it has or is about to have, booting ones too, once ``decide`` has decided.
+
+    Of pools whose groups are there.
+    """
+    made = _wanted(view, before)
+    return {pool: made.total(pool) for pool, sites in view.sites.items() if sites}
+
+
+def _wanted(view: PoolView, before: MoverState) -> "_Pass":
+    """A pass that knows what shall be there, and not yet where."""
     made = _Pass(view, before)
     made.arrive()
     made.adopt()
@@ -160,8 +176,7 @@ def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[Placeme
     made.queue()
     made.expire()
     made.release()
-    made.place()
-    return made.state(), made.decisions
+    return made
 
 
 def wants_money(view: PoolView, before: MoverState) -> bool:
@@ -508,7 +523,7 @@ class _Pass:
         needs = self._view.queue
         for pool, capacity in self._pools() if needs is not None else ():
             need = (needs or {}).get(pool, PoolNeed(0, ()))
-            missing = need.wanted(capacity.max_size) - self._total(pool)
+            missing = need.wanted(capacity.max_size) - self.total(pool)
             waits = [
                 coming
                 for coming in self._coming
@@ -546,7 +561,7 @@ class _Pass:
             return f"no such pool: {pool}"
         if pool in money.frozen:
             return f"{pool} is frozen, since the budget is spent: gpu-fleet unfreeze lifts it"
-        total = self._total(pool)
+        total = self.total(pool)
         if number and total + number > capacity.max_size:
             return f"{pool} has {total} of size.max {capacity.max_size}, and {number} more are wanted"
         return self._too_dear(pool, number if paid is None else paid, hours)
@@ -596,7 +611,7 @@ class _Pass:
             whole += price * Decimal(str(left / hour))
         return whole
 
-    def _total(self, pool: str) -> int:
+    def total(self, pool: str) -> int:
         """Instances that a pool has or is about to have."""
         groups = sum(self._desired(site.group.name) for site in self._view.sites.get(pool, ()))
         return groups + sum(coming.pool == pool and not coming.started for coming in self._coming)

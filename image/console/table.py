@@ -97,6 +97,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "catalog": CATALOG,
         "rehearse": Row("stacks.rehearsal.__main__:main", "Run a stack in process, without an account."),
         "preflight": Row("stacks.preflight.command:preflight", "Ask the cloud whether there is room."),
+        "policy": Row("stacks.deployer.command:policy", "What whoever deploys a stack may do, as policies."),
         "preview": Row("stacks.guard.pulumi_command:preview", "Show what `up` would change."),
         "accept": Row("stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."),
         "outputs": Row("stacks.guard.pulumi_command:outputs", "Print what a deployed stack exports."),

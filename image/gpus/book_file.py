@@ -1,15 +1,13 @@
 """The file of the reservations: root writes it, everybody reads it, a reboot of the instance clears it."""
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 
 from image.gpus.book import GpuBook, Reservation
 from image.gpus.errors import GpuReservationError
 from image.instance import paths
-from image.instance.files import read_text, replace_text
+from image.instance.files import alone, read_text, replace_text
 from image.reaper.times import format_time, parse_time
 
 LOCK = "gpus.lock"
@@ -45,12 +43,9 @@ def save(book: GpuBook) -> None:
     replace_text(paths.gpus_file(), f"{content}\n")
 
 
-@contextmanager
-def locked() -> Iterator[None]:
+def locked() -> AbstractContextManager[None]:
     """Of two who reserve at once, one waits. Raises OSError."""
-    with (paths.run_dir() / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return alone(paths.run_dir() / LOCK)
 
 
 def visible_to(account: str, now: datetime) -> tuple[str, ...] | None:

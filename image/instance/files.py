@@ -7,6 +7,7 @@ waiting; a folder that others may write is refused. https://cwe.mitre.org/data/d
 """
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -16,7 +17,7 @@ from pathlib import Path, PurePath
 
 ROOT = 0
 LARGEST_READ_BYTES = 2**20  # of a file that agent or gate wrote; theirs take some KiB
-READABLE_BY_ALL = 0o644
+READABLE_BY_ALL, OWN = 0o644, 0o600
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # without O_NONBLOCK a pipe that nobody writes would be waited for
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,7 +35,7 @@ def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
     with _folder(path.parent) as folder:
         unfinished = f".{path.name}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(unfinished, flags, 0o600, dir_fd=folder)
+        descriptor = os.open(unfinished, flags, OWN, dir_fd=folder)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -89,6 +90,29 @@ def opened(folder: Path, relative: PurePath) -> Iterator[int]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "is no regular file", str(folder / relative))
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While no other program of root's is at the same; the others wait.
+
+    Nobody else can open the lock: who may only read a file may lock it, and keep root waiting for ever.
+
+    Args:
+        path: of the lock; its folder must be there.
+
+    Raises:
+        OSError: it cannot be opened, or others may write its folder (``PermissionError``).
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _folder(path.parent) as folder:
+        descriptor = os.open(path.name, flags, OWN, dir_fd=folder)
+    try:
+        os.fchmod(descriptor, OWN)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

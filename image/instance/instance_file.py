@@ -20,6 +20,8 @@ TEXTS = (
     "lifecycle_hook",
     "home_file_system",
 )
+# What older files lack.
+LATER_TEXTS = ("monitor_group", "records_uri", "instance_log")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class InstanceFile:
         idle_after_hours: idle time before the mark.
         grace_minutes: from the mark to the termination.
         records_uri: where the agent answers the sweep, ``s3://BUCKET/reaper``; empty in older files.
+        instance_log: where its logs go: a log group, or ``PROJECT/STORE``; empty for nowhere, and in
+            older files.
         expected: instance type -> what it must have.
     """
 
@@ -66,6 +70,7 @@ class InstanceFile:
     expected: Mapping[str, Expected]
     monitor_group: str = ""
     records_uri: str = ""
+    instance_log: str = ""
 
     def expected_of(self, instance_type: str | None) -> Expected:
         """What an instance of a type must have; of an unknown type the least of any type of the pool."""
@@ -103,6 +108,7 @@ def load(path: Path) -> InstanceFile:
         },
         monitor_group=raw.get("monitor_group", ""),
         records_uri=raw.get("records_uri", ""),
+        instance_log=raw.get("instance_log", ""),
     )
 
 
@@ -112,7 +118,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
     others = raw.keys() - set(TEXTS)
     wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
-    wrong += [key for key in ("monitor_group", "records_uri") if not isinstance(raw.get(key, ""), str)]
+    wrong += [key for key in LATER_TEXTS if not isinstance(raw.get(key, ""), str)]
     problems += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
     if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
         problems.append(

@@ -1,19 +1,16 @@
 """``python -m image.queue.accounting prepare``: the database behind ``sacct``, on the controller's own disk.
 
-MariaDB should not lie on NFS, so the shared homes have a dump of it instead, written anew where it changed; a
-controller that finds no database begins with that. Who works for which team says the stack
+What of it outlives that disk is in ``database.py``. Who works for which team says the stack
 (``access.people``): a team is an account of Slurm's, with the share and the limit that ``teams`` gives it.
 """
 
-import gzip
 import logging
 import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,74 +18,26 @@ from typing import Any
 from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
 from image.instance.files import replace_text
-from image.queue import configuration, queue_file
-from image.queue.configuration import DATABASE, GRACE_S, LOW, NORMAL
-from image.queue.errors import DatabaseError, NotReadyError, RosterUnreadError
+from image.queue import configuration, database, queue_file
+from image.queue.configuration import GRACE_S, LOW, NORMAL
+from image.queue.database import READ_BY_OWNER, KeptAccounts
+from image.queue.errors import NotReadyError, RosterUnreadError
 from image.queue.slurm import Association
 
 DUMP = "accounting.sql.gz"
 SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
-TIMEOUT_S = 600  # of a dump that is read or written whole
-READ_BY_OWNER = 0o600
 ROSTER = "accounts.json"  # of the stack (image/accounts/roster.py has all of it)
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of those who are in none
 ROOT = "root"  # Slurm's own, above all accounts
 NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"
-# By its socket, as the account that calls: there is no password, and nobody else may connect.
-SETUP = f"""CREATE DATABASE IF NOT EXISTS {DATABASE};
-CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket;
-GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';
-"""
-TABLES = f"SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = '{DATABASE}';"  # noqa: S608
 LOG = logging.getLogger(__name__)
 
 
-def _database(command: Sequence[str], given: bytes = b"") -> bytes:
-    """What a program of MariaDB's says. Raises DatabaseError."""
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DatabaseError(f"{command[0]}: {error}") from error
-    if done.returncode != 0:
-        raise DatabaseError(f"{command[0]}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
-
-
-def begin(dump: Path) -> bool:
-    """Make the database, and fill a new one from the dump; whether it did. Raises DatabaseError, OSError."""
-    _database(["mariadb"], SETUP.encode())
-    if int(_database(["mariadb", "--skip-column-names"], TABLES.encode())) or not dump.is_file():
-        return False
-    try:
-        content = gzip.decompress(dump.read_bytes())
-    except (OSError, EOFError) as error:
-        raise DatabaseError(f"{dump}: {error}") from error
-    # not as the database's root: the dump lies where Slurm's account may write
-    try:
-        _database(["runuser", "-u", "slurm", "--", "mariadb", DATABASE], content)
-    except DatabaseError:
-        _database(["mariadb"], f"DROP DATABASE {DATABASE};".encode())  # or half of it would pass for all
-        raise
-    return True
-
-
-def keep(dump: Path) -> bool:
-    """Write the dump where it has changed; whether it has. Raises DatabaseError, OSError."""
-    text = _database(["mariadb-dump", "--single-transaction", "--quick", "--skip-dump-date", DATABASE])
-    content = gzip.compress(text, mtime=0)
-    if dump.is_file() and dump.read_bytes() == content:
-        return False
-    part = dump.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, READ_BY_OWNER)
-    with os.fdopen(opened, "wb") as written:
-        written.write(content)
-        written.flush()
-        os.fsync(written.fileno())
-    part.replace(dump)
-    return True
+def kept_of(stack: str) -> KeptAccounts:
+    """Where the accounts of a stack outlive its controller."""
+    return KeptAccounts(configuration.state_of(stack) / DUMP, configuration.accounting_log_of(stack))
 
 
 def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
@@ -186,14 +135,30 @@ def prepare() -> None:
     queue = queue_file.load(queue_file.path())
     if not os.path.ismount(configuration.HOMES):
         raise NotReadyError(f"{configuration.HOMES} is not mounted: the accounts would begin anew")
-    dump = configuration.state_of(instance.stack) / DUMP
-    replace_text(MARIADB, configuration.mariadb_conf())
+    kept = kept_of(instance.stack)
+    database.make_room(kept)
     SLURMDBD.parent.mkdir(parents=True, exist_ok=True)
     replace_text(SLURMDBD, configuration.slurmdbd_conf(socket.gethostname(), queue.address))
     shutil.chown(SLURMDBD, "slurm", "slurm")
     SLURMDBD.chmod(READ_BY_OWNER)
-    _database(["systemctl", "restart", "mariadb.service"])
-    LOG.info("event=queue-accounting-prepared restored=%s", begin(dump))
+    LOG.info("event=queue-accounting-prepared restored=%s", start_database(kept))
+
+
+def start_database(kept: KeptAccounts) -> bool:
+    """Start MariaDB anew, with all accounts; whether it was filled. Raises DatabaseError, OSError."""
+    filled = False
+    # One that has its accounts needs its log to start: it asks that what it had begun as it was cut off.
+    if not database.is_whole():
+        _start_mariadb(None)  # what is filled in from the log must not be written to it again
+        filled = database.begin(kept)
+    _start_mariadb(kept.log)
+    return filled
+
+
+def _start_mariadb(log: Path | None) -> None:
+    """Start it anew, with this log. Raises DatabaseError, OSError."""
+    replace_text(MARIADB, configuration.mariadb_conf(log))
+    database.run(["systemctl", "restart", "mariadb.service"])
 
 
 def main(words: list[str]) -> int:

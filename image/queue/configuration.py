@@ -23,8 +23,11 @@ SILENT_S = 300
 # Of the shared homes: encrypted, backed up, and there when the next controller comes.
 HOMES = Path("/home")
 STATE = HOMES / ".gpu-fleet-queue"
+ACCOUNTING = HOMES / ".gpu-fleet-accounting"  # MariaDB's log, for its account alone
 DATABASE = "slurm_acct_db"
 DATABASE_MIB = 256  # of the controller's 4 GiB; Slurm's manual asks for more than MariaDB's own 128
+LOG_NAME = "log"
+LOG_MIB = 16  # of a file of the log, which goes once a dump has all of it
 # Fair share weighs more than any age; what was used counts half after a week.
 FAIR_SHARE, AGE, HALF_LIFE = 100_000, 1_000, "7-0"
 # Before both: a job that gives way to another must not come before it, or it would be stopped as it starts.
@@ -135,6 +138,11 @@ def state_of(stack: str) -> Path:
     return STATE / stack
 
 
+def accounting_log_of(stack: str) -> Path:
+    """Where MariaDB writes its log."""
+    return ACCOUNTING / stack
+
+
 def slurmdbd_conf(host: str, address: str) -> str:
     """``slurmdbd.conf``: https://slurm.schedmd.com/slurmdbd.conf.html. No password: the socket says who."""
     rows = [
@@ -148,21 +156,36 @@ def slurmdbd_conf(host: str, address: str) -> str:
         "StorageHost=localhost",
         "StorageUser=slurm",
         f"StorageLoc={DATABASE}",
-        # a dump is written anew each time it changes: years of steps would make it large
+        # a dump holds all of it: years of steps would make it large
         "PurgeJobAfter=12months",
         "PurgeStepAfter=1month",
     ]
     return "\n".join(rows) + "\n"
 
 
-def mariadb_conf() -> str:
-    """What Slurm asks of MariaDB (https://slurm.schedmd.com/accounting.html): by its socket alone."""
+def mariadb_conf(log: Path | None) -> str:
+    """What Slurm asks of MariaDB (https://slurm.schedmd.com/accounting.html): by its socket alone.
+
+    Args:
+        log: the folder to which each change goes before it counts as done; None to write none.
+    """
     rows = [
         "[mariadbd]",
         "skip-networking",
         f"innodb_buffer_pool_size={DATABASE_MIB}M",
         "innodb_lock_wait_timeout=900",
     ]
+    if log is not None:
+        rows += [
+            f"log_bin={log / LOG_NAME}",
+            "binlog_format=ROW",
+            "sync_binlog=1",
+            f"max_binlog_size={LOG_MIB}M",
+            # only what a dump has goes (image/queue/database.py)
+            "expire_logs_days=0",
+            # slurmdbd makes functions of its own, and is not the database's root
+            "log_bin_trust_function_creators=1",
+        ]
     return "\n".join(rows) + "\n"
 
 

@@ -1,8 +1,8 @@
 """``python -m image.queue.controller``: what the controller does beside slurmctld.
 
-``prepare`` lays munge's key and Slurm's configuration; ``watch`` keeps the partitions those of the stack's
-policy, says to the mover what waits for instances, and forgets nodes whose instances are gone, so that their
-jobs go on elsewhere at once instead of after slurmd's own timeout.
+``prepare`` lays munge's key and Slurm's configuration; ``wait`` waits for slurmdbd; ``watch`` keeps the
+partitions those of the stack's policy, says to the mover what waits for instances, and forgets nodes whose
+instances are gone, so that their jobs go on elsewhere at once instead of after slurmd's own timeout.
 """
 
 import logging
@@ -21,10 +21,11 @@ from image.capacity.queue_need import QUEUE, to_json
 from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
-from image.queue import accounting, books, cloud, configuration, munge, queue_file, slurm
+from image.queue import accounting, books, cloud, configuration, database, folders, munge, queue_file, slurm
 from image.queue.accounting import TeamLimits, is_limited
 from image.queue.books import Books
-from image.queue.configuration import Cluster
+from image.queue.configuration import DATABASE_PORT, Cluster
+from image.queue.database import KeptAccounts
 from image.queue.demand import needs
 from image.queue.errors import NotReadyError, RosterUnreadError, SlurmError
 from image.queue.exclusion import exclusions
@@ -35,6 +36,8 @@ from image.reaper.store import Store
 FOLDER = Path("/etc/slurm")
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
+# systemd gives each command before the start of slurmctld 90 s
+ACCOUNTS_WAIT_S, ACCOUNTS_PAUSE_S = 60.0, 1.0
 LIVING = ("pending", "running")
 # Without any word of the cloud in two looks in a row; once may be an answer of before it started.
 LOOKS_BEFORE_GONE = 2
@@ -186,12 +189,7 @@ def prepare() -> None:
         )
     key = cloud.of(instance).key(queue.secret, may_make=True)
     munge.lay(key)
-    state = configuration.state_of(instance.stack)
-    state.mkdir(parents=True, exist_ok=True)
-    slurm_account = pwd.getpwnam("slurm")
-    for folder in (configuration.STATE, state):
-        os.chown(folder, slurm_account.pw_uid, slurm_account.pw_gid)
-        folder.chmod(0o700)
+    lay_state(configuration.state_of(instance.stack))
     replace_text(Path(configuration.NODE_GPUS), "")  # which gres.conf includes; a controller has none
     policy = _store(instance).newest(POLICY)
     pools = pools_of(policy.content) if policy else {}
@@ -200,6 +198,18 @@ def prepare() -> None:
     limited = is_limited(limits_of(_store(instance)))
     lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
     LOG.info("event=queue-controller-prepared pools=%s", ",".join(pools))
+
+
+def lay_state(state: Path, account: str = "slurm") -> None:
+    """slurmctld's folder and the one above it, for its account, which had another number elsewhere.
+
+    Raises:
+        OSError: one cannot be laid, or is a link.
+    """
+    owner = pwd.getpwnam(account)
+    with folders.made(state.parent) as parent, folders.made(state.name, parent) as own:
+        for folder in (parent, own):
+            folders.give(folder, owner.pw_uid, owner.pw_gid)
 
 
 def _store(instance: instance_file.InstanceFile) -> Store:
@@ -225,30 +235,47 @@ def kept_books(store: Store) -> Books | None:
         return None
 
 
-def keep_accounts(store: Store, dump: Path, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
-    """Let each user work for their team, and keep what the database holds; whether it could be done.
+def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
+    """Let each user work for their team, and keep what the database holds; whether both could be done.
+
+    Neither waits for the other: without a dump MariaDB's log on the shared homes grows for ever.
 
     Args:
+        kept: where that outlives this controller.
         tried: as of ``find_users``.
     """
+    registered = _done("queue-accounts-failed", lambda: _register_users(store, tried, ask))
+    return _done("queue-accounting-not-kept", lambda: _keep_database(kept)) and registered
+
+
+def _done(event: str, step: Callable[[], None]) -> bool:
+    """Whether a step could be done; the log says why not."""
     try:
-        # first: it fails where the database is not there, and then there is nothing to keep
-        known = slurm.associations(ask)
-        roster = store.newest(accounting.ROSTER)
-        teams = accounting.teams_of(roster.content) if roster else {}
-        there = {name: team for name, team in teams.items() if has_account(name)}
-        limits = accounting.limits_of(roster.content) if roster else {}
-        qualities = accounting.qualities(slurm.preempted(ask))
-        for words in (*qualities, *accounting.shares(there, known, limits)):
-            slurm.change_accounts(words, ask)
-            LOG.info("event=queue-account-changed change=%r", " ".join(words))
-        find_users(there, tried, ask)
-        if accounting.keep(dump):
-            LOG.info("event=queue-accounting-kept file=%s", dump)
+        step()
     except (InstanceError, OSError) as error:
-        LOG.warning("event=queue-accounts-failed reason=%r", str(error))
+        LOG.warning("event=%s reason=%r", event, str(error))
         return False
     return True
+
+
+def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
+    """Raises InstanceError, OSError: not all of them are."""
+    known = slurm.associations(ask)
+    roster = store.newest(accounting.ROSTER)
+    teams = accounting.teams_of(roster.content) if roster else {}
+    there = {name: team for name, team in teams.items() if has_account(name)}
+    limits = accounting.limits_of(roster.content) if roster else {}
+    qualities = accounting.qualities(slurm.preempted(ask))
+    for words in (*qualities, *accounting.shares(there, known, limits)):
+        slurm.change_accounts(words, ask)
+        LOG.info("event=queue-account-changed change=%r", " ".join(words))
+    find_users(there, tried, ask)
+
+
+def _keep_database(kept: KeptAccounts) -> None:
+    """Raises DatabaseError, OSError: the dump before stays, with the log since."""
+    if database.keep(kept, time.time()):
+        LOG.info("event=queue-accounting-kept file=%s", kept.dump)
 
 
 def has_account(user: str) -> bool:
@@ -310,16 +337,45 @@ def watch() -> None:
             watching.once(datetime.now(UTC))
         except (CloudError, RosterUnreadError, SlurmError) as error:
             LOG.warning("event=queue-look-failed reason=%r", str(error))
-        dump = configuration.state_of(instance.stack) / accounting.DUMP
-        if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, dump, tried):
+        kept = accounting.kept_of(instance.stack)
+        if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, kept, tried):
             accounts_at_s = time.monotonic()
         time.sleep(LOOK_EVERY_S)
+
+
+def wait_for_accounts(
+    address: str,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+    connect: Callable[..., socket.socket] = socket.create_connection,
+) -> bool:
+    """Wait until slurmdbd answers, which a new controller fills first; whether it does.
+
+    slurmctld that starts before it counts by what it remembers of the accounts. Jobs wait for neither long:
+    without slurmdbd the queue works all the same.
+    """
+    until = clock() + ACCOUNTS_WAIT_S
+    while True:
+        try:
+            connect((address, DATABASE_PORT), timeout=ACCOUNTS_PAUSE_S).close()
+        except OSError as error:
+            if clock() >= until:
+                LOG.warning("event=queue-accounts-away reason=%r", str(error))
+                return False
+            pause(ACCOUNTS_PAUSE_S)
+        else:
+            return True
+
+
+def wait() -> None:
+    """As ``wait_for_accounts``, on this controller; raises InstanceError."""
+    wait_for_accounts(queue_file.load(queue_file.path()).address)
 
 
 def main(words: list[str]) -> int:
     """Exit status for the unit."""
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
-    programs = {"prepare": prepare, "watch": watch}
+    programs = {"prepare": prepare, "wait": wait, "watch": watch}
     if len(words) != 1 or words[0] not in programs:
         LOG.error("event=usage words=%r allowed=%r", words, ", ".join(programs))
         return 2

@@ -115,10 +115,10 @@ def use(disk: Disk, folder: Path) -> None:
         _run("mkfs.xfs", "-q", "-K", "-L", LABEL, disk.path)
     folder.mkdir(exist_ok=True)
     _run("mount", "-o", "noatime", disk.path, str(folder))
-    # keep first: once everybody may write here, anybody could put a link in its place
-    keep = folder / "keep"
-    keep.mkdir(exist_ok=True)
-    keep.chmod(EVERYBODY)
+    # these first: once everybody may write here, anybody could put a link in their place
+    for shared in (folder / "keep", folder / "runs"):
+        shared.mkdir(exist_ok=True)
+        shared.chmod(EVERYBODY)
     folder.chmod(EVERYBODY)
     LOG.info("event=scratch device=%s made=%s", disk.path, disk.blank)
 

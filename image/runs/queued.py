@@ -16,11 +16,13 @@ from pathlib import Path
 
 import click
 
+from image.instance.errors import InstanceError
 from image.queue import queue_file
 from image.queue.batch import JobScript, script
-from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.errors import CloudError, ConfigurationError, nearest
 from image.reaper.policy import Policy
 from image.runs.model import run_name
+from image.runs.refusals import QueueRecords, never_runs, records
 
 HOMES = Path("/home")
 CONFIG = ".toml"
@@ -97,10 +99,21 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         )
     if problem := unreadable(run.words[0], folder) or without_account(own_account()):
         raise ConfigurationError(problem)
+    if problem := never_runs(batch, own_account(), heard(), datetime.now(UTC)):
+        raise ConfigurationError(problem)
     said = handed_over(text)
     click.echo(
         f"{said}: gpu-fleet runs shows it, its output goes to {batch.log.replace('%j', said.split()[-1])}"
     )
+
+
+def heard() -> QueueRecords:
+    """What the stack says of teams and money; nothing of it keeps a job from a queue that would run it."""
+    try:
+        return records()
+    except (CloudError, InstanceError) as error:
+        click.echo(f"neither the budget nor the team's limit was looked at: {error}", err=True)
+        return QueueRecords(None, None)
 
 
 def described(

@@ -28,6 +28,8 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     usr/libexec/gpu-fleet/reserve-gpus etc/profile.d \
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
+    etc/systemd/system/gpu-logs.service \
+    etc/systemd/system/gpu-idle-command.service usr/libexec/gpu-fleet/idle-command \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \
     etc/systemd/system/gpu-accounts.service etc/systemd/system/gpu-accounts.timer etc/sudoers.d etc/sudo.conf
 if [ -z "$ROOT" ]; then
@@ -42,7 +44,8 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
 fi
 if [ "$(queue_role)" = controller ]; then
     # it is in no pool: nothing to check, nobody to reap
-    serve gpu-accounts.service gpu-accounts.timer
+    serve gpu-logs.service gpu-accounts.service gpu-accounts.timer
     exit 0
 fi
-serve mig.service gpu-ready.service gpu-reaper.service gpu-door.timer gpu-accounts.service gpu-accounts.timer
+serve gpu-logs.service mig.service gpu-ready.service gpu-reaper.service gpu-door.timer gpu-accounts.service \
+    gpu-accounts.timer

@@ -14,6 +14,7 @@ systemctl mask --quiet slurmd.service slurmctld.service slurmdbd.service
 lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health
 case $role in
     controller)
+        lay etc/systemd/system/mariadb.service.d/60-gpu-fleet.conf
         install_group queue-controller
         units=(gpu-queue-accounting.service gpu-queue-controller.service gpu-queue-watch.service)
         ;;

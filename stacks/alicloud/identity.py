@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pulumi
 
 from stacks import naming
-from stacks.alicloud import policies
+from stacks.alicloud import instance_logs, policies
 from stacks.alicloud.roles import role_with_policy
 from stacks.payload import built, sweep_archive
 from stacks.settings import Pool, Stack
@@ -98,6 +98,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
         policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),
+        *instance_logs.write_statements(stack, pool.name),
     ]
     if pool.erdma or pool.reservation_id is not None:
         statements.append(
@@ -143,7 +144,7 @@ def _handshake(args: IdentityArgs) -> list[policies.Statement]:
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """What the stack says to its instances as long as they run."""
-    queue = [sweep_archive.QUEUE_JOBS_KEY] if args.stack.queued else []
+    queue = [*sweep_archive.QUEUE_SAYS] if args.stack.queued else []
     keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, *queue)
     return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
 

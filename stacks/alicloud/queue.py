@@ -22,7 +22,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud import policies
+from stacks.alicloud import instance_logs, policies
 from stacks.alicloud.firewall import QUEUE
 from stacks.alicloud.launch import DISK_CATEGORY, DISK_PERFORMANCE_LEVEL
 from stacks.alicloud.roles import role_with_policy
@@ -211,7 +211,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     read = (
         sweep_archive.POLICY_KEY,
         sweep_archive.ACCOUNTS_KEY,
-        sweep_archive.QUEUE_JOBS_KEY,
+        *sweep_archive.QUEUE_SAYS,
         f"{built.PREFIX}/*",
     )
     return policies.document(
@@ -224,4 +224,5 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
             [pulumi.Output.concat(records, f"/{key}") for key in sweep_archive.QUEUE_WRITES],
         ),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
+        *instance_logs.write_statements(args.stack, QUEUE),
     )

@@ -14,6 +14,7 @@ from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
 from stacks.alicloud.fleet import Fleet, FleetArgs
 from stacks.alicloud.image import Image, ImageArgs
+from stacks.alicloud.instance_logs import InstanceLogs, InstanceLogsArgs
 from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
@@ -58,6 +59,8 @@ def build(stack: Stack) -> dict[str, Any]:
     inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, networks, policy, mounts)
     storage = Storage(name, inside, own)
     surroundings.append(storage)
+    if stack.logs.instances:
+        surroundings.append(InstanceLogs(name, InstanceLogsArgs(stack, keys.key_id, keys.key_arn), own))
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
     budget = Budget(name, BudgetArgs(stack), own)
     metrics = MonitorGroup(name, MonitorGroupArgs(stack, budget.contact_group), own)
@@ -135,6 +138,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "people_policy": people_policy(moving),
         "submit_policies": submit.people_policies(stack, storage.bucket_arns["data"], commands),
         "policy": policy,
+        "instance_log": stack.instance_log,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
         "cost": cost,

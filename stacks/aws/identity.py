@@ -7,7 +7,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import instance_logs, policies
 from stacks.payload import built, sweep_archive
 from stacks.settings import Pool, Stack
 
@@ -143,6 +143,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
                 "Null": {"aws:TagKeys": "false"},
             },
         ),
+        *instance_logs.write_statements(stack, args.pool.name),
         *_existing_buckets(stack, f"{arn}:s3:::"),
         *_queue_key(args),
     )
@@ -175,7 +176,7 @@ def _existing_buckets(stack: Stack, arn: str) -> Iterator[policies.Statement]:
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """What the stack says to its instances as long as they run."""
-    queue = [*sweep_archive.QUEUE_SAYS] if args.stack.queued else []
+    queue = [*sweep_archive.QUEUE_SAYS, sweep_archive.MOVER_STATE_KEY] if args.stack.queued else []
     keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, *queue)
     return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
 

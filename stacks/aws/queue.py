@@ -12,7 +12,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import instance_logs, policies
 from stacks.aws.firewall import QUEUE
 from stacks.aws.identity import SESSION_ACTIONS
 from stacks.aws.launch import ROOT_DEVICE
@@ -197,7 +197,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     read = (
         sweep_archive.POLICY_KEY,
         sweep_archive.ACCOUNTS_KEY,
-        sweep_archive.QUEUE_JOBS_KEY,
+        *sweep_archive.QUEUE_SAYS,
         f"{built.PREFIX}/*",
     )
     return policies.document(
@@ -219,4 +219,5 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
             args.key_arn,
             {"StringEquals": {"kms:ViaService": vias}},
         ),
+        *instance_logs.write_statements(stack, QUEUE),
     )

@@ -15,6 +15,7 @@ from stacks.aws.endpoints import Endpoints, EndpointsArgs
 from stacks.aws.firewall import ENDPOINTS, IMAGE_BUILDER, Firewall, FirewallArgs
 from stacks.aws.fleet import Fleet, FleetArgs
 from stacks.aws.image import Image, ImageArgs
+from stacks.aws.instance_logs import InstanceLogs, InstanceLogsArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
 from stacks.aws.people import People, PeopleArgs
@@ -81,6 +82,8 @@ def build(stack: Stack) -> dict[str, Any]:
         own,
     )
     surroundings.append(storage)
+    if stack.logs.instances:
+        surroundings.append(InstanceLogs(name, InstanceLogsArgs(stack, keys.key_arn), own))
     budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
     image = Image(
         name,
@@ -168,6 +171,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "capacity_function_name": capacity.function_name,
         "people_policy": people_policy(moving),
         "policy": policy,
+        "instance_log": stack.instance_log,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
         "dashboard_url": dashboard.url,

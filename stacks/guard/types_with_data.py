@@ -36,6 +36,7 @@ _NETWORK = {
 _SUBNETS = "network.zones or network.existing"
 _MOUNTED = {"subnetId": _SUBNETS, "vswitchId": _SUBNETS, "region": "region"}
 _NAMED = "the name of the stack or account_id"
+_OR_OFF = f"logs.instances, {_NAMED}"
 
 HOLDINGS = {
     "aws:s3/bucket:Bucket": Holding(
@@ -61,7 +62,7 @@ HOLDINGS = {
         "storage.scratch_gib",
     ),
     "aws:cloudwatch/logGroup:LogGroup": Holding(
-        "every entry in it", _COPY_LOGS, {"name": _NAMED, "region": "region"}, _NAMED
+        "every entry in it", _COPY_LOGS, {"name": _NAMED, "region": "region"}, _OR_OFF
     ),
     "aws:ec2/vpc:Vpc": Holding("the whole network", _EMPTY_NETWORK, _NETWORK, "network.existing"),
     "aws:ec2/subnet:Subnet": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
@@ -91,10 +92,10 @@ HOLDINGS = {
         "storage.home, storage.scratch_gib or network.zones",
     ),
     "alicloud:log/project:Project": Holding(
-        "every entry in it", _COPY_LOGS, {"projectName": _NAMED, "name": _NAMED}, _NAMED
+        "every entry in it", _COPY_LOGS, {"projectName": _NAMED, "name": _NAMED}, _OR_OFF
     ),
     "alicloud:log/store:Store": Holding(
-        "every entry in it", _COPY_LOGS, {"projectName": _NAMED, "logstoreName": _NAMED}, _NAMED
+        "every entry in it", _COPY_LOGS, {"projectName": _NAMED, "logstoreName": _NAMED}, _OR_OFF
     ),
     "alicloud:vpc/network:Network": Holding(
         "the whole network", _EMPTY_NETWORK, _NETWORK, "network.existing"

@@ -56,6 +56,7 @@ def instance_toml(
             "monitor_group": monitor_group,
             "records_uri": records_uri,
             "mig_profile": pool.mig_profile or "",
+            **_log(stack),
             **({"scratch_mount_name": scratch_mount_name} if scratch_mount_name else {}),
             **_existing_buckets(stack),
             "idle": {
@@ -86,6 +87,7 @@ def controller_toml(stack: Stack, *, home: str, records_uri: str) -> str:
             "lifecycle_hook": "",
             "home_file_system": home,
             "records_uri": records_uri,
+            **_log(stack),
             "idle": {"after_hours": 0.0, "grace_minutes": 0},
         }
     )
@@ -100,6 +102,11 @@ def queue_json(role: str, address: str, secret: str) -> str:
         secret: name of the secret with munge's key; the key itself is in no user data.
     """
     return json.dumps({"role": role, "address": address, "secret": secret}, indent=1) + "\n"
+
+
+def _log(stack: Stack) -> dict[str, str]:
+    """Where ``gpu-logs.service`` sends the logs; it does not start on an instance whose file lacks this."""
+    return {"instance_log": stack.instance_log} if stack.instance_log else {}
 
 
 def _existing_buckets(stack: Stack) -> dict[str, list[str]]:

@@ -43,7 +43,9 @@ QUEUE_NEED_KEY = "reaper/capacity/queue.json"
 QUEUE_WRITES = (QUEUE_NEED_KEY, QUEUE_JOBS_KEY)
 # What `gpu-fleet runs` reads: with it why no instance comes (image/capacity/model.py).
 MOVER_STATE_KEY = "reaper/capacity/state.json"
-QUEUE_SAYS = (QUEUE_JOBS_KEY, MOVER_STATE_KEY)
+# What `gpu-fleet submit` reads: what may be spent on more instances (image/capacity/growth.py).
+GROWTH_KEY = "reaper/capacity/growth.json"
+QUEUE_SAYS = (QUEUE_JOBS_KEY, GROWTH_KEY)
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.

@@ -46,7 +46,7 @@ class Volumes:
     Attributes:
         bucket_gb: in all buckets, on average over the month.
         home_gb: in homes, where they grow by themselves.
-        log_gb: flow log taken in within a month.
+        log_gb: flow log, and logs of instances, taken in within a month.
         nat_gb: through NAT within a month.
     """
 
@@ -105,7 +105,7 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
     if stack.queued:
         yield "queue_controller", CostKind.COMPUTE, HOURS_PER_MONTH
         yield "disk", CostKind.DISKS, stack.image.size_gib
-    if network.existing is None:
+    if network.existing is None or stack.logs.instances:
         yield "log", CostKind.LOGS, volumes.log_gb
 
 

@@ -129,6 +129,8 @@ Network = Annotated[IPv4Network, BeforeValidator(_no_number)]
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
 # More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
 LARGEST = 1_000_000_000
+# what the log of instances is called in the names of both clouds
+_INSTANCES = "instances"
 Positive = Annotated[int, Field(gt=0, le=LARGEST), NUMBER]
 Count = Annotated[int, Field(ge=0, le=LARGEST), NUMBER]
 # What the sweep takes too: a policy beyond it would stop every sweep (image/reaper/policy.py).
@@ -773,13 +775,17 @@ class LogSettings:
 
     Attributes:
         retention_days: how long every log of the stack is kept: connections of its network, runs of the sweep
-            and of the mover, requests to its buckets.
+            and of the mover, logs of instances, requests to its buckets.
+        instances: send what boot check, agent, trainers, runs and the queue say on each instance, and the
+            kernel's errors of GPUs, to CloudWatch Logs or Simple Log Service; without it that is on the
+            instance alone.
         bucket_access: write every request to the stack's buckets down, in a bucket of its own.
         data_events: CloudTrail delivers every call for an object of the stack's buckets there too, with who
             made it, complete and signed; paid for by the event (AWS, with ``bucket_access``).
     """
 
     retention_days: RetentionDays = 90
+    instances: Switch = True
     bucket_access: Switch = False
     data_events: Switch = False
 
@@ -962,6 +968,18 @@ class Stack:
     def bucket_name(self, kind: str) -> str:
         """Of a bucket: unique in the world by the account's id, and known before anything exists."""
         return naming.prefixed(self.name, kind, self.account_id)
+
+    @property
+    def instance_log(self) -> str:
+        """Where the logs of instances go: a log group, or ``PROJECT/STORE``. Known before it exists.
+
+        Empty where they go nowhere.
+        """
+        if not self.logs.instances:
+            return ""
+        if self.cloud is Cloud.AWS:
+            return f"/{naming.PROJECT}/{self.name}/{_INSTANCES}"
+        return f"{naming.prefixed(self.name, _INSTANCES, self.account_id)}/{_INSTANCES}"
 
     def zones_of(self, pool: Pool) -> tuple[str, ...]:
         """The zones a pool uses, in the network's order of preference."""

@@ -1,5 +1,6 @@
 """What the keeper of image builds does: tries again while there is no room, promotes what is clean, once."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -228,6 +229,37 @@ def test_a_build_that_runs_on_sunday_morning_is_the_weeks():
     look(cloud, ECS, SUNDAY + 10 * MINUTE)
 
     assert cloud.begun == []
+
+
+def played(cloud, *, minutes, cause):
+    """The problems of looks ten minutes apart, between which each build fails for one cause."""
+    problems = []
+    for passed in range(0, minutes, 10):
+        problems.append(look(cloud, ECS, SUNDAY + passed * MINUTE + MINUTE).problem)
+        newest = cloud.history()[0]
+        cloud.builds[cloud.builds.index(newest)] = replace(newest, state=BuildStage.FAILED)
+        cloud.causes[newest.id] = cause
+    return problems
+
+
+def test_a_week_without_a_schedule_fails_within_minutes_and_is_begun_once_more_alone():
+    cloud = Cloud(PipelineBuild("last", BuildStage.DONE, SUNDAY - 7 * DAY))
+
+    problems = played(cloud, minutes=120, cause=Cause.BUILDING)
+
+    assert cloud.begun == [(0, last_due(SUNDAY, BERLIN).isoformat()), (0, "build-1")]
+    assert problems[1] == ""
+    assert problems[-1] == "build build-2 failed: it was building; nothing is promoted"
+
+
+def test_a_week_without_a_schedule_and_without_room_is_tried_for_six_hours_from_its_first_try_on():
+    cloud = Cloud(PipelineBuild("last", BuildStage.DONE, SUNDAY - 7 * DAY))
+
+    problems = played(cloud, minutes=8 * 60, cause=Cause.NO_ROOM)
+
+    tries = [build.began for build in cloud.builds if build.id != "last"]
+    assert max(tries) - min(tries) == TRIED_FOR - 10 * MINUTE
+    assert problems[-1].endswith("(no instance in 6 hours); nothing is promoted")
 
 
 @given(

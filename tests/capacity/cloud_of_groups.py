@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import count
 
 from image.capacity.model import Coming, MoverState, Request, Trouble
-from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide
+from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide, totals
 from image.capacity.queue_need import PoolNeed
 from image.reaper import policy as policies
 from image.reaper.model import TAG_POOL, Group, Instance
@@ -43,6 +43,7 @@ class Cloud:
         frozen: pools that take nothing.
         ledger: every decision so far.
         rises: (group, by how many) of every rise of a desired capacity.
+        totals: what each pass said that pools have or are about to have.
     """
 
     policy: Policy = field(default_factory=policy)
@@ -56,6 +57,7 @@ class Cloud:
     instances: dict[str, Instance] = field(default_factory=dict)
     ledger: list[PlacementDecision] = field(default_factory=list)
     rises: list[tuple[str, int]] = field(default_factory=list)
+    totals: list[dict[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.groups = {
@@ -102,6 +104,7 @@ class Cloud:
             self.firing,
             self.queue,
         )
+        self.totals.append(totals(view, self.state))
         self.state, decisions = decide(view, self.state)
         self.ledger += decisions
         for decision in decisions[:until]:

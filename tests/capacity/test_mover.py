@@ -1,12 +1,15 @@
 """What a pass does with its decisions when the cloud refuses one of them."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+from image.capacity import growth, mover
 from image.capacity.model import QUEUED, Coming, MoverState
 from image.capacity.mover import _Mover
 from image.capacity.placement import Action, PlacementDecision
 from image.reaper.errors import CloudError
+from image.reaper.model import Group, Inventory
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START, policy
 
 A, B = LABELS
@@ -42,8 +45,8 @@ def carried_out(*refused: str) -> tuple[list[str], MoverState]:
         PlacementDecision(Action.START, "train", "for the queue", group=B, coming=(MOVED,), desired=0),
         PlacementDecision(Action.START, "other", "for the queue", group="c", coming=(OTHER,), desired=0),
     ]
-    mover = _Mover(nothing, nothing, groups, policy(), lambda: START)  # type: ignore[arg-type] # a part of them
-    return groups.calls, mover._carry_out(state, decisions)
+    own = _Mover(nothing, nothing, groups, policy(), lambda: START)  # type: ignore[arg-type] # a part of them
+    return groups.calls, own._carry_out(state, decisions)
 
 
 def _nothing() -> Any:
@@ -63,3 +66,43 @@ def test_where_a_group_could_not_be_lowered_its_pool_wants_no_more_elsewhere():
 
     assert calls == ["start 1 in c"]
     assert state.coming == (Coming(MOVED, "train", QUEUED, START),)
+
+
+class OwnStore:
+    """The records bucket of a stack whose mover begins; what is put there is ``written``."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, Any] = {}
+
+    def get(self, key: str) -> None:
+        return None
+
+    def newest(self, key: str, at_most: int) -> None:
+        return None
+
+    def listed(self, prefix: str) -> list[Any]:
+        return []
+
+    def put(self, key: str, content: dict[str, Any]) -> None:
+        self.written[key] = content
+
+    def move_on(self, key: str, content: dict[str, Any], version: str | None) -> str:
+        self.written[key] = content
+        return "1"
+
+    def create(self, key: str, content: dict[str, Any]) -> None:
+        self.written[key] = content
+
+
+def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(monkeypatch):
+    """One runs, one boots, and no instance of it is Slurm's yet."""
+    own = policy(queue_gpus=8)
+    group = Group(A, 0, 2, {"i-1": "InService"}, 4, "train", title=f"gpu-fleet-{own.stack}-{A}")
+    fleet = SimpleNamespace(fleet=lambda: Inventory((), (group,)))
+    store = OwnStore()
+    monkeypatch.setattr(mover, "look", lambda *_: None)
+    cloud = SimpleNamespace(instances=fleet, store=store)
+
+    mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
+
+    assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}

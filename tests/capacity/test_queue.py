@@ -33,6 +33,22 @@ def test_instances_on_their_way_are_not_asked_for_again():
     assert len(cloud.instances) == 2
 
 
+def test_what_boots_or_waits_for_a_place_is_of_the_pool_already():
+    """Of it a job is not refused (``growth.json``), whatever Slurm knows of it yet."""
+    cloud = queued()
+    cloud.move()
+    cloud.queue = {"train": PoolNeed(0, (2,))}
+    cloud.move()
+    cloud.later()
+    cloud.move()
+    cloud.queue, cloud.room = {"train": PoolNeed(2, (1,))}, dict.fromkeys(LABELS, False)
+    for _ in range(3):
+        cloud.move()
+        cloud.later()
+
+    assert [said["train"] for said in cloud.totals] == [0, 2, 2, 3, 3, 3]
+
+
 def test_instances_at_work_do_not_serve_a_job_that_waits():
     cloud = queued(2)
     cloud.move()

@@ -135,7 +135,7 @@ def test_the_drivers_module_is_there_for_the_running_kernel(guest):
 def test_two_disks_are_one_striped_file_system(guest):
     assert guest.run("findmnt --noheadings --output FSTYPE /scratch").strip() == "xfs"
     assert "raid0 nvme1n1[1] nvme0n1[0]" in guest.run("cat /proc/mdstat")
-    assert guest.run("stat --format=%a /scratch /scratch/keep").split() == ["1777", "1777"]
+    assert guest.run("stat --format=%a /scratch /scratch/keep /scratch/runs").split() == ["1777"] * 3
 
 
 def test_boot_passes_its_phases_in_order(guest):
@@ -207,7 +207,7 @@ def test_a_reboot_keeps_scratch_and_a_stop_renews_it(guest):
     guest.run("systemctl restart scratch")
 
     assert kept
-    assert guest.run("ls -A /scratch").split() == ["keep"]
+    assert guest.run("ls -A /scratch").split() == ["keep", "runs"]
 
 
 def test_the_stop_file_ends_the_trainer_with_a_checkpoint(guest):

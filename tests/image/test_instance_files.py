@@ -2,12 +2,14 @@
 
 import os
 import stat
-from pathlib import PurePath
+import subprocess
+import tempfile
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 
 import pytest
 
-from image.instance.files import LARGEST_READ_BYTES, opened, read_text, replace_text, unsafe
+from image.instance.files import LARGEST_READ_BYTES, alone, opened, read_text, replace_text, unsafe
 
 OTHER_USER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
@@ -163,3 +165,44 @@ def test_no_link_on_the_way_to_a_file_is_followed(folder, secret, way):
 
     with pytest.raises(OSError), opened(folder, PurePath(way)):  # noqa: PT011 - of the file or of the folder
         pass
+
+
+@as_root
+@pytest.mark.parametrize("left", [False, True], ids=["new", "left by an older image"])
+def test_no_user_holds_a_lock_of_roots(left):
+    """flock(2) asks for no right to write: who may read a lock could keep root waiting for ever."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)  # as /run/gpu-fleet: others come as far as the lock itself
+        lock, beside = Path(made) / "lock", Path(made) / "beside"
+        beside.touch(0o644)
+        if left:
+            lock.touch(0o644)
+
+        with alone(lock):
+            pass
+
+        assert held_by_another(beside).returncode == 0
+        refused = held_by_another(lock)
+    assert refused.returncode != 0
+    assert "Permission denied" in refused.stderr
+
+
+def held_by_another(lock):
+    """Another user's try to hold a lock."""
+    return subprocess.run(
+        ["flock", "--nonblock", str(lock), "true"],
+        user=OTHER_USER,
+        group=OTHER_USER,
+        extra_groups=(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_who_comes_second_waits(folder):
+    with alone(folder / "lock"):
+        second = subprocess.run(["flock", "--nonblock", str(folder / "lock"), "true"], check=False)
+    after = subprocess.run(["flock", "--nonblock", str(folder / "lock"), "true"], check=False)
+
+    assert (second.returncode, after.returncode) == (1, 0)

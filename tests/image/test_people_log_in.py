@@ -23,6 +23,7 @@ mkdir "$2/"{upper,work,root}
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
 for fs in proc run:tmpfs tmp:tmpfs; do mount -t "${fs#*:}" "${fs#*:}" "$2/root/${fs%%:*}"; done
 mount --rbind /dev "$2/root/dev"
+mount -t tmpfs -o mode=1777 tmpfs "$2/root/dev/shm"
 mkdir -p "$2/root/opt/gpu-fleet/lib" "$2/root/brought" "$2/root/etc/sysusers.d"
 cp -r "$3/." "$2/root/brought"
 rm -rf "$2/root/opt/gpu-fleet/lib/image"
@@ -76,6 +77,22 @@ record bob-root as bob sudo -n id -u
 as ada 'SECRET=of-ada exec sleep 600' & until pgrep -u ada -x sleep >/dev/null; do sleep 0.1; done
 record bob-home as bob 'ls /home/ada'
 record bob-environment as bob "cat /proc/$(pgrep -u ada -x sleep)/environ"
+PID=$(pgrep -u ada -x sleep)
+record bob-at-process as bob "cd /proc/$PID && { ls fd; ls -l cwd root; head -c1 mem; kill $PID; }"
+record ada-process kill -0 "$PID"
+as ada 'printf of-ada >/dev/shm/plain; chmod 644 /dev/shm/plain
+    python3 -c "
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None  # it stays, as that of a job that runs
+shared_memory.SharedMemory(\"batch\", create=True, size=64).buf[:6] = b\"of-ada\"
+"
+    ssh-agent -a /tmp/agent-of-ada >/dev/null; SSH_AUTH_SOCK=$(ls -d /tmp/agent-of-ada) ssh-add -l'
+record bob-reads-memory as bob 'cat /dev/shm/batch'
+record bob-writes-memory as bob 'echo planted >/dev/shm/batch; echo planted >/dev/shm/plain'
+record bob-moves-memory as bob 'rm -f /dev/shm/batch; mv /dev/shm/plain /dev/shm/mine'
+record memory-of-ada cat /dev/shm/batch /dev/shm/plain
+record bob-agent as bob 'SSH_AUTH_SOCK=/tmp/agent-of-ada ssh-add -l'
+record ada-agent as ada 'SSH_AUTH_SOCK=/tmp/agent-of-ada ssh-add -l'
 record link stat -c '%U %a' /etc/shadow
 record planted as bob 'mkdir -m 700 -p ~/.ssh && cat > ~/.ssh/authorized_keys' </brought/bob.pub
 as bob 'sleep 601' & BOB=$!; until pgrep -u bob -x sleep >/dev/null; do sleep 0.1; done
@@ -160,6 +177,27 @@ def test_users_see_neither_each_others_homes_nor_environments(results):
     assert "Permission denied" in results["bob-home"][1]
     assert "Permission denied" in results["bob-environment"][1]
     assert "of-ada" not in results["bob-environment"][1]
+
+
+def test_users_reach_no_process_of_each_other(results):
+    said = results["bob-at-process"][1]
+
+    assert said.count("Permission denied") >= 3
+    assert "Operation not permitted" in said  # kill
+    assert results["ada-process"][0] == 0
+
+
+def test_shared_memory_of_a_job_is_its_users_alone(results):
+    """Loaders of data pass batches on through /dev/shm."""
+    assert "Permission denied" in results["bob-reads-memory"][1]
+    assert results["bob-writes-memory"][1].count("Permission denied") == 2
+    assert results["bob-moves-memory"][1].count("Operation not permitted") == 2
+    assert results["memory-of-ada"][1].replace("\0", "").endswith("of-ada")
+
+
+def test_an_agents_keys_are_used_by_their_owner_alone(results):
+    assert results["ada-agent"] == (1, "The agent has no identities.")
+    assert "Permission denied" in results["bob-agent"][1]
 
 
 def test_a_link_in_the_place_of_a_home_is_not_followed(results):

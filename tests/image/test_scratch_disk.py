@@ -79,7 +79,7 @@ def test_a_blank_disk_gets_a_file_system_and_is_mounted(service, instance, tmp_p
         ("mkfs.xfs", "-q", "-K", "-L", "gpu-scratch", "/dev/vdb"),
         ("mount", "-o", "noatime", "/dev/vdb", str(tmp_path / "scratch")),
     ]
-    for folder in ("scratch", "scratch/keep"):
+    for folder in ("scratch", "scratch/keep", "scratch/runs"):
         assert oct((tmp_path / folder).stat().st_mode)[-4:] == "1777"
 
 

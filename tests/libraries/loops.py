@@ -47,7 +47,7 @@ def points():
     return x, (x.sum(1) > 0).long()
 
 
-def hugging_face(directory, workers):
+def hugging_face(directory, workers, **further):
     from datasets import Dataset
     from transformers import Trainer, TrainingArguments
 
@@ -57,14 +57,29 @@ def hugging_face(directory, workers):
     data = Dataset.from_dict({"x": x.tolist(), "labels": labels.tolist()}).with_format("torch")
     arguments = TrainingArguments(
         output_dir=str(directory), max_steps=STEPS, per_device_train_batch_size=BATCH, report_to=[],
-        dataloader_num_workers=workers, seed=0, save_strategy="no", use_cpu=True, disable_tqdm=True,
-        learning_rate=RATE, gradient_accumulation_steps=ACCUMULATED,
+        dataloader_num_workers=workers, seed=0, use_cpu=True, disable_tqdm=True,
+        learning_rate=RATE, gradient_accumulation_steps=ACCUMULATED, **({"save_strategy": "no"} | further),
     )  # fmt: skip
     torch.manual_seed(0)
     model, callback = Net(), FleetCallback(directory)
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback])
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=[callback]
+    )
     trainer.train(resume_from_checkpoint=callback.newest())
+    scores = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    best = Path(trainer.state.best_model_checkpoint or "").name
+    words = [trainer.state.global_step, best, trainer.state.best_metric, *scores]
+    (directory / "scores.txt").write_text(" ".join(map(str, words)))
     return model
+
+
+def evaluated_hugging_face(directory, workers):
+    """Six batches of evaluation each so many steps; the best weights are those of the end."""
+    every = int(os.environ["EVALUATE_EVERY"])
+    return hugging_face(
+        directory, workers, eval_strategy="steps", save_strategy="steps", eval_steps=every, save_steps=every,
+        load_best_model_at_end=True, per_device_eval_batch_size=BATCH,
+    )  # fmt: skip
 
 
 def accelerate(directory, workers):
@@ -140,6 +155,47 @@ def lightning(directory, workers, loader_kind=Stateful):
 
 def plain_lightning(directory, workers):
     return lightning(directory, workers, DataLoader)
+
+
+def validated_lightning(directory, workers):
+    """A shuffled loader, and a rate that follows the validation, of which ranks have uneven parts."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    from gpu_fleet.callbacks.lightning import FleetCallback, ResumableLoader
+
+    rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, _index):
+            return self.net(*batch)["loss"]
+
+        def validation_step(self, batch, _index):
+            self.log("val", self.net(*batch)["loss"], sync_dist=True)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=RATE)
+            rates = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.5, patience=0, threshold=10
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "monitor": "val"}}
+
+    torch.manual_seed(rank)
+    model, callback = Module(), FleetCallback(directory)
+    x, labels = points()
+    loader = ResumableLoader(TensorDataset(x, labels), BATCH, shuffle=True, num_workers=workers)
+    part = slice(0, 2 * BATCH if rank else SAMPLES)
+    trainer = Trainer(
+        max_epochs=3, accelerator="cpu", devices=ranks, use_distributed_sampler=False,
+        logger=False, enable_checkpointing=False, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory),
+    )  # fmt: skip
+    held_out = DataLoader(TensorDataset(x[part], labels[part]), BATCH)
+    trainer.fit(model, loader, held_out, ckpt_path=callback.newest())
+    return model
 
 
 def main(kind, directory, workers, stop_at):

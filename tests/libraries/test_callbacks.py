@@ -12,13 +12,24 @@ LIBRARIES = ("hugging_face", "accelerate", "lightning")
 pytestmark = [pytest.mark.libraries, pytest.mark.timeout(900)]
 
 
-def run(python: Path, kind: str, folder: Path, workers: int, stop_at: int = 0) -> tuple[int, str]:
+def run(
+    python: Path, kind: str, folder: Path, workers: int, stop_at: int = 0, *, ranks: int = 1
+) -> tuple[int, str]:
     """One training as its library's users start it: its exit status, and all it said.
 
     The environment is this process's.
     """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [python, HERE / "loops.py", kind, folder, str(workers), str(stop_at)],
+        [
+            python,
+            *(torchrun if ranks > 1 else []),
+            HERE / "loops.py",
+            kind,
+            folder,
+            str(workers),
+            str(stop_at),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -59,6 +70,51 @@ def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
 
     assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
     assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stop_at"), [(1, 6), (2, 9)], ids=["before a validation", "in the second epoch"]
+)
+def test_a_rate_that_follows_the_validation_of_lightning_is_as_if_undisturbed(
+    ranks: int, stop_at: int, python: Path, tmp_path: Path
+) -> None:
+    """Ranks validate uneven numbers of batches, and draw the order of each epoch themselves."""
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    kind = "validated_lightning"
+
+    undisturbed = run(python, kind, straight, workers=0, ranks=ranks)
+    stopped = run(python, kind, broken, workers=0, stop_at=stop_at, ranks=ranks)
+    written = (broken / "weights.txt").exists()
+    resumed = run(python, kind, broken, workers=0, ranks=ranks)
+
+    ended = 85 if ranks == 1 else 0  # torchrun would start it again at once
+    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, ended, 0], stopped[1] + resumed[1]
+    assert not written
+    assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
+    assert "not exact" not in resumed[1]
+
+
+@pytest.mark.parametrize(
+    ("every", "stop_at"),
+    [(11, 13), (4, 6), (4, 15)],
+    ids=["the last", "the first", "the second"],
+)
+def test_a_notice_in_an_evaluation_of_the_trainer_ends_it_and_loses_nothing(
+    every: int, stop_at: int, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resumed run begins with it: steps, scores, the best checkpoint and its weights are the same."""
+    monkeypatch.setenv("EVALUATE_EVERY", str(every))
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+
+    undisturbed = run(python, "evaluated_hugging_face", straight, workers=0)
+    stopped = run(python, "evaluated_hugging_face", broken, workers=0, stop_at=stop_at)
+    written = (broken / "weights.txt").exists()
+    resumed = run(python, "evaluated_hugging_face", broken, workers=0)
+
+    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
+    assert not written
+    for file in ("scores.txt", "weights.txt"):
+        assert (broken / file).read_text() == (straight / file).read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """The accounts of the queue: who works for which team, and the dump that outlives the controller's disk."""
 
 import gzip
+import os
+import pwd
 
 import pytest
 
 from image.instance.errors import CloudError
-from image.queue import accounting, controller, slurm
+from image.queue import accounting, controller, database, slurm
 from image.queue.errors import DatabaseError, RosterUnreadError, SlurmError
 from image.queue.slurm import Association
 from image.reaper.store import StoredObject
 
+AS_ROOT = os.geteuid() == 0
+ROOT_ALONE = pytest.mark.skipif(not AS_ROOT, reason="only root can give files to another account")
 KNOWN = [Association("root", ""), Association("root", "root")]
 
 
@@ -99,94 +103,273 @@ def test_users_that_make_no_sense_are_named_and_nothing_follows(roster):
         accounting.teams_of(roster)
 
 
-class Database:
-    """MariaDB's programs, as far as they are called."""
+HEAD = b"-- CHANGE MASTER TO MASTER_LOG_FILE='log.000002', MASTER_LOG_POS=343;\n"
+NOW = 2_000_000_000.0
 
-    def __init__(self, tables: int = 0, text: bytes = b"-- dump\n") -> None:
-        self.tables, self.text, self.commands, self.given = tables, text, [], b""
+
+class Database:
+    """MariaDB's programs, as far as they are called.
+
+    Attributes:
+        place: how far its log is.
+        refuses: what it does not carry out.
+    """
+
+    def __init__(self, data) -> None:
+        self.text, self.commands, self.given, self.data = HEAD, [], [], data
+        self.tables, self.place, self.refuses = "", "log.000002\t343", ""
+
+    @property
+    def whole(self):
+        return (self.data / database.WHOLE).is_dir()
+
+    @whole.setter
+    def whole(self, is_whole):
+        if is_whole:
+            (self.data / database.WHOLE).mkdir(exist_ok=True)
 
     def __call__(self, command, given=b""):
         self.commands.append(" ".join(command))
+        asked = given.decode()
         if "--skip-column-names" in command:
-            return f"{self.tables}\n".encode()
-        if "runuser" in command:
-            self.given = given
+            return {database.TABLES: self.tables}.get(asked, f"{self.place}\t\t\n").encode()
+        if self.refuses and self.refuses in asked:
+            raise DatabaseError("mariadb: disk full")
+        self.given.append(asked)
+        self.whole = self.whole or database.WHOLE in asked
         return self.text if command[0] == "mariadb-dump" else b""
 
 
 @pytest.fixture
-def database(monkeypatch):
-    made = Database()
-    monkeypatch.setattr(accounting, "_database", made)
+def maria(monkeypatch, tmp_path):
+    (tmp_path / "data").mkdir()
+    made = Database(tmp_path / "data")
+    monkeypatch.setattr(database, "DATA", made.data)
+    monkeypatch.setattr(database, "run", made)
+    monkeypatch.setattr(database, "_changes", lambda file, at: f"{file.name}@{at}".encode())
     return made
 
 
-def test_a_new_database_begins_with_the_dump_and_not_as_its_root(tmp_path, database):
-    dump = tmp_path / "dump.gz"
-    accounting.keep(dump)
-
-    assert accounting.begin(dump)
-
-    assert database.given == b"-- dump\n"
-    assert database.commands[-1] == "runuser -u slurm -- mariadb slurm_acct_db"
+@pytest.fixture
+def kept(tmp_path):
+    (tmp_path / "kept/log").mkdir(parents=True)
+    return database.KeptAccounts(tmp_path / "kept/dump.gz", tmp_path / "kept/log")
 
 
-def test_a_database_that_is_there_is_left_as_it_is(tmp_path, database):
-    dump = tmp_path / "dump.gz"
-    accounting.keep(dump)
-    database.tables = 12
-
-    assert not accounting.begin(dump)
-    assert database.given == b""
+def dumped(kept, text=HEAD, logged=()):
+    kept.dump.write_bytes(gzip.compress(text))
+    for name in logged:
+        (kept.log / name).touch()
 
 
-def test_the_first_controller_has_no_dump_to_begin_with(tmp_path, database):
-    assert not accounting.begin(tmp_path / "none.gz")
+def test_a_new_database_begins_with_the_dump_and_not_as_its_root(kept, maria):
+    dumped(kept)
+
+    assert database.begin(kept)
+
+    assert maria.given[1] == HEAD.decode()
+    assert "runuser -u slurm -- mariadb slurm_acct_db" in maria.commands
 
 
-def test_a_dump_that_cannot_be_loaded_leaves_no_half_of_it(tmp_path, database, monkeypatch):
-    dump = tmp_path / "dump.gz"
-    accounting.keep(dump)
+def test_what_changed_since_the_dump_comes_from_the_log_of_mariadb_as_its_own_account(kept, maria):
+    dumped(kept, logged=("log.000001", "log.000002", "log.000003", "log.index", "other"))
 
-    def refuses(command, given=b""):
-        if "runuser" in command:
-            raise DatabaseError("mariadb: disk full")
-        if b"DROP" in given:
-            database.commands.append(given.decode())
-        return database(command, given)
+    database.begin(kept)
 
-    monkeypatch.setattr(accounting, "_database", refuses)
+    assert maria.given[2:4] == ["log.000002@343", "log.000003@0"]
+    assert maria.commands.count("runuser -u mysql -- mariadb") == 2
+
+
+def test_a_controller_that_was_lost_before_its_first_dump_left_all_of_it_in_the_log(kept, maria):
+    (kept.log / "log.000001").touch()
+
+    assert database.begin(kept)
+
+    assert "log.000001@0" in maria.given
+
+
+def test_a_log_that_cannot_be_carried_out_leaves_what_the_dump_has(kept, maria):
+    dumped(kept, logged=("log.000002",))
+    maria.refuses = "log.000002@343"
+
+    assert database.begin(kept)
+
+    assert maria.given[-2:] == [HEAD.decode(), "CREATE DATABASE gpu_fleet_whole;"]
+
+
+def test_a_database_that_is_whole_is_left_as_it_is(kept, maria):
+    dumped(kept)
+    maria.whole = True
+
+    assert not database.begin(kept)
+    assert maria.given == []
+
+
+def test_the_first_controller_has_nothing_to_begin_with(kept, maria):
+    assert not database.begin(kept)
+    assert maria.whole
+
+
+@pytest.mark.parametrize("text", [HEAD, b""])
+def test_a_filling_that_was_cut_off_passes_for_nothing_and_is_begun_anew(kept, maria, text):
+    """Nor is it written over the good dump."""
+    dumped(kept, text)
+    maria.refuses = "DROP" if not text else text.decode()
 
     with pytest.raises(DatabaseError, match="disk full"):
-        accounting.begin(dump)
-    assert "DROP DATABASE slurm_acct_db;" in database.commands
+        database.begin(kept)
+    with pytest.raises(DatabaseError, match="not complete"):
+        database.keep(kept, NOW)
+    assert gzip.decompress(kept.dump.read_bytes()) == text
+
+    maria.refuses = ""
+    database.begin(kept)
+    assert maria.given[-3].startswith("DROP DATABASE IF EXISTS slurm_acct_db;")
 
 
-def test_a_damaged_dump_begins_nothing(tmp_path, database):
-    dump = tmp_path / "dump.gz"
-    dump.write_bytes(gzip.compress(b"-- dump\n")[:-3])
+def test_a_damaged_dump_begins_nothing(kept, maria):
+    kept.dump.write_bytes(gzip.compress(b"-- dump\n")[:-3])
 
     with pytest.raises(DatabaseError, match=r"dump\.gz"):
-        accounting.begin(dump)
+        database.begin(kept)
 
 
-def test_a_dump_is_written_where_something_changed_and_for_its_owner_alone(tmp_path, database):
-    dump = tmp_path / "dump.gz"
+def test_a_dump_is_written_for_its_owner_alone_and_ends_the_log_before_it(kept, maria):
+    maria.whole = True
 
-    assert accounting.keep(dump)
-    assert not accounting.keep(dump)
-    database.text = b"-- more\n"
-    assert accounting.keep(dump)
-    assert gzip.decompress(dump.read_bytes()) == b"-- more\n"
-    assert dump.stat().st_mode & 0o777 == 0o600
-    assert [file.name for file in tmp_path.iterdir()] == ["dump.gz"]
+    assert database.keep(kept, NOW)
+
+    assert gzip.decompress(kept.dump.read_bytes()) == HEAD
+    assert kept.dump.stat().st_mode & 0o777 == 0o600
+    assert maria.given[-1] == "PURGE BINARY LOGS TO 'log.000002';"
+    assert {file.name for file in kept.dump.parent.iterdir()} == {"dump.gz", "log"}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "place", "written"),
+    [
+        (599, "log.000003\t4", False),
+        (601, "log.000003\t4", True),
+        (601, "log.000002\t343", False),
+        (601, "log.000002\t344", True),
+    ],
+)
+def test_a_dump_is_written_anew_where_it_is_old_and_something_changed(kept, maria, age_s, place, written):
+    maria.whole, maria.place = True, place
+    dumped(kept)
+    os.utime(kept.dump, (NOW - age_s, NOW - age_s))
+
+    assert database.keep(kept, NOW) == written
+
+
+def test_who_cancelled_a_job_is_kept_in_the_tables_of_jobs_alone(kept, maria):
+    maria.whole, maria.tables = True, "acct_table\naws-dev_job_table\naws-dev_step_table\n"
+
+    database.keep(kept, NOW)
+
+    (trigger,) = [text for text in maria.given if "TRIGGER" in text]
+    assert "BEFORE UPDATE ON `aws-dev_job_table`" in trigger
+
+
+def test_the_log_is_for_mariadb_alone(kept, monkeypatch):
+    (kept.log / "log.000001").touch()
+    own = "nobody" if AS_ROOT else pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(database, "MYSQL", own)
+
+    database.make_room(kept)
+
+    assert [path.owner() for path in (kept.log, kept.log / "log.000001")] == [own, own]
+    assert [path.stat().st_mode & 0o777 for path in (kept.log, kept.log.parent)] == [0o700, 0o711]
+
+
+@pytest.fixture
+def secret(tmp_path, monkeypatch):
+    """A file of root's alone, in a folder of root's alone; MariaDB's account is another."""
+    monkeypatch.setattr(database, "MYSQL", "nobody")
+    file = tmp_path / "etc/shadow"
+    file.parent.mkdir(mode=0o700)
+    file.touch(mode=0o600)
+    return file
+
+
+def ways_in(secret):
+    return [(path.owner(), path.stat().st_mode & 0o777) for path in (secret.parent, secret)]
+
+
+UNTOUCHED = [("root", 0o700), ("root", 0o600)]
+
+
+@ROOT_ALONE
+def test_a_link_that_root_of_another_instance_left_in_the_log_gives_nothing_away(kept, secret):
+    (kept.log / "log.000008").touch()
+    (kept.log / "log.000009").symlink_to(secret)
+    (kept.log / "log.000010").symlink_to(secret.parent)
+
+    database.make_room(kept)
+
+    assert (kept.log / "log.000008").owner() == "nobody"
+    assert ways_in(secret) == UNTOUCHED
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("linked", ["log", "log.parent"])
+def test_a_link_in_place_of_the_logs_folder_is_refused(tmp_path, secret, linked):
+    planted = tmp_path / "kept" if linked == "log.parent" else tmp_path / "kept/log"
+    planted.parent.mkdir(exist_ok=True)
+    planted.symlink_to(secret.parent)
+    kept = database.KeptAccounts(tmp_path / "dump.gz", tmp_path / "kept/log")
+
+    with pytest.raises(NotADirectoryError):
+        database.make_room(kept)
+
+    assert ways_in(secret) == UNTOUCHED
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("linked", ["queue", "queue/dev"])
+def test_a_link_in_place_of_slurms_state_is_refused(tmp_path, secret, linked):
+    (tmp_path / linked).parent.mkdir(exist_ok=True)
+    (tmp_path / linked).symlink_to(secret.parent)
+
+    with pytest.raises(NotADirectoryError):
+        controller.lay_state(tmp_path / "queue/dev", "nobody")
+
+    assert ways_in(secret) == UNTOUCHED
+
+
+@ROOT_ALONE
+def test_slurms_state_is_for_its_account_alone(tmp_path):
+    controller.lay_state(tmp_path / "queue/dev", "nobody")
+
+    folders = (tmp_path / "queue", tmp_path / "queue/dev")
+    assert [(path.owner(), path.stat().st_mode & 0o777) for path in folders] == [("nobody", 0o700)] * 2
+
+
+def test_mariadb_is_filled_without_a_log_and_then_writes_one(kept, maria, monkeypatch, tmp_path):
+    """With its accounts on the disk it never starts without: what was cut off is in the log alone."""
+    conf = tmp_path / "60-gpu-fleet.cnf"
+    monkeypatch.setattr(accounting, "MARIADB", conf)
+    logs = []
+
+    def run(command, given=b""):
+        if "systemctl" in command:
+            logs.append("log_bin=" in conf.read_text())
+        return maria(command, given)
+
+    monkeypatch.setattr(database, "run", run)
+    dumped(kept)
+
+    filled = [accounting.start_database(kept), accounting.start_database(kept)]
+
+    assert filled == [True, False]
+    assert logs == [False, True, True]
 
 
 def test_what_the_database_says_reaches_the_log():
     with pytest.raises(DatabaseError, match="no-such-program"):
-        accounting._database(["no-such-program"])
+        database.run(["no-such-program"])
     with pytest.raises(DatabaseError, match="sh: wrong"):
-        accounting._database(["sh", "-c", "echo wrong >&2; exit 1"])
+        database.run(["sh", "-c", "echo wrong >&2; exit 1"])
 
 
 def test_associations_are_read_as_sacctmgr_prints_them():
@@ -236,10 +419,10 @@ class Slurm:
         return [said for said in self.said if " show " not in said]
 
 
-def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database, accounts):
-    asked = Slurm(FOUND)
+def test_the_controller_registers_users_and_keeps_the_dump(kept, maria, accounts):
+    asked, maria.whole = Slurm(FOUND), True
 
-    done = controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
+    done = controller.keep_accounts(Roster(), kept, set(), asked)
 
     assert done
     assert asked.changes == [
@@ -247,41 +430,41 @@ def test_the_controller_registers_users_and_keeps_the_dump(tmp_path, database, a
         "sacctmgr --immediate add user ada account=nlp fairshare=1",
         "sacctmgr --immediate modify user where name=ada set defaultaccount=nlp",
     ]
-    assert (tmp_path / "dump.gz").is_file()
+    assert kept.dump.is_file()
 
 
-def test_who_has_no_account_yet_is_registered_once_there_is_one(tmp_path, database, accounts):
+def test_who_has_no_account_yet_is_registered_once_there_is_one(kept, maria, accounts):
     """Slurm would look for the account once, and count no share for its jobs for good."""
     accounts.clear()
     asked = Slurm(FOUND)
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
+    controller.keep_accounts(Roster(), kept, set(), asked)
     early = asked.changes
 
     accounts.add("ada")
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
+    controller.keep_accounts(Roster(), kept, set(), asked)
 
     assert early == []
     assert "sacctmgr --immediate add user ada account=nlp fairshare=1" in asked.changes
 
 
 @pytest.mark.parametrize("users", [MISSED, ""])
-def test_slurmctld_starts_anew_for_a_user_whom_it_missed(tmp_path, database, accounts, users):
+def test_slurmctld_starts_anew_for_a_user_whom_it_missed(kept, maria, accounts, users):
     asked = Slurm(users)
 
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
+    controller.keep_accounts(Roster(), kept, set(), asked)
 
     assert asked.changes[-1] == "scontrol shutdown slurmctld"
 
 
 @pytest.mark.parametrize(("users", "has_account"), [(FOUND, True), (MISSED, False)])
 def test_slurmctld_is_not_started_anew_for_whom_it_knows_or_could_not_find(
-    tmp_path, database, accounts, users, has_account
+    kept, maria, accounts, users, has_account
 ):
     if not has_account:
         accounts.clear()
     asked = Slurm(users)
 
-    controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), asked)
+    controller.keep_accounts(Roster(), kept, set(), asked)
 
     assert "scontrol shutdown slurmctld" not in asked.said
 
@@ -300,18 +483,49 @@ def test_an_account_is_one_of_this_computer():
     assert not controller.has_account("nobody-of-this-name")
 
 
-def test_a_database_that_is_away_spoils_no_dump_and_is_asked_again(tmp_path, database):
+def test_a_database_that_is_away_spoils_no_dump_and_is_asked_again(kept, maria):
     def silent(_words):
         raise SlurmError("sacctmgr: error: Connection refused")
 
-    assert not controller.keep_accounts(Roster(), tmp_path / "dump.gz", set(), silent)
-    assert not list(tmp_path.iterdir())
+    assert not controller.keep_accounts(Roster(), kept, set(), silent)
+    assert not kept.dump.exists()
 
 
-def test_users_that_cannot_be_read_change_nothing(tmp_path, database):
+def test_users_that_cannot_be_read_change_nothing(kept, maria):
     class Silent:
         def newest(self, key):
             raise CloudError("no answer", "")
 
-    assert not controller.keep_accounts(Silent(), tmp_path / "dump.gz", set(), lambda _: "")
-    assert not list(tmp_path.iterdir())
+    assert not controller.keep_accounts(Silent(), kept, set(), lambda _: "")
+    assert not kept.dump.exists()
+
+
+class Damaged:
+    """The stack's word of its users, cut off."""
+
+    def newest(self, key):
+        return StoredObject({"schema_version": 1}, "v")
+
+
+def refusing(words):
+    if "add" in words:
+        raise SlurmError("sacctmgr: error: Problem adding user: Unspecified error")
+    return Slurm(FOUND)(words)
+
+
+@pytest.mark.parametrize(("store", "ask"), [(Damaged(), Slurm(FOUND)), (Roster(), refusing)])
+def test_the_dump_is_kept_and_the_log_purged_whatever_is_wrong_with_users(kept, maria, accounts, store, ask):
+    """MariaDB's log on the shared homes would grow for as long as that lasts."""
+    maria.whole = True
+
+    assert not controller.keep_accounts(store, kept, set(), ask)
+    assert kept.dump.is_file()
+    assert "PURGE BINARY LOGS TO 'log.000002';" in maria.given
+
+
+def test_a_dump_that_cannot_be_written_is_tried_again_and_keeps_no_user_from_a_team(kept, maria, accounts):
+    maria.whole, maria.refuses = True, "PURGE"
+    asked = Slurm(FOUND)
+
+    assert not controller.keep_accounts(Roster(), kept, set(), asked)
+    assert "sacctmgr --immediate add user ada account=nlp fairshare=1" in asked.changes

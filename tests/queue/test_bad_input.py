@@ -5,20 +5,40 @@ import json
 import os
 import pwd
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from image.accounts import changes
+from image.capacity.growth import FRESH, Growth
 from image.capacity.model import MoverState, Trouble
 from image.console.cli import main
+from image.instance.errors import CloudError
 from image.runs import queue_view, queued
+from image.runs.refusals import QueueRecords
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START
+from tests.queue.test_slurm import NODE
 from tests.reaper.moto_fleet import policy_json, pool_policy
 from tests.runs.test_queue_view import JOB, Stack
 
 CAPACITY = {"groups": list(LABELS), "max_size": 4, "spare": 0, "together": False, "scale_out_alarms": []}
+
+
+TEAMS = {"users": [{"name": "ada", "team": "nlp"}], "teams": {"nlp": {"share": 1, "max_gpus": 16}}}
+SAID = QueueRecords(
+    TEAMS,
+    Growth(
+        datetime.now(UTC),
+        Decimal(20),
+        {"train": Decimal(8)},
+        frozenset(),
+        currency="USD",
+        totals={"train": 0},
+    ),
+)
 
 
 @pytest.fixture
@@ -38,11 +58,12 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(queued, "records", lambda: SAID)
     return folder
 
 
-def sbatch(home: Path, text: str) -> None:
-    program = home.parent / "bin/sbatch"
+def sbatch(home: Path, text: str, name: str = "sbatch") -> None:
+    program = home.parent / "bin" / name
     program.write_text(f"#!/bin/sh\n{text}\n")
     program.chmod(0o755)
 
@@ -64,10 +85,123 @@ def refused(home: Path, *words: str) -> str:
 def test_a_run_without_mistakes_reaches_slurm(home):
     sbatch(home, 'echo "Submitted batch job 7"')
 
-    said = submit(home, "run.toml", "--pool", "train", "--nodes", "4")
+    said = submit(home, "run.toml", "--pool", "train", "--nodes", "2")
 
     assert said.exit_code == 0, said.output
     assert "Submitted batch job 7" in said.output
+
+
+def slurm(home: Path, *states: str) -> None:
+    """Slurm takes every job, and knows nodes of the pool in these states."""
+    sbatch(home, 'echo "Submitted batch job 7"')
+    nodes = [NODE.format(name=f"i-{number}", state=state, reason="") for number, state in enumerate(states)]
+    sbatch(home, "\n".join(f"echo '{line}'" for line in nodes), "scontrol")
+
+
+def knows(monkeypatch, **changes: object) -> None:
+    """The mover's last word is another."""
+    said = replace(SAID, growth=replace(SAID.growth, **changes))
+    monkeypatch.setattr(queued, "records", lambda: said)
+
+
+WORDS = ("run.toml", "--pool", "train", "--nodes", "2")
+
+
+def test_more_gpus_than_the_team_may_have(home):
+    slurm(home, *["IDLE"] * 4)
+
+    said = refused(home, "run.toml", "--pool", "train", "--nodes", "3")
+
+    assert (
+        "--nodes 3: 24 GPUs, and teams.nlp.max_gpus of the stack file is 16; allowed: up to --nodes 2" in said
+    )
+    assert submit(home, *WORDS).exit_code == 0
+
+
+def test_one_instance_has_more_gpus_than_the_team_may_have(home, monkeypatch):
+    slurm(home)
+    small = {**TEAMS, "teams": {"nlp": {"max_gpus": 4}}}
+    monkeypatch.setattr(queued, "records", lambda: replace(SAID, roster=small))
+
+    assert "allowed: none of this pool's instances" in refused(home, "run.toml", "--pool", "train")
+
+
+def test_a_pool_that_is_frozen(home, monkeypatch):
+    slurm(home)
+    knows(monkeypatch, frozen=frozenset({"train"}))
+
+    said = refused(home, *WORDS)
+
+    assert "--pool 'train': frozen, since the budget is spent, and 2 more of its instances are needed" in said
+    assert "allowed after gpu-fleet unfreeze, or with a higher budget.monthly" in said
+
+
+def test_more_money_than_is_left(home, monkeypatch):
+    slurm(home)
+    knows(monkeypatch, left=Decimal(15))
+
+    said = refused(home, *WORDS)
+
+    assert "the instances that are missing, 2, cost 16.00 USD an hour" in said
+    assert "allowed: the 15.00 that are left of budget.monthly this month; the new month begins at" in said
+
+
+def test_a_pool_whose_price_is_unknown(home, monkeypatch):
+    slurm(home)
+    knows(monkeypatch, prices={})
+
+    assert "budget.assume in the stack file says it" in refused(home, *WORDS)
+
+
+@pytest.mark.parametrize("states", [("ALLOCATED", "IDLE"), ("MIXED", "DOWN"), ("IDLE",), ()])
+@pytest.mark.parametrize("changes", [{"frozen": frozenset({"train"})}, {"left": Decimal(0)}, {"prices": {}}])
+def test_a_job_that_needs_no_more_instances_than_there_are_waits_for_those(
+    home, monkeypatch, states, changes
+):
+    """Slurm knows none of those that boot, and says of those that boot anew that they are down."""
+    slurm(home, *states)
+    knows(monkeypatch, **changes, totals={"train": 2})
+
+    assert submit(home, *WORDS).exit_code == 0
+
+
+def test_what_is_there_and_coming_counts_against_what_is_missing(home, monkeypatch):
+    slurm(home, "IDLE", "DOWN")
+    knows(monkeypatch, left=Decimal(7), totals={"train": 1})
+
+    assert "the instances that are missing, 1, cost 8.00 USD an hour" in refused(home, *WORDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"left": Decimal(16)},
+        {"left": None, "prices": {}},
+        {"left": Decimal(0), "totals": {}},
+        {"at": datetime.now(UTC) - FRESH * 2, "left": 0},
+    ],
+)
+def test_what_may_pass_by_itself_is_no_refusal(home, monkeypatch, changes):
+    """There is money, or nobody knows yet: the job waits, and `gpu-fleet runs` says why."""
+    slurm(home)
+    knows(monkeypatch, **changes)
+
+    assert submit(home, *WORDS).exit_code == 0
+
+
+def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, monkeypatch):
+    slurm(home)
+
+    def silent() -> QueueRecords:
+        raise CloudError("no answer", "")
+
+    monkeypatch.setattr(queued, "records", silent)
+
+    said = submit(home, *WORDS)
+
+    assert said.exit_code == 0
+    assert "neither the budget nor the team's limit was looked at: no answer" in said.output
 
 
 def test_no_such_pool(home):

@@ -275,3 +275,43 @@ def test_users_read_of_each_job_what_the_controller_saw():
 
     (entry,) = site.kept[0]["jobs"]
     assert (entry["job"]["id"], entry["job"]["account"], entry["job"]["state"]) == ("7", "ada", "RUNNING")
+
+
+@dataclass
+class Slurmdbd:
+    """The port of slurmdbd, as slurmctld's start finds it.
+
+    Attributes:
+        opens_s: when it answers, on a clock that only waits move.
+    """
+
+    opens_s: float
+    now_s: float = 0.0
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def connect(self, address, timeout):
+        self.asked.append(address)
+        if self.now_s < self.opens_s:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return self
+
+    def close(self):
+        """Nothing is said on it."""
+
+    def wait(self, seconds):
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("opens_s", "is_there", "waited_s"), [(0, True, 0), (20, True, 20), (999, False, 60)]
+)
+def test_slurmctld_starts_after_slurmdbd_or_a_minute_later_without(opens_s, is_there, waited_s):
+    slurmdbd = Slurmdbd(opens_s)
+
+    answers = controller.wait_for_accounts(
+        "10.0.0.4", lambda: slurmdbd.now_s, slurmdbd.wait, slurmdbd.connect
+    )
+
+    assert answers is is_there
+    assert slurmdbd.now_s == waited_s
+    assert set(slurmdbd.asked) == {("10.0.0.4", 6819)}

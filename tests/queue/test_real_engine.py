@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,10 @@ class Lab:
         """Instance id -> state of its node."""
         lines = self.slurm("sinfo", "--noheader", "-N", "--format=%N %T").splitlines()
         return dict(line.split() for line in lines)
+
+    def living(self) -> list[str]:
+        """Ids of instances whose nodes are not down."""
+        return [name for name, state in self.nodes().items() if not state.startswith("down")]
 
     def job(self, number: str) -> str:
         """What Slurm says of a job."""
@@ -224,6 +229,28 @@ def lab(tmp_path_factory):
         yield made
 
 
+def test_what_no_instance_will_start_is_refused_at_once(lab):
+    """A run beyond its team's limit, and one of a frozen pool; `sbatch` hears of neither."""
+    program = "/usr/local/bin/gpu-fleet submit --pool train --yes --nodes"
+    text = "{} {} -- true 2>&1; echo exit $?"
+
+    lab.fleet.until(lambda: "UserName=bob(5002)" in lab.users(), JOB_S, "Slurm knows bob")
+    beyond = lab.controller.run("sh", "-c", text.format(program, 2), account="bob", at="/home/bob")
+    lab.door.move()  # the function's archive says what may be spent
+    stored = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key="reaper/capacity/growth.json")
+    said = json.loads(stored["Body"].read())
+    frozen = json.dumps(said | {"frozen": ["train"]}).encode()
+    boto3.client("s3", REGION).put_object(Bucket=BUCKET, Key="reaper/capacity/growth.json", Body=frozen)
+    shut = lab.controller.run("sh", "-c", text.format(program, 1), account="ada", at="/home/ada")
+
+    assert "teams.vision.max_gpus of the stack file is 1; allowed: up to --nodes 1" in beyond
+    assert "--pool 'train': frozen, since the budget is spent" in shut
+    assert beyond.splitlines()[-1] != "exit 0" != shut.splitlines()[-1]
+    assert Decimal(said["left"]) > 0
+    assert said["frozen"] == []
+    lab.door.move()
+
+
 def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):
     """A run submitted to an empty pool ends with its last step, though an instance died on the way."""
     fleet = lab.fleet
@@ -316,16 +343,25 @@ def test_a_run_that_its_user_cancels_saves_before_it_ends(lab):
 
 
 def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it_was(lab):
-    """Another instance, with nothing of the first one's: what waits, what runs and the nodes are known."""
+    """Another instance, with nothing of the first one's: what waits, what runs, the nodes and what ended.
+
+    It is lost as soon as slurmctld has written what `sacct` has said.
+    """
     fleet = lab.fleet
-    before = {name for name, state in lab.nodes().items() if not state.startswith("down")}
-    began_at = time.time()
     runs = lab.submit("--", "sh", "-c", "sleep 600")
-    fleet.until(lambda: lab.row(runs), JOB_S, "users see the job that runs")
-    waits = lab.submit("--nodes", "3", "true")
+    if not lab.living():
+        lab.grow(1)
+    before = set(lab.living())
+    waits, withdrawn = lab.submit("--nodes", "3", "true"), lab.submit("--nodes", "3", "true")
+    fleet.until(lambda: "JobState=RUNNING" in lab.job(runs), JOB_S, "a job runs")
+    fleet.until(lambda: lab.row(waits), JOB_S, "users see the job that waits")
+    lab.say("cancel", withdrawn)
+    by = f"{withdrawn}|nlp|CANCELLED by 5001"
+    fleet.until(lambda: by in lab.accounted(), JOB_S, "sacct says who cancelled a job")
     accounted = lab.accounted()
-    dump = fleet.homes / ".gpu-fleet-queue/test/accounting.sql.gz"
-    fleet.until(lambda: dump.is_file() and dump.stat().st_mtime > began_at, JOB_S, "the accounts are kept")
+    known_at, state = time.time(), fleet.homes / ".gpu-fleet-queue/test/job_state"
+    lab.slurm("scontrol", "update", f"jobid={runs}", "comment=gpu-fleet")  # as it was; yet all is written
+    fleet.until(lambda: state.stat().st_mtime > known_at, JOB_S, "slurmctld has written its state")
 
     lost = lab.controller.id
     fleet.lose(lost)
@@ -337,11 +373,13 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     assert lab.controller.id != lost
     assert "JobState=PENDING" in lab.job(waits)
     assert before <= lab.nodes().keys()
-    assert any("|nlp|COMPLETED" in line for line in accounted)
     fleet.until(lambda: accounted <= lab.accounted(), JOB_S, "sacct knows what it knew")
     assert back_s <= BACK_S
     record("queue_controller_back_s", back_s)
     lab.slurm("scancel", runs, waits)
+    ended = f"{waits}|nlp|CANCELLED by 0"
+    fleet.until(lambda: ended in lab.accounted(), JOB_S, "slurmctld has said what it knows of all jobs")
+    assert accounted <= lab.accounted()
 
 
 def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
@@ -363,11 +401,13 @@ def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
 def test_a_run_that_gives_way_to_another_saves_and_is_resumed(lab):
     """Of the QoS low: a job of any other takes its instance, once the run has saved."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
-    idle = [name for name, state in lab.nodes().items() if state == "idle"]
+    living = lab.living()
+    at_rest = lambda: all(lab.nodes()[name] == "idle" for name in living)  # noqa: E731
+    lab.fleet.until(at_rest, JOB_S, "every node is idle")
     long = ("--run.epochs", "3000", "--run.directory", "runs/low", "--checkpoint.every_steps", "100000")
     low = lab.submit("--qos", "low", "digits.toml", *ALONE, *long)
     lab.fleet.until(lambda: FIGURES.search(lab.row(low)), JOB_S, "it has made steps")
-    others = [lab.submit("--", "sh", "-c", "sleep 5") for _ in idle]  # one more than there are others
+    others = [lab.submit("--", "sh", "-c", "sleep 5") for _ in living]  # one more than there are others
 
     lab.fleet.until(lambda: "event=resumed" in lab.log_of(low), JOB_S, "the run goes on")
 
@@ -397,7 +437,7 @@ def test_a_job_beyond_the_limit_of_its_team_waits_and_its_user_reads_why(lab):
 def test_an_instance_that_is_being_terminated_takes_no_job(lab):
     """Behind the agent's shut door the prolog refuses the job, the node drains, and the job waits."""
     fleet = lab.fleet
-    living = [name for name, state in lab.nodes().items() if not state.startswith("down")]
+    living = lab.living()
     for name in living:
         fleet.guests[name].run("sh", "-c", "echo closed >/run/gpu-fleet/closed")
 

@@ -1,13 +1,21 @@
-"""``idle.command``: its exit code counts, its rights are none, and root alone may change it."""
+"""``idle.command``: its exit code counts, its rights are none, and root alone may change it.
+
+What systemd does for its unit is played: the program that the unit starts, as another account, and the one
+that writes how it ended. ``tests/image/test_units_under_systemd.py`` has the unit itself.
+"""
 
 import os
 import select
+import shutil
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from image.reaper.agent.sensors.busy_command import BusyCommand, refuse_changeable
+from image.payload import PROJECT
+from image.reaper.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand, refuse_changeable
 from image.reaper.agent.sensors.look import SensorOptions, Sensors
 from image.reaper.agent.sensors.reading import Presence, Rates
 from image.reaper.errors import SensorError
@@ -15,6 +23,43 @@ from tests.reaper.samples import NOON
 from tests.reaper.test_sensors import Resting, RestingGpus
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
+
+
+# as the unit has it; stopped, all that it began is killed
+SYSTEMCTL = """#!/bin/bash
+case "$1" in
+start)
+    setsid setpriv --reuid nobody --regid nogroup --clear-groups \\
+        env {run_dir} bash {idle_command} ask >/dev/null 2>&1 &
+    echo $! >{folder}/pid
+    wait $!
+    code=$? how=exited
+    [ $code -le 128 ] || how=killed
+    env {run_dir} EXIT_CODE=$how EXIT_STATUS=$code bash {idle_command} answer
+    ;;
+stop) kill -9 -- "-$(<{folder}/pid)" ;;
+esac
+"""
+IDLE_COMMAND = PROJECT / "image/rootfs/usr/libexec/gpu-fleet/idle-command"
+
+
+@pytest.fixture(autouse=True)
+def systemd(monkeypatch):
+    """A systemctl that knows the unit; gives root's own folder, which others can enter."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        (folder / "run").mkdir(mode=0o755)
+        shutil.copy(IDLE_COMMAND, folder / "idle-command")
+        run_dir = f"GPU_FLEET_RUN_DIR={folder}/run"
+        stub = folder / "systemctl"
+        stub.write_text(
+            SYSTEMCTL.format(run_dir=run_dir, folder=folder, idle_command=folder / "idle-command")
+        )
+        stub.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(folder / "run"))
+        yield folder
 
 
 @pytest.fixture
@@ -40,10 +85,48 @@ def test_its_exit_code_says_busy_or_not(program, code, busy):
     assert command(program(f"exit {code}")).is_busy() is busy
 
 
-@pytest.mark.parametrize("script", ["exit 2", "exit 127", "kill -9 $$"])
-def test_any_other_end_is_unknown(program, script):
-    with pytest.raises(SensorError, match=r"exit code .*; 0 says busy, 1 says not busy"):
+@pytest.mark.parametrize(
+    ("script", "ended"),
+    [("exit 2", "exit code 2"), ("exit 127", "exit code 127"), ("kill -9 $$", "killed 137")],
+)
+def test_any_other_end_is_unknown(program, script, ended):
+    with pytest.raises(SensorError, match=f"{ended}; exit code 0 says busy, 1 says not busy"):
         command(program(script)).is_busy()
+
+
+def test_a_unit_that_does_not_start_is_unknown_whatever_was_answered_before(program, systemd):
+    asked = command(program("exit 1"))
+    assert not asked.is_busy()
+    (systemd / "systemctl").write_text("#!/bin/sh\necho Unit not found. >&2\nexit 5\n")
+
+    with pytest.raises(SensorError, match=r"Unit not found\."):
+        asked.is_busy()
+
+
+@pytest.mark.parametrize("content", ["", "/nowhere\0"])
+def test_what_cannot_be_started_says_neither(systemd, content):
+    (systemd / "run/idle-command").write_text(content)
+
+    done = subprocess.run(["bash", str(IDLE_COMMAND), "ask"], capture_output=True, check=False)
+
+    assert done.returncode not in (BUSY, NOT_BUSY)
+
+
+def test_without_a_word_of_the_agent_it_says_neither():
+    done = subprocess.run(["bash", str(IDLE_COMMAND), "ask"], capture_output=True, check=False)
+
+    assert done.returncode not in (BUSY, NOT_BUSY)
+
+
+def test_arguments_reach_it_as_they_are(program):
+    file = program('[ "$#" -eq 2 ] && [ "$1" = "a  b" ] && [ "$2" = "" ]')
+
+    assert BusyCommand((str(file), "a  b", ""), 60.0).is_busy()
+
+
+def test_a_nul_ends_no_argument(program):
+    with pytest.raises(SensorError, match="a NUL in its arguments"):
+        BusyCommand((str(program("exit 0")), "a\0b"), 60.0).is_busy()
 
 
 def test_it_runs_without_rights_and_without_the_agent_s_environment(program, tmp_path, monkeypatch):

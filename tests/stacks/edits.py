@@ -76,6 +76,7 @@ _COMMON = (
     Edit("network.peers", ["10.9.0.0/16"]),
     Edit("network.flow_log_retention_days", 365),
     Edit("logs.retention_days", 180),
+    Edit("logs.instances", False, loses=BOTH),
     Edit("logs.bucket_access", True),
     Edit("access.ssh_from", {"office": "198.51.100.0/24"}),
     Edit("storage.home", False, loses=BOTH),

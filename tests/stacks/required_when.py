@@ -261,6 +261,13 @@ RULES = (
         lambda inputs: has("cmkKeyId", "arn", "regionId")(inputs["encryptConf"].get("userCmkInfo") or {}),
     ),
     Rule(
+        "alicloud:log/storeIndex:StoreIndex",
+        "at least one of full_text and field_search",
+        f"{PROVIDER}log_store_index#field_search",
+        always,
+        one_of("fullText", "fieldSearches"),
+    ),
+    Rule(
         "alicloud:ecs/securityGroupRule:SecurityGroupRule",
         "one of cidr_ip, source_security_group_id, prefix_list_id, ipv6_cidr_ip",
         f"{PROVIDER}security_group_rule",

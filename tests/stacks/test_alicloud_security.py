@@ -264,7 +264,7 @@ def test_whatever_holds_data_is_encrypted_with_the_stacks_key(found):
     keys = [store["encryptConf"]["userCmkInfo"]["cmkKeyId"] for store in stores]
 
     builds = {"builds"} if inputs(found, "alicloud:ecs/ecsImagePipeline:EcsImagePipeline") else set()
-    assert {store["logstoreName"] for store in stores} == {"capacity", "flow", "reaper", *builds}
+    assert {store["logstoreName"] for store in stores} == {"capacity", "flow", "instances", "reaper", *builds}
     assert {store["encryptConf"]["enable"] for store in stores} == {True}
     assert {*keys, *(home["kmsKeyId"] for home in homes)} == key_ids(found)
 

@@ -44,10 +44,15 @@ def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(re
 
 
 def test_an_instance_cannot_write_into_the_record_of_its_own_connections(statements):
-    """The flow log is a log group of the stack too, and nothing on an instance writes to any."""
-    actions = {action for statement in statements.values() for action in statement["Action"]}
+    """The flow log is a log group of the stack too; an instance writes to that of the instances alone."""
+    writing = [
+        statement["Resource"]
+        for statement in statements.values()
+        if any(action.startswith("logs:") for action in statement["Action"])
+    ]
 
-    assert not any(action.startswith("logs:") for action in actions)
+    group = "arn:aws:logs:us-east-1:123456789012:log-group:/gpu-fleet/test/instances"
+    assert writing == [f"{group}:*", f"{group}:log-stream:dev/*"]
 
 
 def test_an_instance_writes_below_its_pools_own_prefix_only(statements):

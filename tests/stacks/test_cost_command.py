@@ -280,7 +280,7 @@ WITHOUT_PRICE = re.compile(
     r"|ec2/(defaultSecurityGroup|internetGateway|launchTemplate|networkInterface|placementGroup|route\w*|securityGroup|subnet|vpc)"
     r"|cloudwatch/event\w+|autoscaling/lifecycleHook|kms/alias|ssm/(document|parameter)|imagebuilder/(?!imagePipeline)\w+)[:/]"
     r"|alicloud:(ram|cms/(alarmContact|alarmContactGroup|monitorGroup)|ecs/(command|ecsImageComponent|ecsLaunchTemplate"
-    r"|eipAssociation|securityGroup\w*)|ess/(?!alarm:|scalingGroup:)\w+|fc/(?!v3Function)\w+|kms/alias|log/project"
+    r"|eipAssociation|securityGroup\w*)|ess/(?!alarm:|scalingGroup:)\w+|fc/(?!v3Function)\w+|kms/alias|log/(project|storeIndex)"
     r"|nas/(?!fileSystem)\w+|oss/bucket\w+|privatelink/vpcEndpointZone|vpc/(?!natGateway)\w+)[:/]"
 )
 

@@ -1,7 +1,7 @@
 """A stack in somebody else's VPC: what it adds there, what it leaves as it was, and what it refuses."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import boto3
@@ -253,8 +253,12 @@ def test_without_a_way_out_instances_reach_s3_alone_and_take_wheels_from_the_buc
 
 
 def test_a_stack_in_an_existing_vpc_pays_for_no_gateway_and_no_flow_log():
-    kinds = {line.kind for line in estimate(within(EXISTING)).lines}
+    settings = within(EXISTING)
+    own_log_alone = {line.kind for line in estimate(settings).lines}
+    settings = replace(settings, logs=replace(settings.logs, instances=False))
+    kinds = {line.kind for line in estimate(settings).lines}
 
+    assert own_log_alone & {CostKind.NAT, CostKind.LOGS} == {CostKind.LOGS}
     assert kinds & {CostKind.NAT, CostKind.LOGS} == set()
     assert CostKind.STORAGE in kinds
 

@@ -1,5 +1,6 @@
 """A stack in somebody else's VPC on Alibaba Cloud: what it adds, leaves and refuses."""
 
+from dataclasses import replace
 from typing import Any
 
 import pulumi_alicloud as alicloud
@@ -161,8 +162,12 @@ def test_endpoints_come_only_if_asked(monkeypatch):
 
 
 def test_a_stack_in_an_existing_vpc_pays_for_no_gateway_and_no_flow_log():
-    kinds = {line.kind for line in estimate(within()).lines}
+    settings = within()
+    own_log_alone = {line.kind for line in estimate(settings).lines}
+    settings = replace(settings, logs=replace(settings.logs, instances=False))
+    kinds = {line.kind for line in estimate(settings).lines}
 
+    assert own_log_alone & {CostKind.NAT, CostKind.LOGS} == {CostKind.LOGS}
     assert kinds & {CostKind.NAT, CostKind.LOGS} == set()
 
 

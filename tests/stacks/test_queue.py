@@ -139,6 +139,12 @@ def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queue
     assert not allowed(queued, node, "s3:PutObject", jobs)
     assert allowed(queued, node, "s3:GetObject", jobs)
     assert not allowed(without, node, "s3:GetObject", jobs)
+    # whether one may come at all
+    growth = jobs.replace("queue/jobs", "capacity/growth")
+    for role in (controller, node):
+        assert allowed(queued, role, "s3:GetObject", growth)
+        assert not allowed(queued, role, "s3:PutObject", growth)
+    assert allowed(queued, "gpu-fleet-test-capacity", "s3:PutObject", growth)
     # why no instance comes
     state = jobs.replace("queue/jobs", "capacity/state")
     assert allowed(queued, node, "s3:GetObject", state)

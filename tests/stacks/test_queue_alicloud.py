@@ -174,6 +174,12 @@ def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queue
     assert not allowed(queued, NODE, "oss:PutObject", jobs)
     assert allowed(queued, NODE, "oss:GetObject", jobs)
     assert not allowed(without, NODE, "oss:GetObject", jobs)
+    # whether an instance may come at all
+    growth = jobs.replace("queue/jobs", "capacity/growth")
+    for role in (CONTROLLER, NODE):
+        assert allowed(queued, role, "oss:GetObject", growth)
+        assert not allowed(queued, role, "oss:PutObject", growth)
+    assert allowed(queued, "gpu-fleet-test-capacity", "oss:PutObject", growth)
     asked = Request("oss:GetObject", jobs, context={})
     read = [decide(asked, identity=[policy]) is Verdict.ALLOWED for policy in users]
     assert read == [True, False]

@@ -1,6 +1,7 @@
 """When a run stops, saves, refuses to go on: at one step on all ranks, and never on top of a broken state."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any, cast
 import pytest
 
 from gpu_fleet import config
+from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.manager import Checkpoints, location
 from gpu_fleet.errors import CheckpointError, DivergenceError
+from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason
 from gpu_fleet.world import World, world
@@ -182,6 +185,44 @@ def test_a_stop_during_the_evaluation_is_taken_at_once(pictures: Path, tmp_path:
     assert (stopped["outcome"], stopped["step"], stopped["metric"]) == ("stopped", 2, None)
     assert (measured["outcome"], measured["resumed_from_step"]) == ("finished", 2)
     assert measured["parameters_sha256"] == stopped["parameters_sha256"]
+
+
+def scores(directory: Path) -> list[tuple[Any, Any]]:
+    """Steps and metrics of all evaluations of a run."""
+    records = read_json_lines(directory / "metrics.jsonl")
+    return [(record["step"], record["metric"]) for record in records if record["kind"] == "evaluation"]
+
+
+def test_an_evaluation_between_two_steps_that_a_stop_cut_off_is_done_anew(
+    pictures: Path, tmp_path: Path
+) -> None:
+    every = {"evaluate_every_steps": 2}
+    straight, broken = (
+        changed(resnet_table(pictures, tmp_path / name, steps=4), run=every)
+        for name in ("straight", "broken")
+    )
+
+    undisturbed = train_on(2, straight)
+    stopped = train_on(2, broken, stop_at=4)
+    cut_off = scores(tmp_path / "broken")
+    resumed = train_on(2, broken)
+
+    assert (stopped["outcome"], stopped["step"], cut_off) == ("stopped", 2, [])
+    assert scores(tmp_path / "broken") == scores(tmp_path / "straight")
+    assert resumed["parameters_sha256"] == undisturbed["parameters_sha256"]
+
+
+def test_an_evaluation_that_was_measured_is_not_done_anew(pictures: Path, tmp_path: Path) -> None:
+    """The run stops at the step of the evaluation, after it."""
+    table = changed(resnet_table(pictures, tmp_path, steps=4), run={"evaluate_every_steps": 2})
+    train_on(1, changed(table, checkpoint={"every_steps": 2}))
+    before = scores(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / local.folder_name(4))
+
+    resumed = train_on(1, table)
+
+    assert (resumed["resumed_from_step"], len(before)) == (2, 2)
+    assert [step for step, _ in scores(tmp_path)] == [2, 4, 4]
 
 
 def test_the_stop_file_stops_a_run_and_says_why(pictures: Path, no_fleet: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """`gpu-fleet train run -- COMMAND`: a program that knows nothing of us, its folder, and a notice."""
 
+import json
 import re
 import runpy
+import subprocess
 import sys
 import textwrap
 import threading
@@ -74,6 +76,78 @@ def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(
     assert reached > 0
 
 
+def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
+    counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
+) -> None:
+    """The shell ends by the signal at once; what the program then saves is in the bucket."""
+    here = tmp_path / "here"
+    flags = ("--checkpoints", here, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
+    shell = ("sh", "-c", f"python3 {counter} {here} 1000000; true")
+
+    with started("gpu_fleet", "run", *flags, "--", *shell) as first:
+        first.wait_for("begins at 0")
+        (no_fleet / "stop").write_text("spot\n")
+        status = first.finish()
+    FolderSync(tmp_path / "there", ObjectStore(f"s3://{bucket}/count")).down()
+
+    assert status == 85, first.said
+    assert int((tmp_path / "there/deep/count").read_text()) > 0
+
+
+def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(
+    bucket: str, no_fleet: Path, tmp_path: Path
+) -> None:
+    """A daemon that the notice does not end: what there is goes up beside the wait for it."""
+    here, place = tmp_path / "here", f"s3://{bucket}/left"
+    here.mkdir()
+    (here / "early").write_text("1")
+    daemon = f'trap "" TERM; echo begun >&2; until [ -e {tmp_path}/release ]; do sleep 0.02; done'
+    script = f"sh -c '{daemon}; echo 2 > {here}/late' & wait"
+    flags = ("--checkpoints", here, "--uri", place, "--every-s", "3600")
+
+    with started("gpu_fleet", "run", *flags, "--", "sh", "-c", script) as first:
+        first.wait_for("begun")
+        (no_fleet / "stop").write_text("spot\n")
+        store = CheckpointStore(place)
+        while not store.sizes("contents"):
+            assert first.process.poll() is None, first.said
+        (tmp_path / "release").touch()
+        status = first.finish()
+    FolderSync(tmp_path / "there", ObjectStore(place)).down()
+
+    assert status == 85, first.said
+    assert {file.name: file.read_text() for file in (tmp_path / "there").glob("[a-z]*")} == {
+        "early": "1",
+        "late": "2\n",
+    }
+
+
+REAPED = """
+import ctypes, os, pathlib, subprocess
+from gpu_fleet.stopping import left_behind
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+ours = subprocess.Popen(["sh", "-c", "(exit 0 & echo $!); exec cat"], stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE, start_new_session=True)
+left = int(ours.stdout.readline())
+waited = subprocess.Popen(["sh", "-c", "exit 7"])
+zombie = lambda number: "State:\tZ" in pathlib.Path(f"/proc/{number}/status").read_text()
+while not (zombie(left) and zombie(waited.pid)):
+    pass
+left_behind.reap(ours.pid)
+print(pathlib.Path(f"/proc/{left}").exists(), waited.wait())
+ours.communicate()
+"""
+
+
+def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
+    """As the first process of a container has those of all programs that ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", REAPED], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "False 7\n"
+
+
 def program(folder: Path, bucket: str, steps: int) -> AbstractContextManager[Program]:
     """The example on two ranks, for so many steps."""
     flags = ("--checkpoints", folder, "--uri", f"s3://{bucket}/program", "--every-s", "3600")
@@ -141,6 +215,7 @@ def test_of_two_that_keep_one_folder_the_second_does_not_begin(
 ) -> None:
     """It is refused before COMMAND starts, and once the first has ended it may begin."""
     monkeypatch.setattr(lease, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(lease, "WAIT_S", 0.5)
     place, begun = f"s3://{bucket}/mine", tmp_path / "begun"
     elsewhere = Holder("another", "boot", 1)
     first = RunLease(CheckpointStore(f"{place}/{any_command.LEASED}"), elsewhere, renew_every_s=0.05)
@@ -152,9 +227,36 @@ def test_of_two_that_keep_one_folder_the_second_does_not_begin(
     first.release()
     after = CliRunner().invoke(main, flags)
 
-    assert (refused.exit_code, began, after.exit_code) == (65, False, 0)
+    assert (refused.exit_code, began, after.exit_code) == (75, False, 0)
     assert f"{place}/folder is in use by process 1 on another" in refused.output
     assert begun.exists()
+
+
+def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_be_run_again(
+    bucket: str, tmp_path: Path
+) -> None:
+    """As on an instance that was paused for longer than a lease lasts."""
+    place, here = f"s3://{bucket}/mine", tmp_path / "here"
+    store = CheckpointStore(f"{place}/{any_command.LEASED}")
+    stood_still = f"touch {tmp_path}/begun; until [ -e {tmp_path}/goes-on ]; do sleep 0.02; done"
+
+    def succeed() -> None:
+        while not (tmp_path / "begun").exists():
+            over.wait(0.02)
+        store.claim_lease(2, json.dumps(vars(Holder("another", "boot", 1))))
+        (tmp_path / "goes-on").touch()
+
+    over = threading.Event()
+    successor = threading.Thread(target=succeed, daemon=True)
+    successor.start()
+    flags = ["run", "--checkpoints", str(here), "--uri", place, "--every-s", "3600", "--"]
+
+    ended = CliRunner().invoke(main, [*flags, "sh", "-c", f"echo 1 > {here}/step; {stood_still}"])
+    successor.join()
+
+    assert ended.exit_code == 75
+    assert f"{place}/folder was taken over by process 1 on another" in ended.output
+    assert ObjectStore(place).get("folder.json") is None
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in the midst", "at the end"])

@@ -2,12 +2,14 @@
 
 import errno
 import json
+import re
 import shutil
 import struct
 import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,16 @@ from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
 from gpu_fleet.errors import PeerError
 from tests.training.commands import command, tried_alone
-from tests.training.examples import Change, changed, few_digits, resnet_table, section, without_pictures
+from tests.training.examples import (
+    Change,
+    changed,
+    few_digits,
+    gpt_table,
+    resnet_table,
+    section,
+    train_on,
+    without_pictures,
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +132,7 @@ def test_a_wrong_value_is_one_message_that_says_what_would_do(
 def test_a_full_disk_is_one_message_and_may_be_tried_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "runs/big")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "runs/big"))
     monkeypatch.setattr("gpu_fleet.rank.train_model", full)
 
     status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
@@ -267,6 +276,46 @@ def test_a_full_device_is_reported_with_the_knobs_that_help() -> None:
 
     for knob in ("--run.accumulation 4", "--precision.dtype bf16", "--parallel.strategy fsdp"):
         assert knob in str(error)
+
+
+def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(
+    tokens: Path, tmp_path: Path
+) -> None:
+    """Each line of the advice by itself, as the user types it, on the directory of the run that was full."""
+    table = gpt_table(tokens, tmp_path / "run")
+    train_on(1, table, stop_at=2)
+    advice = str(rank.no_room(RuntimeError("full"), config.from_table(table, "test"))).splitlines()[1:]
+    flags = [re.findall(r"--[a-z._]+ [a-z0-9._]+", line) for line in advice]
+    assert [each[0] for each in flags] == [
+        "--run.accumulation 4",
+        "--precision.dtype bf16",
+        "--precision.activation_checkpointing true",
+        "--parallel.strategy fsdp",
+    ]
+
+    for number, chosen in enumerate(flags):
+        copied = tmp_path / f"run-{number}"
+        shutil.copytree(tmp_path / "run", copied)
+        if "another run.directory" in advice[number]:
+            shutil.rmtree(copied)
+        words = [word for flag in chosen for word in flag.split()]
+        status, said = tried_alone(table, tmp_path, *words, "--run.directory", str(copied))
+
+        assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "ranks", "advised"),
+    [(8, 1, 1, 2), (6, 2, 1, 3), (12, 1, 4, 3), (8, 8, 1, None), (8, 4, 2, None)],
+)
+def test_the_advised_accumulation_divides_the_batch(
+    *, batch: int, accumulation: int, ranks: int, advised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"batch_size": batch, "accumulation": accumulation}
+    table = changed(gpt_table(Path("data"), Path("run")), run=sizes)
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+
+    assert rank.finer_accumulation(config.from_table(table, "test")) == advised
 
 
 def test_another_fault_of_torch_is_not_disguised() -> None:

@@ -5,6 +5,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.state import State, capture_tensors
 from gpu_fleet.storage.object_store import at_start, patiently
 from gpu_fleet.world import World, world
-from tests.training.examples import changed, resnet_table
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, gpt_table, resnet_table
 
 URI = "s3://checkpoints/runs/a"
 
@@ -317,7 +320,7 @@ class SlowStore(CheckpointStore):
         super().__init__(URI)
         self.open = threading.Event()
 
-    def upload(self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None]) -> None:
+    def upload(self, folder: Path, manifest: local.Manifest, *asked: Callable[..., None]) -> None:
         self.open.wait()
 
     def prune(self, newest: int, keep: int) -> None:
@@ -379,11 +382,11 @@ class HangingStore(CheckpointStore):
         self.hanging = threading.Event()
         self.never = threading.Event()
 
-    def upload(self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None]) -> None:
+    def upload(self, folder: Path, manifest: local.Manifest, *asked: Callable[..., None]) -> None:
         if manifest.step == 1:
             self.hanging.set()
             self.never.wait()
-        super().upload(folder, manifest, moved)
+        super().upload(folder, manifest, *asked)
 
 
 def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path: Path) -> None:
@@ -432,12 +435,12 @@ class DisturbedStore(CheckpointStore):
         super().__init__(URI)
         self.failures, self.asked = failures, threading.Event()
 
-    def upload(self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None]) -> None:
+    def upload(self, folder: Path, manifest: local.Manifest, *asked: Callable[..., None]) -> None:
         self.asked.set()
         if self.failures:
             self.failures -= 1
             raise StoreError("SlowDown", passing=True)
-        super().upload(folder, manifest, moved)
+        super().upload(folder, manifest, *asked)
 
 
 def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(
@@ -610,3 +613,50 @@ def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
 
     assert type(raised.value) is kind
     assert getattr(raised.value, "passing", None) is passing
+
+
+@pytest.mark.parametrize(
+    ("code", "off_s", "passing", "says"),
+    [
+        ("RequestTimeTooSkewed", 0.0, True, "the clock of this instance is off: look at timedatectl"),
+        ("RequestTimeTooSkewed", 2400.0, True, "is off by 2400 s, ahead: look at"),
+        ("403", -1000.0, True, "is off by 1000 s, behind: look at"),  # of an object's head, without a reason
+        ("403", 800.0, False, ""),
+        ("AccessDenied", 0.0, False, ""),
+    ],
+)
+def test_a_clock_that_is_off_may_be_set_and_is_named(
+    *, code: str, off_s: float, passing: bool, says: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said_at = 1_800_000_000.0
+    headers = {"date": format_datetime(datetime.fromtimestamp(said_at, UTC), usegmt=True)}
+    monkeypatch.setattr("gpu_fleet.storage.object_store.time.time", lambda: said_at + off_s)
+    answer = {
+        "Error": {"Code": code},
+        "ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": headers},
+    }
+
+    with pytest.raises(StoreError) as raised, CheckpointStore(URI)._explained("cannot be written"):
+        raise ClientError(answer, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts
+
+    assert raised.value.passing is passing
+    assert raised.value.exit_status == (75 if passing else 65)
+    assert says in str(raised.value)
+    assert ("clock" in str(raised.value)) is passing
+
+
+def test_a_run_on_an_instance_whose_clock_is_off_may_be_tried_again(
+    bucket: str, tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def skewed(*_: object) -> None:
+        answer = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+        raise ClientError(answer, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts
+
+    monkeypatch.setattr("gpu_fleet.storage.object_store.START_PATIENCE_S", 0.0)
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", skewed)
+    table = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
+
+    status, said = tried_alone(table, tmp_path)
+
+    assert status == 75
+    assert said.endswith("the clock of this instance is off: look at timedatectl\n")

@@ -1,21 +1,31 @@
 """A folder of a callback is one run's: another process, configuration, data or arguments are refused."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gpu_fleet.callbacks.guard import Guard
 from gpu_fleet.callbacks.huggingface import FleetCallback
 from gpu_fleet.checkpoint import lease as leases
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.checkpoint.lease import RELEASED, Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.storage.object_store import ObjectStore
+from tests.training.ranks import run_ranks
 
 ARGUMENTS = {"learning_rate": 0.1}
 ELSEWHERE = Holder("elsewhere", "boot", 1)
@@ -123,6 +133,7 @@ def test_a_second_process_in_the_folder_is_refused(
 @pytest.fixture
 def uri(bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(leases, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(leases, "WAIT_S", 0.5)
     return f"s3://{bucket}/mine"
 
 
@@ -138,11 +149,42 @@ def test_a_second_instance_is_refused_until_the_lease_is_released(
     first.release()
     trained(tmp_path / "there", uri=uri)
 
-    assert ended.value.code == 65
+    assert ended.value.code == 75
     assert f"{uri} is in use by process 1 on elsewhere" in capsys.readouterr().err
     lease = store.newest_lease()
     assert lease is not None
     assert lease.content == RELEASED
+
+
+def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
+    uri: str, tmp_path: Path
+) -> None:
+    """As one process may lock a file twice."""
+    first = RunLease(CheckpointStore(uri), ELSEWHERE, renew_every_s=0.05)
+    first.acquire()
+    (tmp_path / OURS).mkdir()
+    held = local.lock(tmp_path / OURS)
+    held.mark()
+
+    with pytest.raises(SystemExit) as ended:
+        trained(tmp_path, uri=uri)
+    first.release()
+
+    assert ended.value.code == 75
+    held.check()
+    held.close()
+
+
+def test_who_has_the_folder_of_a_callback_is_named_to_another_process(tmp_path: Path) -> None:
+    guard = Guard(tmp_path, pattern="step-*")
+    guard.newest()
+    script = "import sys; from pathlib import Path; from gpu_fleet.checkpoint import local; "
+    words = [sys.executable, "-c", script + "local.lock(Path(sys.argv[1]))", str(tmp_path / OURS)]
+
+    second = subprocess.run(words, capture_output=True, text=True, check=False)
+    guard.end()
+
+    assert f"in use by process {os.getpid()} on " in second.stderr
 
 
 def test_a_run_without_its_lease_uploads_nothing(
@@ -158,7 +200,7 @@ def test_a_run_without_its_lease_uploads_nothing(
     with pytest.raises(SystemExit) as ended:
         guard.saved()
 
-    assert ended.value.code == 65
+    assert ended.value.code == 75
     assert "was taken over by process 1 on elsewhere" in capsys.readouterr().err
     assert CheckpointStore(uri).sizes("contents") == {}
 
@@ -185,6 +227,87 @@ def test_another_rank_claims_nothing(variable: str, tmp_path: Path, monkeypatch:
     trained(tmp_path, config={"width": 4})
 
     assert not (tmp_path / "gpu-fleet.json").exists()
+
+
+def began(directory: str) -> Any:
+    """On a rank whose disk has a checkpoint that the other's has not: the status it ends with."""
+    own = Path(directory) / os.environ["RANK"]
+    (own / f"step-{4 * int(os.environ['RANK'])}").mkdir(parents=True)
+    dist.init_process_group("gloo")
+    guard = Guard(own, pattern="step-*")
+    guard.newest()
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            guard.begin(ARGUMENTS, points())
+    except SystemExit as ended:
+        return ended.code, said.getvalue()
+    return "went on"
+
+
+def test_ranks_that_would_go_on_from_different_checkpoints_all_end(tmp_path: Path) -> None:
+    first, second = run_ranks(began, 2, str(tmp_path))
+
+    assert (first[0], second) == (75, (75, ""))
+    assert "different checkpoints (rank 0: step-0, rank 1: step-4)" in first[1]
+
+
+def chosen_beside_a_holder(uri: str, directory: str, with_group: bool) -> str:
+    """What a rank goes on from whose rank 0 finds a holder that saves once more, and then ends."""
+    if with_group:
+        dist.init_process_group("gloo")
+    if os.environ["RANK"] == "0":
+        ended_at_the_second_look(uri, Path(directory))
+    else:
+        told_at_its_first_wait(Path(directory) / "come")
+    return Path(str(Guard(Path(directory) / "here", uri, pattern="step-*").newest())).name
+
+
+def ended_at_the_second_look(uri: str, directory: Path) -> None:
+    """The holder ends once rank 1 waits, or has looked into the bucket without."""
+    holder, former, looks = RunLease(CheckpointStore(uri), ELSEWHERE), directory / "former", count(1)
+    holder.acquire()
+    leases.LOOK_EVERY_S = 0.0
+    look = CheckpointStore.newest_lease
+
+    def newest_lease(store: CheckpointStore) -> Any:
+        if next(looks) == 2:
+            (directory / "come").read_text()  # a pipe
+            (former / "step-8").mkdir()
+            (former / "step-8/state").write_text("newer")
+            FolderSync(former, ObjectStore(uri)).up(last=True, final=True)
+            holder.release()
+        return look(store)
+
+    CheckpointStore.newest_lease = newest_lease  # type: ignore[method-assign]
+
+
+def told_at_its_first_wait(pipe: Path) -> None:
+    def telling(action: Any, *, before: bool) -> Any:
+        def waits_or_has_looked(*arguments: Any, **named: Any) -> Any:
+            result = None if before else action(*arguments, **named)
+            if not calls:
+                calls.append(pipe.write_text("waits, or has looked"))
+            return action(*arguments, **named) if before else result
+
+        return waits_or_has_looked
+
+    calls: list[int] = []
+    FolderSync.down = telling(FolderSync.down, before=False)  # type: ignore[method-assign]
+    dist.barrier = telling(dist.barrier, before=True)
+    dist.TCPStore.wait = telling(dist.TCPStore.wait, before=True)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("with_group", [False, True], ids=["before the ranks have met", "in a group"])
+def test_all_ranks_go_on_from_what_the_holder_before_saved_last(
+    with_group: bool, uri: str, tmp_path: Path
+) -> None:
+    (tmp_path / "former/step-4").mkdir(parents=True)
+    (tmp_path / "former/step-4/state").write_text("older")
+    FolderSync(tmp_path / "former", ObjectStore(uri)).up(last=True, final=True)
+    os.mkfifo(tmp_path / "come")
+
+    assert run_ranks(chosen_beside_a_holder, 2, uri, str(tmp_path), with_group) == ["step-8", "step-8"]
 
 
 def hugging_face(**changed: Any) -> Callable[[Path], None]:
@@ -234,3 +357,52 @@ def test_of_the_trainers_arguments_those_count_that_change_the_result(
         hugging_face(**now)(tmp_path)
 
     assert (ended.value.code, row in capsys.readouterr().err) == (65, True)
+
+
+class KilledTrainer:
+    """Evaluates at the start, as its checkpoint asks for, and dies while it writes that checkpoint again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.callback = FleetCallback(folder)
+        self.optimizer = self.model = None
+        self.callback_handler = self.callback
+        self.found = self.callback.newest()
+        self.args: Any = SimpleNamespace(
+            ignore_data_skip=False, lr_scheduler_type="constant", train_batch_size=8,
+            gradient_accumulation_steps=1, world_size=1, output_dir=str(folder),
+        )  # fmt: skip
+        self.state = SimpleNamespace(
+            global_step=4,
+            max_steps=9,
+            stateful_callbacks={"TrainerControl": {"args": {"should_evaluate": True}}},
+        )
+
+    def train(self) -> None:
+        self.callback.on_train_begin(self.args, self.state, SimpleNamespace(should_training_stop=False))
+
+    def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
+        weights = Path(self.args.output_dir) / "checkpoint-4/model.safetensors"
+        weights.parent.mkdir(exist_ok=True)
+        weights.write_text("to")
+        raise KeyboardInterrupt
+
+    def _evaluate(self, *_: Any) -> dict[str, float]:
+        return {}
+
+    def _load_rng_state(self, _checkpoint: str) -> None: ...
+
+    def _determine_best_metric(self, **_: Any) -> None: ...
+
+
+def test_a_checkpoint_is_whole_after_a_kill_while_it_was_written_again(tmp_path: Path) -> None:
+    weights = tmp_path / "checkpoint-4/model.safetensors"
+    weights.parent.mkdir()
+    weights.write_text("whole")
+    (tmp_path / "checkpoint-4/trainer_state.json").write_text("{}")
+    with pytest.raises(KeyboardInterrupt):
+        KilledTrainer(tmp_path).train()
+
+    found = FleetCallback(tmp_path).newest()
+
+    assert (found, weights.read_text()) == (str(weights.parent), "whole")
+    assert [path.name for path in (tmp_path / ".gpu-fleet").iterdir()] == ["lock"]

@@ -20,15 +20,17 @@ def all_errors(kind: type[TrainingError] = TrainingError) -> list[type[TrainingE
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_every_error_has_a_status_of_the_table(kind: type[TrainingError]) -> None:
-    assert kind("why").exit_status in (exit_codes.FAILED_FOR_GOOD, exit_codes.FAILED_PERHAPS)
+    stopped = (exit_codes.STOPPED,) if kind is errors.StoppedError else ()
+
+    assert kind("why").exit_status in (stopped or (exit_codes.FAILED_FOR_GOOD, exit_codes.FAILED_PERHAPS))
 
 
 def test_what_can_pass_may_be_tried_again() -> None:
     again = exit_codes.FAILED_PERHAPS
     hopeful = {kind for kind in all_errors() if kind("why").exit_status == again}
 
-    silent = {errors.SilentSourceError, errors.SilentStoreError}
-    passing = {errors.CheckpointError, *silent, errors.PeerError, errors.LaunchError}
+    silent = {errors.SilentSourceError, errors.SilentStoreError, errors.PassingCodeError}
+    passing = {errors.CheckpointError, *silent, errors.RunLeaseError, errors.PeerError, errors.LaunchError}
     assert hopeful == passing
     assert errors.StoreError("SlowDown", passing=True).exit_status == again
 
@@ -67,7 +69,31 @@ def test_a_restarted_rank_does_not_try_what_failed_for_good(
 
     assert (first, second, anew) == (65, 65, 0)
     assert "'gtp'" in said
-    assert outcome.failed_before(tmp_path / "run") == ""
+    assert outcome.failed_before(tmp_path / "run") is None
+
+
+def test_a_restarted_rank_does_not_wait_again_for_a_run_that_another_process_holds(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`launch` ends torchrun then; a try that it has begun by then is over at once, and may be made later."""
+    monkeypatch.setenv(outcome.REFUSED, str(tmp_path / "refused"))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
+    table = gpt_table(tokens, tmp_path / "run")
+
+    def refused(*_: object) -> None:
+        raise errors.RunLeaseError("in use by process 1 on elsewhere")
+
+    with monkeypatch.context() as held:
+        held.setattr("gpu_fleet.checkpoint.local.lock", refused)
+        first, _ = tried_alone(table, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second, said = tried_alone(table, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    later, _ = tried_alone(table, tmp_path)
+
+    assert (first, second, later) == (75, 75, 0)
+    assert said.endswith("error: in use by process 1 on elsewhere\n")
+    assert not (tmp_path / "run" / outcome.FAILURE).exists()
 
 
 def test_without_torchrun_a_run_that_stopped_says_that_it_wants_to_be_run_again(

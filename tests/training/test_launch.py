@@ -408,6 +408,52 @@ def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path, restored_s
     assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
 
 
+IS_HELD = """
+import pathlib, sys, time
+from gpu_fleet import outcome
+outcome.write_refusal("in use by process 1 on elsewhere")
+pathlib.Path(sys.argv[1], "waits").touch()
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("notified", [False, True])
+def test_torchrun_does_not_try_again_at_once_where_another_process_has_the_run(
+    notified, tmp_path, restored_signals, monkeypatch
+):
+    """It was waited for; what may be another process's directory by now gets no word of it."""
+    awaited = launch._awaited
+
+    def notify(process, **named):
+        if notified:
+            signal.raise_signal(signal.SIGTERM)
+        return awaited(process, **named)
+
+    monkeypatch.setattr(launch, "_awaited", notify)
+
+    status = launch.run([sys.executable, "-c", IS_HELD, str(tmp_path)], {}, tmp_path)
+
+    assert status == (85 if notified else 75)
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"waits"}
+
+
+STOPS_WAITING = """
+import sys
+from gpu_fleet import outcome
+from gpu_fleet.errors import StoppedError
+outcome.leave_word(outcome.Path(sys.argv[1]), StoppedError("stopped before the first step"), 0)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("torchrun", [0, 1])
+def test_a_notice_to_the_ranks_alone_while_they_wait_is_a_stop(torchrun, tmp_path, restored_signals):
+    """As a spot notice or the stop file, of which `launch` itself hears nothing."""
+    command = [sys.executable, "-c", STOPS_WAITING, str(tmp_path), str(torchrun)]
+
+    assert launch.run(command, {}, tmp_path) == 85
+
+
 IS_REFUSED = """
 import os, pathlib, sys
 from gpu_fleet import outcome

@@ -1,8 +1,13 @@
 """The lease of a run in its bucket: a second process is refused, a dead holder followed, a live one never."""
 
+import errno
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,16 +15,19 @@ from typing import Any
 
 import boto3
 import pytest
+import tomli_w
 from botocore.exceptions import ClientError
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
-from gpu_fleet import Run
+from gpu_fleet import Run, outcome
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import Saver
-from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import RunLeaseError
+from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
+from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.errors import CheckpointError, RunLeaseError, StoppedError
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
 
@@ -32,6 +40,7 @@ ELSEWHERE, HERE = Holder("elsewhere", "boot", 1), Holder("here", "boot", 1)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow at once. Who is alive may stand still for seconds, as a busy computer does."""
     monkeypatch.setattr(leases, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(leases, "WAIT_S", 0.5)
     monkeypatch.setattr("gpu_fleet.checkpoint.store.SETTLED_AFTER_S", 0.05)
 
 
@@ -39,6 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Object stores tell times in whole seconds: two of them are a long time where nobody is alive."""
     monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 2.0)
+    monkeypatch.setattr(leases, "WAIT_S", 150.0)
 
 
 @pytest.fixture
@@ -61,10 +71,78 @@ both_clouds = pytest.mark.parametrize("store", [URI, OSS_URI], ids=["S3", "OSS"]
 
 @both_clouds
 def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStore, living: RunLease) -> None:
-    with pytest.raises(RunLeaseError, match=r"in use by process 1 on elsewhere.*taken over after 90 s"):
+    with pytest.raises(RunLeaseError, match=r"in use by process 1 on elsewhere.*taken over after 90 s") as no:
         RunLease(store, HERE).acquire()
 
+    assert no.value.exit_status == 75
     living.check()
+
+
+@both_clouds
+def test_a_holder_that_is_about_to_end_is_waited_for(
+    store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the instance that a spot notice leaves two minutes, whose replacement is there already."""
+    monkeypatch.setattr(leases, "WAIT_S", 150.0)
+    looks = iter([lambda: None, living.release])
+    follower = RunLease(store, HERE, sleep=lambda _: next(looks)())
+
+    follower.acquire()
+
+    assert follower.number == living.number + 1
+    assert next(looks, None) is None
+
+
+def test_a_notice_ends_the_wait_for_another_holder(store: CheckpointStore, living: RunLease) -> None:
+    with pytest.raises(StoppedError, match="in use by process 1 on elsewhere") as stopped:
+        RunLease(store, HERE, sleep=_never, stopping=lambda: True).acquire()
+
+    assert stopped.value.exit_status == 85
+
+
+@pytest.mark.parametrize(("run_id", "status"), [("", 85), ("this run", 0)], ids=["alone", "torchrun"])
+def test_a_stop_file_ends_the_wait_of_train_as_a_stop_before_the_first_step(
+    *,
+    run_id: str,
+    status: int,
+    store: CheckpointStore,
+    living: RunLease,
+    tokens: Path,
+    tmp_path: Path,
+    no_fleet: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun would start again at once whatever ends with another status than 0; `launch` has the word."""
+    monkeypatch.setattr(leases, "WAIT_S", 150.0)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    refusal = tmp_path / "refused"
+    monkeypatch.setenv(outcome.REFUSED, str(refusal))
+    (no_fleet / "stop").write_text("idle")
+    table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
+
+    ended, said = tried_alone(table, tmp_path)
+
+    assert ended == status, said
+    assert "error: stopped before the first step: s3://checkpoints/alice/run is in use by process 1" in said
+    assert outcome.stopped_waiting(refusal)
+    assert not (tmp_path / "run/result.json").exists()
+
+
+def test_a_wait_in_slices_ends_as_one_in_one_piece(store: CheckpointStore, living: RunLease) -> None:
+    """Between them the ranks meet, of which the others would else wait in one collective."""
+    now = [0.0]
+
+    def pass_on(_: float) -> None:
+        now[0] += 0.1
+
+    follower = RunLease(store, HERE, sleep=pass_on, clock=lambda: now[0])
+
+    taken = [follower.acquire(0.2), follower.acquire(0.2)]
+    with pytest.raises(RunLeaseError, match="in use by process 1 on elsewhere"):
+        follower.acquire(0.2)
+
+    assert taken == [False, False]
+    assert now[0] == pytest.approx(leases.WAIT_S)
 
 
 @both_clouds
@@ -92,6 +170,204 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
     with pytest.raises(RunLeaseError, match="was taken over"):
         late.close()
     assert store.steps() == []
+    assert local.steps(tmp_path) == []
+
+
+@both_clouds
+@pytest.mark.parametrize("stands_still", ["files", "manifest", "disk"])
+def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_its_successor(
+    store: CheckpointStore, stands_still: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stopped process or a paused instance, which knows nothing of the time that has passed."""
+    held = RunLease(store, ELSEWHERE, renew_every_s=1000)
+    held.acquire()
+    stood = threading.Event()
+
+    def succeed() -> None:
+        if not stood.is_set():
+            stood.set()
+            store.claim_lease(2, json.dumps(vars(HERE)))
+
+    def then(succeeding: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+        def stopped(*given: Any, **named: Any) -> Any:
+            succeeding()
+            return function(*given, **named)
+
+        return stopped
+
+    where, name = {
+        "files": (CheckpointStore, "upload_files"),
+        "manifest": (CheckpointStore, "commit"),
+        "disk": (local, "commit_stage"),
+    }[stands_still]
+    monkeypatch.setattr(where, name, then(succeed, getattr(where, name)))
+    saver = Saver(tmp_path, store, keep=1, lease=held)
+
+    saver.save(local.Manifest(1, "model", 1), {})
+    with pytest.raises(RunLeaseError, match="was taken over by process 1 on here"):
+        saver.close()
+
+    assert stood.is_set()
+    assert store.steps() == []
+    assert local.steps(tmp_path) == ([] if stands_still == "disk" else [1])
+
+
+def test_a_file_that_is_half_up_is_not_completed_over_that_of_the_successor(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    """What stands still in an upload asks at its next part, as it knows by its clock."""
+    now = [0.0]
+    held = RunLease(store, ELSEWHERE, clock=lambda: now[0])
+    held.acquire()
+    held.check_sometimes()
+    store.claim_lease(2, json.dumps(vars(HERE)))
+
+    held.check_sometimes()
+    now[0] += 91
+
+    with pytest.raises(RunLeaseError, match="was taken over"):
+        held.check_sometimes()
+    held.release()
+
+
+def test_a_holder_that_has_lost_the_run_learns_so_by_its_next_renewal_and_writes_none(
+    store: CheckpointStore,
+) -> None:
+    held = RunLease(store, ELSEWHERE, renew_every_s=0.05)
+    store.claim_lease(2, json.dumps(vars(HERE)))
+    held._number, held._name = 1, "000000000001"
+
+    held._renew()  # returns: nothing is renewed any more
+    held.release()
+
+    assert held.lost
+    assert set(store.sizes("lease")) == {store.newest_lease().name}  # type: ignore[union-attr]
+
+
+def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose run it is cannot be known then; a folder that several share has its lock."""
+    held = RunLease(store, ELSEWHERE, renew_every_s=1000)
+    held.acquire()
+    silent = threading.Event()
+    monkeypatch.setattr(leases, "ASK_S", 0.05)
+    monkeypatch.setattr(store, "newest_lease", lambda: silent.wait(60) and None)
+    saver = Saver(tmp_path, store=None, keep=1, lease=held)
+
+    saver.save(local.Manifest(1, "model", 1), {})
+    saver.close()
+    silent.set()
+
+    assert local.steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("how", ["no locks", "made anew"])
+def test_a_folder_that_another_process_has_taken_is_not_written_to(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without locks, or where the folder was removed while this process stood still."""
+    if how == "no locks":
+        monkeypatch.setattr("fcntl.lockf", _no_locks)
+    first = local.lock(tmp_path)
+    first.mark()
+    first.check()
+    saver = Saver(tmp_path, store=None, keep=1, lock=first)
+    if how == "made anew":
+        (tmp_path / local.LOCK).unlink()
+    (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
+
+    saver.save(local.Manifest(1, "model", 1), {})
+    with pytest.raises(RunLeaseError, match="was taken over by process 7 on elsewhere") as lost:
+        saver.close()
+    first.close()
+
+    assert lost.value.exit_status == 75
+    assert local.steps(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["taken over", "disk full"])
+def test_the_other_ranks_hear_why_the_first_commits_nothing(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint in parts; they waited for its word for parallel.timeout_s."""
+    lock = local.lock(tmp_path)
+    lock.mark()
+    local.open_stage(tmp_path, 1)
+    if how == "taken over":
+        (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
+        why: tuple[type[Exception], str] = (RunLeaseError, "was taken over by process 7 on elsewhere")
+    else:
+        monkeypatch.setattr(local, "write_part", _full)
+        why = (CheckpointError, "No space left on device")
+    words = HashStore()
+    first, second = (
+        Saver(tmp_path, None, 1, team=Team(rank, 2, words, 0.0, sleep=_never), lock=None if rank else lock)
+        for rank in range(2)
+    )
+
+    first.save(local.Manifest(1, "model", 1), {}, lambda: None)
+    with pytest.raises(why[0], match=why[1]):
+        first.close()
+    monkeypatch.undo()
+    second.save(local.Manifest(1, "model", 1), {}, lambda: None)
+    with pytest.raises(CheckpointError, match=f"step 1 cannot be written: rank 0: .*{why[1]}"):
+        second.close()
+    lock.close()
+
+
+@pytest.mark.parametrize("left", ["its mark", "nothing", "another file"])
+def test_a_holder_whose_file_server_was_away_takes_its_lock_again(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server gave the lock up, so that the file that is held answers no more; nobody else has come."""
+    held = local.lock(tmp_path)
+    held.mark()
+    with monkeypatch.context() as outage:
+        outage.setattr("os.pread", _input_output_error)
+        if left == "nothing":
+            (tmp_path / local.LOCK).write_text("")
+        elif left == "another file":
+            (tmp_path / local.LOCK).unlink()
+            (tmp_path / local.LOCK).touch()
+        held.check()
+    held.check()
+
+    script = "import sys; from pathlib import Path; from gpu_fleet.checkpoint import local; "
+    words = [sys.executable, "-c", script + "local.lock(Path(sys.argv[1]))", str(tmp_path)]
+    second = subprocess.run(words, capture_output=True, text=True, check=False)
+    held.close()
+
+    assert f"in use by process {os.getpid()}" in second.stderr
+    assert "event=locked-again" in caplog.text
+
+
+def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = local.lock(tmp_path)
+    held.mark()
+    (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
+    monkeypatch.setattr("os.pread", _input_output_error)
+
+    with pytest.raises(RunLeaseError, match="was taken over by process 7 on elsewhere"):
+        held.check()
+    held.close()
+
+
+def test_a_folder_that_cannot_be_looked_at_ends_all_ranks_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OSError would end rank 0 alone, in the midst of a look for all."""
+    held = local.lock(tmp_path)
+    held.mark()
+    with monkeypatch.context() as outage:
+        outage.setattr(Path, "stat", _input_output_error)
+        with pytest.raises(CheckpointError, match="lock cannot be read: Input/output error") as lost:
+            held.check()
+    held.close()
+
+    assert lost.value.exit_status == 75
 
 
 def test_ages_are_measured_by_the_clock_of_the_object_store_alone(
@@ -119,6 +395,7 @@ def test_of_several_that_follow_at_the_same_moment_one_wins(
     def claimed(store: CheckpointStore, number: int, content: str) -> str | None:
         name = claim(store, number, content)
         monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 90.0)  # who has won may stand still for seconds
+        monkeypatch.setattr(leases, "WAIT_S", 0.0)
         return name
 
     monkeypatch.setattr(CheckpointStore, "claim_lease", claimed)
@@ -181,7 +458,7 @@ def test_where_nothing_is_known_of_processes_a_holder_may_be_alive() -> None:
     assert not unknown.surely_gone(unknown)
 
 
-def test_train_is_refused_for_good_and_gives_its_own_lease_back(
+def test_train_is_refused_for_now_and_gives_its_own_lease_back(
     store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
 ) -> None:
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
@@ -190,7 +467,7 @@ def test_train_is_refused_for_good_and_gives_its_own_lease_back(
     living.release()
     finished = tried_alone(table, tmp_path)
 
-    assert refused[0] == 65
+    assert refused[0] == 75
     assert "is in use by process 1 on elsewhere" in refused[1]
     assert finished == (0, finished[1])
     found = store.newest_lease()
@@ -198,6 +475,114 @@ def test_train_is_refused_for_good_and_gives_its_own_lease_back(
     assert found.content == leases.RELEASED
     names = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert sum("/lease/" in name and not name.endswith(".renewed") for name in names) == 1
+
+
+def test_a_dead_holder_is_followed_however_short_the_ranks_wait_for_each_other(
+    store: CheckpointStore, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 90 s to be sure, three times as long as half the time-out: rank 0 waits in slices of it."""
+    RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
+    now, slices = [0.0], list[float]()
+    newest, acquire = CheckpointStore.newest_lease, RunLease.acquire
+
+    def aged(store: CheckpointStore) -> LeaseKey | None:
+        found = newest(store)
+        return found and replace(found, age_s=now[0])
+
+    def pass_on(seconds: float) -> None:
+        now[0] += seconds
+
+    def timed(held: RunLease, *given: float) -> bool:
+        slices.extend(given)
+        return acquire(held, *given)
+
+    monkeypatch.setattr(leases, "WAIT_S", 150.0)
+    monkeypatch.setattr(leases, "LOOK_EVERY_S", 2.0)
+    monkeypatch.setattr(CheckpointStore, "newest_lease", aged)
+    monkeypatch.setattr(RunLease, "acquire", timed)
+    monkeypatch.setitem(RunLease.__init__.__kwdefaults__, "sleep", pass_on)
+    monkeypatch.setitem(RunLease.__init__.__kwdefaults__, "clock", lambda: now[0])
+    keys = {"checkpoint": {"uri": URI}, "parallel": {"timeout_s": 60.0}}
+
+    status, said = tried_alone(changed(gpt_table(tokens, tmp_path / "run"), **keys), tmp_path)
+
+    assert status == 0, said
+    assert now[0] == leases.TAKEN_OVER_AFTER_S
+    assert slices == [15.0] * 6  # of 16 s each, as it looks every 2 s
+
+
+STANDS_STILL = """
+import os, signal
+from pathlib import Path
+import torch
+from torch import nn
+
+class Stands(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.calls = 0
+    def forward(self, batch):
+        self.calls += 1
+        if self.calls == 8 and self.training:
+            Path("stands").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().forward(batch)
+
+def data(split):
+    return [(torch.full((4,), float(n)), n % 2) for n in range(64)]
+"""
+
+
+def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    """From the door: stopped in step 4 and taken over, it ends at its next save and names who has the run."""
+    (tmp_path / "mine.py").write_text(STANDS_STILL)
+    table: dict[str, Any] = {
+        "run": {"directory": "run", "steps": 12, "batch_size": 8},
+        "model": {"name": "mine.py:Stands"},
+        "data": {"name": "mine.py:data", "workers": 0},
+        "checkpoint": {"uri": URI, "every_steps": 6, "every_s": 0.0},
+        "metrics": {"progress": False},
+    }
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(table))
+    words = [sys.executable, "-m", "gpu_fleet", "train", "config.toml"]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stderr is not None
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        store.claim_lease(2, json.dumps(vars(HERE)))
+        stopped.send_signal(signal.SIGCONT)
+        said = stopped.stderr.read()
+
+    assert stopped.returncode == 75, said
+    assert "error: s3://checkpoints/alice/run was taken over by process 1 on here" in said
+    assert "Traceback" not in said
+    assert store.steps() == []
+    assert local.steps(tmp_path / "run/checkpoints") == []
+    assert not (tmp_path / "run/result.json").exists()
+    assert not (tmp_path / "run/failure.json").exists()
+
+
+def test_a_run_that_has_finished_ends_so_though_another_start_waits_for_its_lease(
+    store: CheckpointStore, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is given back when all is written: whoever takes it then takes nothing away."""
+    table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
+    release, written = RunLease.release, list[bool]()
+
+    def taken_at_once(held: RunLease) -> None:
+        if held.number:
+            written.append((tmp_path / "run/result.json").exists())
+        release(held)
+        if held.number:
+            RunLease(store, ELSEWHERE, renew_every_s=1000, sleep=_never).acquire()
+
+    monkeypatch.setattr(RunLease, "release", taken_at_once)
+
+    status, said = tried_alone(table, tmp_path)
+
+    assert (status, written) == (0, [True]), said
+    assert '"outcome": "finished"' in (tmp_path / "run/result.json").read_text()
 
 
 def test_a_bucket_that_lets_nothing_be_removed_holds_no_run_up(
@@ -229,7 +614,7 @@ def test_a_start_that_is_refused_leaves_the_result_of_the_run(
     refused = tried_alone(table, tmp_path)
     other.release()
 
-    assert (finished[0], refused[0]) == (0, 65)
+    assert (finished[0], refused[0]) == (0, 75)
     assert (tmp_path / "run/result.json").read_bytes() == result
 
 
@@ -242,11 +627,46 @@ def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
     with Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)) as run:
         list(run.steps(1))
 
-    assert ended.value.code == 65
+    assert ended.value.code == 75
     assert "is in use by process 1 on elsewhere" in capsys.readouterr().err
     found = store.newest_lease()
     assert found is not None
     assert found.content == leases.RELEASED
+
+
+@pytest.mark.parametrize("program", ["train", "Run"])
+def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
+    program: str, store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
+) -> None:
+    """As one process may lock a file twice. Else the start would wait in vain, and the holder end with it."""
+    root = tmp_path / "run/checkpoints"
+    root.mkdir(parents=True)
+    held = local.lock(root)
+    held.mark()
+
+    if program == "train":
+        keys = {"checkpoint": {"uri": URI}}
+        status, _ = tried_alone(changed(gpt_table(tokens, tmp_path / "run"), **keys), tmp_path)
+    else:
+        with pytest.raises(SystemExit) as ended, Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)):
+            raise AssertionError("began")
+        status = ended.value.code
+
+    assert status == 75
+    held.check()
+    held.close()
+
+
+def _no_locks(_file: Any, _operation: int) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def _full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _input_output_error(*_: Any, **_named: Any) -> Any:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def _never(_: float) -> None:

@@ -6,6 +6,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.optim import lr_scheduler
 
 from gpu_fleet import Run, library, outcome, run_identity
 from gpu_fleet.checkpoint import local
-from gpu_fleet.errors import CheckpointError, ConfigError
+from gpu_fleet.errors import CheckpointError, ConfigError, DataError, RunLeaseError
 from gpu_fleet.state import parameters_sha256
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
@@ -392,6 +393,52 @@ def test_a_step_that_the_loop_is_left_in_is_saved_and_gone_on_from(tmp_path: Pat
     assert (left["outcome"], left["reason"], left["step"]) == ("finished", "left the loop", 5)
     assert (found, rest) == (4.0, [5, 6])
     assert result(tmp_path)["reason"] == "all steps done"
+
+
+def test_a_save_that_has_begun_is_committed_when_the_loop_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    commit, close, release = local.commit, library.Saver.close, Run._release
+
+    def committed(*arguments: Any) -> local.Manifest:
+        """Slower than the loop, as of a large model: until it is waited for, or lock and lease are gone."""
+        released.wait()
+        return commit(*arguments)
+
+    def closed(saver: library.Saver) -> bool:
+        released.set()
+        return close(saver)
+
+    def freed(run: Run) -> None:
+        release(run)
+        released.set()
+        if run._saver is not None:
+            close(run._saver)
+
+    monkeypatch.setattr(local, "commit", committed)
+    monkeypatch.setattr(library.Saver, "close", closed)
+    monkeypatch.setattr(Run, "_release", freed)
+
+    def fails() -> None:
+        with Run(tmp_path, model=nn.Linear(3, 1), every_steps=1) as run:
+            for step in run.steps(10):
+                if step == 1:
+                    raise DataError("no such sample")
+
+    with pytest.raises(SystemExit) as end:
+        fails()
+
+    assert end.value.code == DataError().exit_status
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-1"]
+
+
+def test_a_lock_that_is_closed_is_not_ours(tmp_path: Path) -> None:
+    lock = local.lock(tmp_path)
+    lock.close()
+
+    with pytest.raises(RunLeaseError):
+        lock.check()
 
 
 class Odd:

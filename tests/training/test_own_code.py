@@ -1,13 +1,15 @@
 """A user's own model, data, loss, metric and optimizer by name: exact, and part of what the run is."""
 
 import json
+import logging
 import os
+import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,7 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uv and others link the files of a package from a store."""
-    packages, store = tmp_path / "site-packages/package", tmp_path / "store"
+    packages, store = tmp_path / "installed/package", tmp_path / "store"
     packages.mkdir(parents=True)
     store.mkdir()
     (store / "module.py").touch()
@@ -124,6 +126,15 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(
 
     assert not own_code.is_of_user(str(packages / "module.py"))
     assert own_code.is_of_user(str(store / "module.py"))
+
+
+@pytest.mark.parametrize("name", ["dist-packages", "site-packages"])
+def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(
+    name: str, tmp_path: Path
+) -> None:
+    """One that was made with --system-site-packages sees the packages of the system."""
+    assert not own_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
+    assert own_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
 
 
 def test_the_finished_model_has_the_names_of_the_users_own(digits: Path, tmp_path: Path) -> None:
@@ -183,6 +194,205 @@ def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path:
     assert refused == 65
     assert "code.my_code.py" in said
     assert allowed["resumed_from_step"] == 2
+
+
+LATE = """
+
+def late(*arguments, **options):
+    from helpers.scales import SCALE
+
+    return SCALE * loss(*arguments, **options)
+"""
+
+
+def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
+    """An example whose loss imports a module first when it is called, and the file of that module."""
+    table, file = with_own_file(table, folder)
+    name = table["loss"]["name"].partition(":")[2]
+    file.write_text(file.read_text() + LATE.replace("* loss(", f"* {name}("))
+    table["loss"]["name"] = "my_code.py:late"
+    (folder / "helpers").mkdir()
+    module = folder / "helpers/scales.py"
+    module.write_text("SCALE = 1.0\n")
+    return table, module
+
+
+def test_a_changed_module_that_is_imported_inside_a_function_is_another_run(
+    digits: Path, tmp_path: Path
+) -> None:
+    table, module = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
+    started_in(tmp_path, table, stop_at=2)
+    module.write_text("SCALE = 2.0\n")
+
+    refused, said = run_ranks(tried_in, 1, tmp_path, table)[0]
+    allowed = started_in(tmp_path, changed(table, checkpoint={"allow": ["code.helpers/scales.py"]}))
+
+    assert refused == 65
+    assert "code.helpers/scales.py" in said
+    assert "code.my_code.py" not in said
+    assert allowed["resumed_from_step"] == 2
+
+
+def of_an_earlier_trainer(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """A run by a trainer that knew of loaded modules alone, stopped at its second step."""
+    own_code.reachable = lambda *_: {}  # type: ignore[assignment]
+    return train_in(folder, table, stop_at=2)
+
+
+def resumed_with_its_log(folder: Path, table: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    said = StringIO()
+    logging.getLogger("gpu_fleet.run_identity").addHandler(logging.StreamHandler(said))
+    return train_in(folder, table, stop_at=0), said.getvalue()
+
+
+def test_a_checkpoint_that_knows_no_such_module_is_resumed_and_says_so(digits: Path, tmp_path: Path) -> None:
+    table, _ = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
+    run_ranks(of_an_earlier_trainer, 1, tmp_path, table)
+
+    (resumed, said) = run_ranks(resumed_with_its_log, 1, tmp_path, table)[0]
+    (_, again) = run_ranks(resumed_with_its_log, 1, tmp_path, table)[0]
+
+    assert resumed["resumed_from_step"] == 2
+    assert "the checkpoint of step 2 does not know code.helpers/scales.py" in said
+    assert "not compared" not in again
+
+
+def test_a_module_that_is_imported_inside_a_function_travels_with_the_checkpoint(
+    bucket: str, digits: Path, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    table, module = with_late_module(example("own_regression", here / "run", digits), here)
+    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
+    uploaded = changed(table, checkpoint={"uri": f"s3://{bucket}/late"})
+    started_in(here, uploaded, stop_at=2)
+    there.mkdir()
+
+    resumed = started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
+
+    assert (there / "run/code/helpers/scales.py").read_bytes() == module.read_bytes()
+    assert resumed["resumed_from_step"] == 2
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+
+
+def written(folder: Path, texts: Mapping[str, str]) -> None:
+    """Files, by their path."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def files_of(folder: Path, program: str, extra_path: str = "") -> list[str]:
+    """What belongs to a run whose configuration names `program`, started in `folder`."""
+    os.chdir(folder)
+    if extra_path:
+        sys.path.append(extra_path)
+    own_code.load("loss.name", f"{program}:loss", directory="run")
+    return [name for name in own_code.files(Path("run")) if not name.startswith("tests/")]
+
+
+def loss_with(*imports: str) -> str:
+    body = "\n".join(f"    {line}" for line in imports)
+    return f"def loss(model, batch):\n{body}\n"
+
+
+@pytest.mark.parametrize(
+    ("imports", "expected"),
+    [
+        (["import helpers.scales"], ["helpers/scales.py"]),
+        (["from helpers import scales, nothing"], ["helpers/scales.py"]),
+        (["from helpers.deep.inner import X"], ["helpers/deep/inner.py", "helpers/scales.py"]),
+        (["import package.part"], ["package/__init__.py", "package/part.py", "package/other.py"]),
+        (["try:", "    import helpers.scales", "except ImportError:", "    pass"], ["helpers/scales.py"]),
+        (["class Inner:", "    import helpers.scales"], ["helpers/scales.py"]),
+        (["import circle_a"], ["circle_a.py", "circle_b.py"]),
+    ],
+)
+def test_what_a_function_imports_belongs_to_the_run(
+    imports: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    texts = {
+        "mine.py": loss_with(*imports),
+        "helpers/scales.py": "SCALE = 1",
+        "helpers/deep/inner.py": "from helpers import scales",
+        "package/__init__.py": "",
+        "package/part.py": "from . import other\nfrom .. import helpers",
+        "package/other.py": "",
+        "circle_a.py": "import circle_b",
+        "circle_b.py": "def f():\n    import circle_a",
+    }
+    written(tmp_path, texts)
+
+    assert run_ranks(files_of, 1, tmp_path, "mine.py")[0] == sorted([*expected, "mine.py"])
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        ["import numpy, json, torch.nn, gpu_fleet.library"],
+        ["from typing import TYPE_CHECKING", "if TYPE_CHECKING:", "    import helpers.scales"],
+        ["import typing", "if not typing.TYPE_CHECKING:", "    pass", "else:", "    import helpers.scales"],
+        ["import random"],  # which is loaded, and hides the file beside
+        ["from folder.only import nothing"],
+        ["from ... import helpers"],
+        ["import folder.missing, nothing"],
+    ],
+)
+def test_what_a_function_cannot_import_is_no_part_of_the_run(imports: list[str], tmp_path: Path) -> None:
+    unused = ("helpers/scales.py", "random.py", "folder/another.py", "tests/test_mine.py", "script.py")
+    written(tmp_path, {"mine.py": loss_with(*imports), **dict.fromkeys(unused, "import mine")})
+
+    found = run_ranks(files_of, 1, tmp_path, "mine.py")[0]
+
+    assert found == ["mine.py"]
+
+
+def test_what_a_loaded_module_did_not_import_at_its_top_is_no_part_of_the_run(tmp_path: Path) -> None:
+    top = "try:\n    import missing_one, helpers.scales\nexcept ImportError:\n    pass\n"
+    as_program = "if __name__ == '__main__':\n    import script\n"
+    written(tmp_path, {"mine.py": top + loss_with("import later"), "later.py": as_program})
+    written(tmp_path, {"helpers/scales.py": "", "script.py": ""})
+
+    assert run_ranks(files_of, 1, tmp_path, "mine.py")[0] == ["later.py", "mine.py"]
+
+
+def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_imported(tmp_path: Path) -> None:
+    """Only the folders of sys.path are looked into, as Python does, in their order."""
+    written(tmp_path, {"package/mine.py": loss_with("import scales"), "scales.py": ""})
+    written(tmp_path, {"package/__init__.py": "", "package/scales.py": ""})
+
+    assert run_ranks(files_of, 1, tmp_path, "package.mine")[0] == [
+        "package/__init__.py",
+        "package/mine.py",
+        "scales.py",
+    ]
+
+
+def files_without(gone: str, folder: Path) -> list[str]:
+    """As files_of, where a file is removed once it was found."""
+    found = own_code.reachable
+
+    def reachable(*arguments: Any) -> dict[str, Path]:
+        places = found(*arguments)
+        (folder / gone).unlink()
+        return places
+
+    own_code.reachable = reachable
+    return files_of(folder, "mine.py")
+
+
+def test_a_file_that_vanishes_and_was_never_imported_is_no_part_of_the_run(tmp_path: Path) -> None:
+    written(tmp_path, {"mine.py": loss_with("import helpers, other"), "helpers.py": "", "other.py": ""})
+
+    assert run_ranks(files_without, 1, "helpers.py", tmp_path)[0] == ["mine.py", "other.py"]
+
+
+def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path: Path) -> None:
+    written(tmp_path / "here", {"mine.py": loss_with("import shared.scales")})
+    written(tmp_path / "lib", {"shared/scales.py": "", "shared/__init__.py": ""})
+
+    found = run_ranks(files_of, 1, tmp_path / "here", "mine.py", str(tmp_path / "lib"))[0]
+
+    assert found == ["mine.py", "shared/__init__.py", "shared/scales.py"]
 
 
 def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:

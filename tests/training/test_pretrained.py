@@ -17,23 +17,34 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
 from transformers import (
     BertConfig,
     BertForPreTraining,
+    CLIPConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    OPTConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RobertaConfig,
     ViTConfig,
     ViTForImageClassification,
+    Wav2Vec2Config,
 )
+from transformers.models.efficientnet.image_processing_pil_efficientnet import EfficientNetImageProcessorPil
+from transformers.models.mobilevit.image_processing_pil_mobilevit import MobileViTImageProcessorPil
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from gpu_fleet import config
+from gpu_fleet.data import own_data
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.errors import ModelError
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.errors import DataError, ModelError
 from gpu_fleet.models import pretrained, registry
 from gpu_fleet.models.definitions import Facts
 from gpu_fleet.parallel import spread
@@ -302,6 +313,111 @@ def pretrained_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (ViTImageProcessorPil, {"do_normalize": False}),
+        (ViTImageProcessorPil, {"do_rescale": False}),
+        (ViTImageProcessorPil, {"do_rescale": False, "do_normalize": False}),
+        (ViTImageProcessorPil, {"rescale_factor": 1 / 127.5}),
+        (EfficientNetImageProcessorPil, {"rescale_factor": 1 / 127.5, "rescale_offset": True}),
+        (EfficientNetImageProcessorPil, {"include_top": False}),
+        (MobileViTImageProcessorPil, {}),
+    ],
+    ids=str,
+)
+def test_pictures_are_normalised_as_the_processor_of_a_model_does(
+    family: Any, said: dict[str, Any], tmp_path: Path
+) -> None:
+    processor = family(**said, do_resize=False, do_center_crop=False)
+    processor.save_pretrained(tmp_path)
+    picture = np.random.default_rng(0).integers(0, 256, (3, 6, 5)).astype(np.uint8)
+
+    expected = processor(picture, input_data_format="channels_first", return_tensors="pt")["pixel_values"]
+
+    mine = pretrained._pixels(tmp_path)(torch.from_numpy(picture)[None])
+    assert torch.allclose(mine, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("said", [{"image_mean": [0.5]}, {"image_std": ["a"] * 3}, {"rescale_factor": 0}, []])
+def test_a_processor_that_says_nothing_sensible_is_one_message(said: Any, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json: cannot be read"):
+        pretrained._pixels(tmp_path)
+
+
+SPEECH = Wav2Vec2Config(
+    **TINY,
+    conv_dim=(16, 16),
+    conv_stride=(5, 2),
+    conv_kernel=(10, 3),
+    num_conv_pos_embeddings=16,
+    num_conv_pos_embedding_groups=4,
+    codevector_dim=16,
+    proj_codevector_dim=16,
+)
+SIDE = {**TINY, "projection_dim": 16}
+TWO_SIDES = CLIPConfig(
+    text_config={**SIDE, "vocab_size": VOCABULARY},
+    vision_config={**SIDE, "image_size": 16, "patch_size": 4},
+    projection_dim=16,
+)
+
+
+def written(tensor: torch.Tensor, garbage: float) -> torch.Tensor:
+    """Memory of the CPU with these numbers in it; the meta device has none."""
+    return tensor if tensor.is_meta else tensor.detach().fill_(garbage)
+
+
+def drawn_anew(family: str, settings: Any, folder: Path, empty: Any = torch.empty) -> nn.Module:
+    settings.save_pretrained(folder)
+    model = pretrained.build(family, {}, Facts(), "own", weights="", config=str(folder))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "empty", empty)
+        pretrained.fill(model, "", torch.device("cpu"), seed=3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("AutoModelForPreTraining", SPEECH), ("AutoModelForCTC", SPEECH), ("AutoModel", TWO_SIDES)],
+    ids=["pretraining", "speech", "clip"],
+)
+def test_weights_that_are_drawn_anew_depend_on_the_seed_alone(
+    family: str, settings: Any, tmp_path: Path
+) -> None:
+    """Some of them held what was in memory before: here other numbers each time."""
+    empty = torch.empty
+    first, second = (
+        drawn_anew(
+            family, settings, tmp_path, lambda *shape, g=garbage, **how: written(empty(*shape, **how), g)
+        ).state_dict()
+        for garbage in (1234.5, -7.0)
+    )
+
+    assert all(tensor.isfinite().all() for tensor in first.values())
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_a_scale_that_is_a_constant_begins_with_it(tmp_path: Path) -> None:
+    model = drawn_anew("AutoModel", TWO_SIDES, tmp_path)
+
+    assert model.logit_scale.item() == pytest.approx(2.6592)
+
+
+def test_a_tensor_without_a_drawn_value_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(network: Any, seed: int) -> nn.Module:
+        made: nn.Module = type(network)._from_config(network.config)
+        made.logit_scale = nn.Parameter(torch.tensor(torch.nan))
+        return made
+
+    monkeypatch.setattr(pretrained, "_constructed", without)
+
+    with pytest.raises(ModelError, match="CLIPModel: transformers gives logit_scale no value to begin with"):
+        drawn_anew("AutoModel", TWO_SIDES, tmp_path)
+
+
 def test_an_export_has_the_tokenizer_and_names_the_classes(table: Any, tmp_path: Path) -> None:
     train_on(1, table("published bert", steps=1))
 
@@ -335,6 +451,99 @@ def test_a_folder_that_does_not_fit_is_one_message(
     assert status == 65
     assert message in said
     assert "Traceback" not in said
+
+
+TABLES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "positions"),
+    [
+        ("AutoModelForMaskedLM", BertConfig(**TABLES, max_position_embeddings=8), 8),
+        ("AutoModelForMaskedLM", RobertaConfig(**TABLES, max_position_embeddings=10, pad_token_id=1), 8),
+        ("AutoModelForCausalLM", GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_head=4, n_positions=8), 8),
+        (
+            "AutoModelForCausalLM",
+            OPTConfig(**TABLES, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=8),
+            8,
+        ),
+        ("AutoModelForCausalLM", LlamaConfig(**{**DECODER, "max_position_embeddings": 8}), 0),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_a_model_takes_as_many_tokens_as_its_table_has_positions(
+    family: str, settings: Any, positions: int, tmp_path: Path
+) -> None:
+    settings.save_pretrained(tmp_path)
+    model = pretrained.build(family, {}, Facts(), "own", weights="", config=str(tmp_path))
+    pretrained.fill(model, "", torch.device("cpu"), seed=0)
+    limits = pretrained.limits_of(model)
+
+    assert (limits.vocabulary, limits.positions) == (VOCABULARY, positions)
+    model(input_ids=torch.full((1, positions or 20), 3))
+    if positions:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(input_ids=torch.full((1, positions + 1), 3))
+
+
+def test_longer_sequences_than_the_model_has_positions_are_one_message(
+    tokens: Path, table: Any, tmp_path: Path
+) -> None:
+    found = changed(table("gpt2"), model={"options": {"n_positions": 8}})
+    found["model"] = {"name": CAUSAL, "config": str(tmp_path / "published"), "options": {"n_positions": 8}}
+
+    status, said = tried_alone(found, tmp_path)
+
+    assert (status, "Traceback" in said) == (65, False)
+    assert "data.sequence_length = 16: gpt2 of" in said
+    assert "1 to 8 are allowed" in said
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[1, VOCABULARY]], f"input_ids = {VOCABULARY}: the model has {VOCABULARY} token ids: 0 to 31 are"),
+        ([[1, -3]], "input_ids = -3: the model has"),
+        ([[1] * 65], "has 65 tokens in a row, the model a table of 64 positions: 1 to 64 are allowed"),
+    ],
+    ids=str,
+)
+def test_columns_beyond_the_tables_of_a_model_are_named(
+    ids: list[list[int]], message: str, tmp_path: Path
+) -> None:
+    gpt2(tmp_path)
+    model = pretrained.build(CAUSAL, {}, Facts(), "own", weights=str(tmp_path), config="")
+    rows = own_data.OwnData([{"input_ids": torch.tensor(row)} for row in ids], "rows", default_collate)
+    reader = own_data.OwnReader(rows, seed=0, check=pretrained.limits_of(model).check)
+
+    with pytest.raises(DataError, match=f"rows: .*{message}"):
+        reader[SampleOrder(1, seed=0).slice(0, 1)]
+
+
+def test_a_model_that_cannot_take_the_pictures_says_so_before_the_first_step(
+    table: Any, tmp_path: Path
+) -> None:
+    found = table("vit")
+    found["model"] = {"name": PICTURES, "config": str(tmp_path / "published"), "options": {"image_size": 16}}
+
+    status, said = tried_alone(found, tmp_path)
+
+    assert (status, "Traceback" in said) == (65, False)
+    assert "error: model.name = 'AutoModelForImageClassification': ValueError: Input image size" in said
+
+
+def test_a_model_that_cannot_be_cut_is_one_message(tokens: Path, tmp_path: Path) -> None:
+    """Mamba hands the weights of its layers to one function."""
+    folder = str(tmp_path / "mamba")
+    MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=VOCABULARY, state_size=8).save_pretrained(
+        folder
+    )
+    found = changed(gpt_table(tokens, tmp_path / "run"), parallel={"strategy": "fsdp"})
+
+    status, said = tried_alone({**found, "model": {"name": CAUSAL, "config": folder}}, tmp_path)
+
+    assert (status, "Traceback" in said) == (65, False)
+    assert "parallel.strategy = 'fsdp': AutoModelForCausalLM computes with weights outside" in said
 
 
 def test_a_missing_shard_is_named(table: Any, tmp_path: Path) -> None:

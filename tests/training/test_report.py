@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gpu_fleet import cli
+from gpu_fleet.metrics.goodput import KIND
 from gpu_fleet.metrics.report import order_records, render_page, summary, waiting_percent
 
 
@@ -80,6 +81,39 @@ def test_the_page_says_how_the_run_finished(run):
     page = (run / "report.html").read_text()
     assert "<td>outcome</td><td>finished: all steps done</td>" in page
     assert "<td>accuracy</td><td>0.9000</td>" in page
+
+
+def try_record(started_at_s: float, step: int, resumed_from_step: int) -> dict:
+    return {
+        "kind": KIND,
+        "started_at_s": started_at_s,
+        "step": step,
+        "resumed_from_step": resumed_from_step,
+    }
+
+
+def test_a_run_that_was_stopped_in_order_says_how_often_it_was_resumed():
+    """It does no step again: a report of such a run said that it was resumed 0 times."""
+    records = [
+        train_record(10),
+        try_record(1.0, 10, 0),
+        try_record(2.0, 10, 0),  # of a try before it has found its checkpoint
+        train_record(20),
+        try_record(2.0, 20, 10),
+        train_record(30),
+        try_record(3.0, 30, 20),
+    ]
+
+    timeline = order_records(records)
+
+    assert summary(timeline, {})["resumed"] == "2 times"
+    assert timeline.resumed_at == [10, 20]
+
+
+def test_a_run_that_began_anew_was_not_resumed():
+    records = [train_record(10), try_record(1.0, 10, 0), train_record(10), try_record(2.0, 10, 0)]
+
+    assert summary(order_records(records), {})["resumed"] == "0 times"
 
 
 def test_waiting_is_a_share_of_the_time_between_two_records():

@@ -277,6 +277,42 @@ def test_a_sample_that_lacks_a_key_is_named(any_keys: Path) -> None:
     assert "9.tar: sample b/7 has no json" in done.output
 
 
+@pytest.mark.parametrize(
+    ("names", "keys", "message"),
+    [
+        (("7.png", "8.png", "7.png"), ("--keys", "png"), "sample 7.png is there twice"),
+        (("7.png", "7.cls", "7.jpg"), (), "sample 7.jpg is there twice"),
+        (("7.png", "8.tif"), ("--keys", "png"), "sample 8 has no png"),
+    ],
+    ids=str,
+)
+def test_a_sample_that_another_would_replace_is_named(
+    names: tuple[str, ...], keys: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    """One of the two was left out, and nothing said so."""
+    (tmp_path / "train").mkdir()
+    with tarfile.open(tmp_path / "train/0.tar", "w") as tar:
+        for name in names:
+            content = b"0" if name.endswith("cls") else png(7)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+    done = run("index", str(tmp_path), *keys)
+
+    assert (done.exit_code, message in done.output) == (65, True), done.output
+
+
+@pytest.mark.parametrize("name", ["1.tar.gz", "1.tgz", "more/1.tar"])
+def test_a_tar_that_would_not_be_read_is_named(name: str, packed: Path) -> None:
+    (packed / "train/more").mkdir()
+    (packed / "train" / name).touch()
+
+    done = run("index", str(packed))
+
+    assert (done.exit_code, f"{name}: would not be read" in done.output) == (65, True), done.output
+
+
 def test_damage_to_a_member_of_any_key_is_named(any_keys: Path) -> None:
     run("index", str(any_keys), "--keys", "json")
     tar = any_keys / "train/0.tar"

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import describe, open_split
+from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
 from gpu_fleet.data.own_data import table_files
 from gpu_fleet.errors import DataError
@@ -35,6 +35,9 @@ def test_a_table_without_its_package_says_which(tmp_path: Path, monkeypatch: pyt
         (["data/train-0.parquet", "data/validation-0.parquet"], {"train": 1, "validation": 1}),
         (["train/0.jsonl", "val/0.jsonl"], {"train": 1, "val": 1}),
         (["train.jsonl.gz", "test.jsonl.gz"], {"train": 1, "test": 1}),
+        (["train/0.jsonl", "val/train_x.jsonl"], {"train": 1, "val": 1}),
+        (["train/2026/07/0.jsonl", "val/2026/0.jsonl"], {"train": 1, "val": 1}),
+        (["train.JSONL", ".cache/old/train.jsonl"], {"train": 1}),
         ([], {}),
     ],
     ids=str,
@@ -43,7 +46,7 @@ def test_the_files_of_a_table_are_sorted_by_split(
     names: list[str], splits: dict[str, int], tmp_path: Path
 ) -> None:
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
 
     assert {split: len(files) for split, files in table_files(tmp_path).items()} == splits
@@ -55,6 +58,8 @@ def test_the_files_of_a_table_are_sorted_by_split(
         (["train.jsonl", "more.jsonl"], "more.jsonl beside files of train"),
         (["train.jsonl", "val.parquet"], "has both Parquet and JSON lines"),
         (["rows.csv"], "a table is *.parquet, *.jsonl or *.jsonl.gz"),
+        (["train.jsonl", "train-2.jsonl.zst"], "train-2.jsonl.zst would not be read: write it as .parquet"),
+        (["train.jsonl", "training_runs/test.jsonl"], "test.jsonl says test and train: put it into a folder"),
     ],
     ids=str,
 )
@@ -62,6 +67,7 @@ def test_files_that_would_be_passed_over_are_named(names: list[str], message: st
     """A tenth of the other file was measured, and the rest read by nobody."""
     (tmp_path / "rows").mkdir()
     for name in names:
+        (tmp_path / "rows" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "rows" / name).write_text('{"input_ids": [1]}\n')
 
     status, said = tried_alone(gpt_table(tmp_path / "rows", tmp_path / "run"), tmp_path)
@@ -99,6 +105,55 @@ def test_pictures_without_splits_train_and_resume_bit_by_bit(unsplit: Path, tmp_
 
     assert resumed["resumed_from_step"] == 4
     assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+
+
+def picture(file: Path, content: np.ndarray[Any, Any] | None = None) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8) if content is None else content).save(file)
+    return file
+
+
+@pytest.mark.parametrize("name", ["deep/er/2.png", "2.tif", "2.TIFF", "2.ppm"])
+def test_a_picture_of_a_class_is_read_at_any_depth_and_of_any_kind(name: str, tmp_path: Path) -> None:
+    first, second = picture(tmp_path / "train/cat/1.png"), picture(tmp_path / "train/cat" / name)
+
+    assert names_of(tmp_path, "train") == {str(first), str(second)}
+
+
+@pytest.mark.parametrize("name", ["cat/2.gif", "dog/2.png", "2.png"])
+def test_a_picture_that_would_be_left_out_is_named(name: str, tmp_path: Path) -> None:
+    picture(tmp_path / "train/cat/1.png")
+    picture(tmp_path / "val/cat/1.png")
+    left_out = picture(tmp_path / "val" / name)
+
+    with pytest.raises(DataError, match=f"{left_out}: would not be read"):
+        names_of(tmp_path, "val")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind: str) -> None:
+    grey, out = np.array([[0, 256], [32768, 65535]], np.uint16), io.BytesIO()
+    Image.fromarray(grey).save(out, kind)
+
+    pixels = decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
+
+    assert pixels.tolist() == [[[0, 1], [128, 255]]] * 3
+
+
+def test_values_whose_range_is_not_known_are_no_sample() -> None:
+    out = io.BytesIO()
+    Image.fromarray(np.ones((2, 2), np.float32)).save(out, "TIFF")
+
+    with pytest.raises(CorruptSampleError, match="mode F"):
+        decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
+
+
+def test_a_file_of_several_pictures_is_no_sample() -> None:
+    out, page = io.BytesIO(), Image.new("RGB", (2, 2))
+    page.save(out, "TIFF", save_all=True, append_images=[page])
+
+    with pytest.raises(CorruptSampleError, match="holds 2 pictures"):
+        decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

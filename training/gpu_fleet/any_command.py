@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,10 @@ from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, SilentStoreError
+from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, RunLeaseError, SilentStoreError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange, FolderPath
+from gpu_fleet.stopping import left_behind
 from gpu_fleet.stopping.interrupt import Interruption, Reason, nothing_to_save, sources
 from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, at_start, patiently
 
@@ -64,7 +65,7 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    sync = FolderSync(checkpoints, ObjectStore(place)) if checkpoints and place else None
+    lease, sync = _kept(checkpoints, place) if checkpoints and place else (None, None)
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if command[0].startswith("-"):
@@ -75,7 +76,7 @@ def run(
     try:
         with ExitStack() as held:
             with nothing_to_save():
-                held.enter_context(_held(place))
+                held.enter_context(_held(lease))
                 if sync is not None:
                     sync.down()
             ends_with = _run_child(start, checkpoints, sync, every_s)
@@ -101,16 +102,22 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-@contextmanager
-def _held(place: str) -> Iterator[None]:
-    """The lease of a folder in the bucket: of two processes that keep one, the second does not begin.
+def _kept(folder: Path, place: str) -> tuple[RunLease, FolderSync]:
+    """What keeps a folder in the bucket, and the lease under which it does.
 
-    It is not that of `train` or Run, which COMMAND may be, and which then holds its own in the same place.
+    The lease is not that of `train` or Run, which COMMAND may be, and which then holds its own in the same
+    place.
     """
-    if not place:
+    lease = RunLease(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"), Holder.this())
+    return lease, FolderSync(folder, ObjectStore(place), held=lease.check)
+
+
+@contextmanager
+def _held(lease: RunLease | None) -> Iterator[None]:
+    """Holds the lease of a folder: of two processes that keep one, the second does not begin."""
+    if lease is None:
         yield
         return
-    lease = RunLease(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"), Holder.this())
     at_start(lease.acquire)
     try:
         yield
@@ -131,12 +138,11 @@ def _run_child(
         word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
         with Keeper(sync, every_s) as keeper:
-            status = child.wait(lambda: keeper.lost)
+            status = child.wait(lambda: keeper.lost, keeper.soon)
         ends_with = status_of(status, interruption.reason, word)
         if sync is not None:  # in here, so that no signal cuts it off
-            whole = status >= 0  # a program that was killed may have left a half-written file
             patience_s = PATIENCE_S if interruption.reason is Reason.NONE else NOTICE_PATIENCE_S
-            keeper.finish(last=whole, within_s=patience_s)
+            keeper.finish(last=child.whole, within_s=patience_s)
     return ends_with
 
 
@@ -147,8 +153,12 @@ class Keeper:
         """Without a `sync` nothing is kept."""
         self._sync, self._every_s = sync, every_s
         self.lost = False  # another process has the run: what comes now is in vain
-        self._ended = threading.Event()
+        self._ended, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="folder", daemon=True)
+
+    def soon(self) -> None:
+        """Takes the folder over now, without waiting for it."""
+        self._wake.set()
 
     def __enter__(self) -> Self:
         if self._sync is not None:
@@ -160,6 +170,7 @@ class Keeper:
     ) -> None:
         """An upload that is on its way is given up: a last one follows, of a newer state."""
         self._ended.set()
+        self._wake.set()
         if self._sync is not None:
             self._sync.give_up()
 
@@ -193,10 +204,14 @@ class Keeper:
     def _keep(self) -> None:
         assert self._sync is not None
         pause_s = self._every_s
-        while not self.lost and not self._ended.wait(pause_s):
+        while not self.lost:
+            self._wake.wait(pause_s)
+            if self._ended.is_set():
+                return
+            self._wake.clear()
             try:
                 self._sync.up()
-            except IdentityError as error:
+            except (IdentityError, RunLeaseError) as error:
                 self.lost = True
                 log.warning("event=folder-lost error=%r", str(error))
             except CheckpointError as error:  # the last one decides
@@ -206,7 +221,7 @@ class Keeper:
 
 
 class Child:
-    """The running command in a process group of its own."""
+    """The running command in a session of its own, with all that it starts."""
 
     def __init__(
         self, command: Sequence[str], interruption: Interruption, notice: signal.Signals, grace_s: float
@@ -214,18 +229,30 @@ class Child:
         """Starts it; raises CommandError when it cannot be."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
         self._notified_at_s: float | None = None
+        self._notified: set[int] = set()
+        self.whole = False  # what it wrote: a program that was killed may have left a half-written file
         try:
             self._process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             raise CommandError(f"{command[0]}: cannot be run: {error.strerror}") from error
 
-    def wait(self, lost: Callable[[], bool]) -> int:
-        """The status at its end. Meanwhile a notice is passed on, and that the run is `lost` to another."""
+    def wait(self, lost: Callable[[], bool], left: Callable[[], None]) -> int:
+        """The status at its end. Meanwhile a notice is passed on, and that the run is `lost` to another.
+
+        After a notice also for what the command leaves behind, in the time of grace; `left` is called at its
+        begin. A shell ends by the signal itself, and the program below it has to hear of it and to save.
+        """
         while True:
+            left_behind.reap(self._process.pid)
             try:
-                return self._process.wait(LOOK_EVERY_S)
+                status = self._process.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
                 self._pass_on(lost=lost())
+                continue
+            self.whole = status >= 0
+            if self._notified_at_s is not None:
+                self._wait_for_rest(status, left)
+            return status
 
     def _pass_on(self, *, lost: bool) -> None:
         if self._interruption.reason is Reason.NONE and not lost:
@@ -233,18 +260,48 @@ class Child:
         if self._notified_at_s is None:
             self._notified_at_s = time.monotonic()
             self._send(self._notice)
-        elif time.monotonic() - self._notified_at_s >= self._grace_s:
+        elif self._grace_is_over():
             self._send(signal.SIGKILL)
 
+    def _grace_is_over(self) -> bool:
+        return self._notified_at_s is not None and time.monotonic() - self._notified_at_s >= self._grace_s
+
     def _send(self, number: signal.Signals) -> None:
-        """To the command itself, which may start others; a kill to all of them."""
+        """To the command itself, which may start others; a kill to all of them.
+
+        bash catches SIGINT and waits for its program, which the terminal is expected to have interrupted too.
+        """
         try:
-            if number is signal.SIGKILL:
+            if number is signal.SIGKILL or (number is signal.SIGINT and self._is_bash()):
                 os.killpg(self._process.pid, number)
             else:
                 self._process.send_signal(number)
         except ProcessLookupError:
             return
+
+    def _is_bash(self) -> bool:
+        try:
+            return Path(f"/proc/{self._process.pid}/comm").read_text(encoding="ascii").strip() == "bash"
+        except (OSError, ValueError):
+            return False
+
+    def _wait_for_rest(self, status: int, left: Callable[[], None]) -> None:
+        """Notifies each process that is left behind, once; a daemon that stays is not killed."""
+        rest = left_behind.running(self._process.pid)
+        if not rest:
+            return
+        left()
+        while rest:
+            for number in set(left_behind.orphans(rest)) - self._notified:
+                self._notified.add(number)
+                with suppress(ProcessLookupError):
+                    os.kill(number, self._notice)
+            if self._grace_is_over():
+                break
+            time.sleep(LOOK_EVERY_S)
+            left_behind.reap(self._process.pid)
+            rest = left_behind.running(self._process.pid)
+        self.whole = not rest and status != -signal.SIGKILL
 
 
 def status_of(status: int, reason: Reason, word: outcome.NewWord | None) -> int:

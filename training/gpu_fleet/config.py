@@ -256,6 +256,7 @@ class Checkpoint(Section):
     every_steps: Count = 500
     every_s: Seconds = 1800.0
     keep: Positive = 3
+    tries: Positive = 6  # in a row from one checkpoint, before the run is said to have failed for good
     resume: bool = True
     allow: tuple[str, ...] = Field(
         default=(), strict=False

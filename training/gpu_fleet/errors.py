@@ -12,6 +12,7 @@ class TrainingError(Exception):
     silent = False  # whether another rank says the same
     shared = False  # whether every rank raises the same, so that rank 0 speaks for all
     for_good = True  # whether another try would end the same way
+    at_once = True  # whether another try that may help may be made at once, as torchrun makes it
 
     @property
     def exit_status(self) -> int:
@@ -43,6 +44,12 @@ class ModelError(TrainingError):
 
 class OwnCodeError(TrainingError):
     """A user's own model, data, loss, metric or optimizer has failed; the message names file and line."""
+
+
+class PassingCodeError(OwnCodeError):
+    """A user's own code has met with a disk, a server or a network that failed; another try may go well."""
+
+    for_good = False
 
 
 class ParallelError(TrainingError):
@@ -79,9 +86,25 @@ class IdentityError(CheckpointError):
 
 
 class RunLeaseError(CheckpointError):
-    """Another process trains this run, on this instance or on another."""
+    """Another process trains this run, on this instance or on another; it may end, or be about to."""
 
-    for_good = True
+    at_once = False  # it was waited for
+
+
+class StoppedError(TrainingError):
+    """A notice came before the first step, while another process had the run: there is nothing to save."""
+
+    for_good = False
+    at_once = False  # the instance is about to go
+
+    @property
+    def exit_status(self) -> int:
+        """Of a process without torchrun, under which it is 0: see outcome.status_of."""
+        return exit_codes.STOPPED
+
+
+class StandstillError(TrainingError):
+    """A run fails again and again before its next checkpoint."""
 
 
 class DivergenceError(TrainingError):
@@ -93,9 +116,14 @@ class OutOfMemoryError(TrainingError):
 
 
 class FailedBeforeError(TrainingError):
-    """An earlier try of the same torchrun failed for good; the message is that try's."""
+    """An earlier try of the same torchrun failed so that none of its others can help; the message is its."""
 
     shared = True
+
+    def __init__(self, message: str, *, for_good: bool = True) -> None:
+        """`for_good` as of that try's error."""
+        super().__init__(message)
+        self.for_good = for_good
 
 
 class PeerError(TrainingError):

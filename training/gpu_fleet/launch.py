@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -218,10 +219,17 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     recorder = {**RECORDER, RECORDED_TO: str(directory.resolve() / COLLECTIVES)}
     given = {**recorder, **os.environ, **FRESH_STORE, **variables, outcome.LAUNCHED: launched}
     forwarded = Forwarded()
-    process = subprocess.Popen(command, env=given, start_new_session=True)
-    forwarded.to(process)
-    status = _awaited(process, hopeless=lambda: word.failed, stopped=lambda: word.ended == "stopped")
-    return _status(status, word, directory, notified=forwarded.any)
+    with tempfile.TemporaryDirectory(prefix="gpu-fleet-launch-") as own:
+        refusal = Path(own) / "refused.json"
+        given[outcome.REFUSED] = str(refusal)
+        process = subprocess.Popen(command, env=given, start_new_session=True)
+        forwarded.to(process)
+        status = _awaited(
+            process,
+            hopeless=lambda: word.failed or refusal.exists(),
+            stopped=lambda: word.ended == "stopped",
+        )
+        return _status(status, word, directory, refusal, notified=forwarded.any)
 
 
 def _token(command: Sequence[str]) -> str:
@@ -234,17 +242,23 @@ def _token(command: Sequence[str]) -> str:
     return " ".join(meeting) or uuid.uuid4().hex
 
 
-def _status(torchrun: int, word: outcome.NewWord, directory: Path, *, notified: bool) -> int:
-    """The status of gpu_fleet.exit_codes for that of torchrun and what the ranks have left."""
+def _status(torchrun: int, word: outcome.NewWord, directory: Path, refusal: Path, *, notified: bool) -> int:
+    """The status of gpu_fleet.exit_codes for that of torchrun and what the ranks have left.
+
+    The file `refusal` says that another process has the run: a try may help, but not one at once.
+    """
     if word.failed:
         log.error("event=failed-for-good torchrun_status=%d", torchrun)
         return exit_codes.FAILED_FOR_GOOD
     if word.ended == "stopped":
         log.info("event=stopped torchrun_status=%d", torchrun)
         return exit_codes.STOPPED
-    if torchrun and notified and not word.begun:
+    if outcome.stopped_waiting(refusal) or (torchrun and notified and not word.begun):
         log.info("event=stopped-before-its-first-step torchrun_status=%d", torchrun)  # nothing to save
         return exit_codes.STOPPED
+    if refusal.exists():
+        log.error("event=refused torchrun_status=%d", torchrun)
+        return exit_codes.FAILED_PERHAPS
     if torchrun == 0 and word.ended != "finished":  # a rank left by os._exit(0), or a library did
         log.error("event=ended-without-a-result directory=%r", str(directory))
         return exit_codes.FAILED_PERHAPS

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NoReturn, Protocol, Self, cast
+from typing import Any, NoReturn, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from gpu_fleet.errors import CheckpointError, ConfigError, IdentityError, Traini
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
 from gpu_fleet.stopping.agreement import Stop
-from gpu_fleet.stopping.interrupt import Interruption, sources
+from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.world import NOBODY, World
 
@@ -107,7 +107,8 @@ class Run:
         self._resumed_from: int | None = None
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
-        self._lock: IO[str] | None = None
+        self._lock: local.FolderLock | None = None
+        self._lease: RunLease | None = None
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
                 raise ConfigError(
@@ -127,6 +128,7 @@ class Run:
             self._open()
         except BaseException as error:
             self._interruption.__exit__(None, None, None)
+            self._release()
             if isinstance(error, TrainingError):
                 self._fail(error)
             raise
@@ -143,12 +145,13 @@ class Run:
         self._root = self.directory / FOLDER
         uri = place_of_checkpoints(self._uri, "", self.directory)
         self._store = self._where.together(lambda: CheckpointStore(uri)) if uri else None
-        self._lease = RunLease(self._store, Holder.this()) if self._store and self._where.leads else None
+        if self._store and self._where.leads:
+            self._lease = RunLease(self._store, Holder.this(), stopping=self._is_notified)
         self._where.on_first(self._take_directory)
         code = own_code.archive(own_code.files(self.directory, with_main=True))
         self._saver: Saver | None = None
         if self._where.leads:
-            self._saver = Saver(self._root, self._store, self._keep, self._lease, code=code)
+            self._saver = Saver(self._root, self._store, self._keep, self._lease, lock=self._lock, code=code)
         self._stop = Stop(
             self._where, self._interruption, AGREE_EVERY_S, save_due=self._due_by_time, moved=lambda: None
         )
@@ -158,14 +161,38 @@ class Run:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(self._root)
+            if self._store is not None and self._lease is not None:
+                at_start(self._store.check_writable)
+                at_start(self._lease.acquire)
+            self._lock.mark()  # not before: who is refused leaves a folder that nothing locks to its holder
             local.sweep(self._root)
             outcome.remove_failure(self.directory)
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
-        if self._store is not None:
-            at_start(self._store.check_writable)
+
+    def _is_notified(self) -> bool:
+        return self._interruption.reason is not Reason.NONE
+
+    def _release(self) -> None:
+        """Another process may have the run now, on this disk and in the bucket."""
         if self._lease is not None:
-            at_start(self._lease.acquire)
+            self._lease.release()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _check_held(self) -> None:
+        """Raises RunLeaseError where another process has the run by now."""
+        if self._lease is not None:
+            self._lease.check_briefly()
+        if self._lock is not None:
+            self._lock.check()
+
+    def _check_earlier(self) -> None:
+        """Raises CheckpointError where the run is known to be lost, or an earlier save has failed."""
+        if self._lease is not None:
+            self._lease.raise_if_lost()
+        if self._saver is not None:
+            self._saver.wait()
 
     def _restore(self) -> None:
         manifest = restore.newest_whole(self._where, self._root, self._store)
@@ -174,6 +201,8 @@ class Run:
         self._saved = manifest
         others = [key for key in self._allow if not key.startswith(DATA)]
         self._check_same(self._identity, others)
+        if self._where.leads:
+            run_identity.say_not_compared(manifest.identity, self._identity, manifest.step)
         self._where.together(lambda: self._apply(self._root / local.folder_name(manifest.step)))
         self._resumed_from = self._saved_step = self.step = manifest.step
         if self._saver is not None:
@@ -342,6 +371,7 @@ class Run:
         self._check_entered()
         if self._saved_step == self.step:
             return
+        self._where.together(self._check_earlier)
         rng = self._where.gather(_generators())
         if self._saver is not None:
             objects = {name: _plain(name, thing.state_dict()) for name, thing in self._objects.items()}
@@ -352,7 +382,10 @@ class Run:
         self._saved_step, self._saved_at = self.step, time.monotonic()
 
     def _due_by_time(self) -> bool:
-        return self._where.leads and 0 < self._every_s <= time.monotonic() - self._saved_at
+        if not self._where.leads:
+            return False
+        lost = self._lease is not None and self._lease.lost  # the save then ends the run, on all ranks
+        return lost or 0 < self._every_s <= time.monotonic() - self._saved_at
 
     def _end_for_notice(self) -> None:
         self.save()
@@ -372,6 +405,7 @@ class Run:
         """Waits until the last checkpoint is where it belongs, and writes result.json."""
         saver, self._saver = self._saver, None
         self._where.on_first(lambda: saver.close() if saver else True)
+        self._where.on_first(self._check_held)  # still: it is released once this run has written all
         modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
         modules.sort(key=lambda module: not any(True for _ in module.parameters()))  # such as a loss
         digest = parameters_sha256(modules[0], self._where) if modules else ""
@@ -392,19 +426,25 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:  # with the signals held: a second notice must not cut the last upload off
-            if isinstance(error, TrainingError):
-                self._fail(error)
             if kind is None:
                 try:
                     self._close("finished", self._end_of_loop(), "")
                 except TrainingError as failure:
                     self._fail(failure)
-            elif self._saver is not None:  # a save that has begun comes to its end
-                self._saver.close()
+            elif self._saver is not None:
+                self._abandon(self._saver)
+            if isinstance(error, TrainingError):
+                self._fail(error)
         finally:
-            if self._lock is not None:
-                self._lock.close()  # another process may have the folder now
+            self._release()
             self._interruption.__exit__(kind, error, trace)
+
+    def _abandon(self, saver: Saver) -> None:
+        """Lets a save that has begun come to its end, under lock and lease, when the loop has failed."""
+        try:
+            saver.close()
+        except CheckpointError as error:  # what the loop has failed with is said
+            log.error("event=checkpoint-lost error=%r", str(error))
 
     def _fail(self, error: TrainingError) -> NoReturn:
         outcome.leave(self.directory, error, self._where.rank)

@@ -16,14 +16,16 @@ from gpu_fleet.evaluation import HeldOutScore, evaluate, mean_loss
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
+from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
 from gpu_fleet.own_code import explained
 from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.agreement import Stop
-from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.stopping.interrupt import Interruption, Reason
 from gpu_fleet.stopping.peers import of_world
+from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.stopping.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.task import Task, evaluate_task
 from gpu_fleet.world import World
@@ -32,15 +34,20 @@ MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)
 
 
-def train(settings: config.Config, where: World, interruption: Interruption) -> Outcome:
+def train(
+    settings: config.Config, where: World, interruption: Interruption, tries: Tries | None = None
+) -> Outcome:
     """Trains from the newest checkpoint to the end, or to an interruption; raises TrainingError.
 
-    Either way the last step is saved before this returns, and result.json says what happened.
+    Either way the last step is saved before this returns, and result.json says what happened. `tries` counts
+    this one; None: nobody does.
     """
-    with opened(settings, where) as run:
+    with opened(settings, where, lambda: interruption.reason is not Reason.NONE) as run:
         state = fresh_state(run)
         resumed_from_step = run.checkpoints.restore(state)
         where.together(run.keep_code)
+        if tries is not None:
+            run.checkpoints.begin_try(tries, state.step)
         limit_s, every_s = SOONER * settings.parallel.timeout_s, settings.interrupt.agree_every_s
         peers = of_world(where.rank, where.size, limit_s / LOOKS_PER_LIMIT)
         with Watchdog(where.rank, limit_s, run.directory, lambda: state.step, peers=peers) as watchdog:
@@ -59,13 +66,17 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
             score = None if stopped else measure(run, state, stop)
             watchdog.rest()
             if score is not None:
+                run.checkpoints.check_held()
                 export(run, state)
         run.book.switch(STALL)
         run.checkpoints.flush()
         run.writer.write(run.book.record(state.step))
         result = conclude(run, state, stop, score, resumed_from_step)
+        run.checkpoints.check_held()  # still: it is released once this run has written all
         # once per instance: each has a `launch` that looks for it, and may have a disk of its own
         where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
+        if tries is not None:
+            tries.end()
         text = (
             f" metric_name={score.name!r} metric={score.value:.6g}"
             if score and score.value is not None
@@ -85,6 +96,8 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     state.model.train()
     if state.step < last_step and stop.agreed_now():
         return True
+    if evaluation_due(run, state, last_step) and not run.where.on_first(lambda: measured(run, state.step)):
+        evaluate_between(run, state, stop, meter)  # an earlier try came to its end in it
     while state.step < last_step:
         if stop.agreed_soon():
             meter.check()  # a diverged state is not worth saving
@@ -104,12 +117,30 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
                 run.writer.write(run.book.record(state.step))
         if stop.take_save_request() or run.checkpoints.due_by_step(state.step):
             save(run, state, meter)
-        every = settings.run.evaluate_every_steps
-        if every and state.step % every == 0 and state.step < last_step:
-            paused_at = meter.pause()
-            measure(run, state, stop)
-            meter.go_on(paused_at)
+        if evaluation_due(run, state, last_step):
+            evaluate_between(run, state, stop, meter)
     return False
+
+
+def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:
+    """Whether this step is one of those between the first and the last that are evaluated."""
+    every = run.settings.run.evaluate_every_steps
+    return bool(every) and 0 < state.step < last_step and state.step % every == 0
+
+
+def measured(run: PreparedRun, step: int) -> bool:
+    """Whether metrics.jsonl has the score of a step; that of a new disk has none. Raises ConfigError."""
+    file = run.directory / JSON_LINES
+    with named("run.directory", file):
+        records = read_json_lines(file)
+    return any(record.get("kind") == "evaluation" and record.get("step") == step for record in records)
+
+
+def evaluate_between(run: PreparedRun, state: State, stop: Stop, meter: Meter) -> None:
+    """An evaluation between two steps, which counts for neither."""
+    paused_at = meter.pause()
+    measure(run, state, stop)
+    meter.go_on(paused_at)
 
 
 def take_step(

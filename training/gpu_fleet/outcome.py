@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from gpu_fleet.errors import CheckpointError, TrainingError
+from gpu_fleet import exit_codes
+from gpu_fleet.errors import CheckpointError, FailedBeforeError, StoppedError, TrainingError
 from gpu_fleet.files import sync_folder, write_bytes
 
 BEGUN = ".begun"  # in the run directory
 RESULT = "result.json"
 FAILURE = "failure.json"
+REFUSED = "GPU_FLEET_REFUSED"  # a file of one `launch` alone, see write_refusal
 LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to distinguish their word from another's
 COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
 
@@ -77,6 +79,24 @@ def write_failure(directory: Path, error: str, rank: int) -> None:
     _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()} | _launched())
 
 
+def write_refusal(error: str, *, stopped: bool = False) -> None:
+    """Leaves word, for `launch` and a restarted rank, that another try may help, but none of this torchrun.
+
+    `stopped` says that a notice ended the wait. Not in the run directory, which may be another process's:
+    that is what is refused. Raises OSError.
+    """
+    if file := os.environ.get(REFUSED):
+        _replace(Path(file), {"error": error, "stopped": stopped})
+
+
+def stopped_waiting(refusal: Path) -> bool:
+    """Whether the ranks were refused because a notice came while they waited."""
+    try:
+        return bool(json.loads(refusal.read_text(encoding="utf-8"))["stopped"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def _launched() -> dict[str, str]:
     """The token of the `launch` that has started this rank, by which it knows its own word."""
     return {"launched": os.environ.get(LAUNCHED, "")}
@@ -89,19 +109,39 @@ def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
     """
     if rank == 0 or not error.shared:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program has no command line of ours
-        if error.for_good:
-            with suppress(OSError):  # the disk may be why it failed; the exit status says it too
-                write_failure(directory, str(error), rank)
-    sys.exit(error.exit_status)
+    leave_word(directory, error, rank)
+    sys.exit(status_of(error))
 
 
-def failed_before(directory: Path) -> str:
-    """The error for which an earlier try of this very torchrun failed for good; empty where there is none."""
+def status_of(error: TrainingError) -> int:
+    """What this process ends with; under torchrun, which starts others again at once, a stop is 0."""
+    return exit_codes.FINISHED if isinstance(error, StoppedError) and attempt() else error.exit_status
+
+
+def leave_word(directory: Path, error: TrainingError, rank: int) -> None:
+    """Leaves word of an error that no other try of this torchrun can heal, if it is one."""
+    with suppress(OSError):  # the disk may be why it failed; the exit status says it too
+        if error.for_good and (rank == 0 or not error.shared):
+            write_failure(directory, str(error), rank)
+        if not (error.for_good or error.at_once):  # each instance has a `launch` that is to hear of it
+            write_refusal(str(error), stopped=isinstance(error, StoppedError))
+
+
+def failed_before(directory: Path) -> FailedBeforeError | None:
+    """What no other try of this very torchrun can heal, of a try before this one; None without."""
+    if not restarted():
+        return None
     try:
         table = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
-        return str(table["error"]) if table["attempt"] == attempt() != "" and restarted() else ""
+        if table["attempt"] == attempt() != "":
+            return FailedBeforeError(str(table["error"]))
     except (OSError, ValueError, KeyError):
-        return ""
+        pass
+    try:
+        table = json.loads(Path(os.environ.get(REFUSED, "")).read_text(encoding="utf-8"))
+        return FailedBeforeError(str(table["error"]), for_good=False)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def attempt() -> str:

@@ -15,18 +15,21 @@ import sysconfig
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gpu_fleet import config
-from gpu_fleet.errors import ConfigError, OwnCodeError, suggestion
+from gpu_fleet.errors import ConfigError, OwnCodeError, PassingCodeError, suggestion
+from gpu_fleet.files import may_pass
+from gpu_fleet.reachable import reachable
 
 FOLDER = "code"  # in the run directory
 ARCHIVE = "code.zip"  # in a checkpoint
@@ -56,6 +59,7 @@ INSTALLED = (
     str(Path(torch.__file__).parents[1]),
 )
 NOT_OF_USERS = {Path(place).resolve() for place in INSTALLED}
+PACKAGES = {"site-packages", "dist-packages"}
 INDEX_ON_GPU = "device-side assert triggered"
 PEER_GONE = (
     "Connection closed by peer",
@@ -172,6 +176,7 @@ def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
         if getattr(module, "__file__", None) == str(path):
             return module
     _importable(path.parent)
+    _kept_importable(kept)
     title = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(title, path)
     assert spec is not None
@@ -188,8 +193,7 @@ def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
 
 def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
     _importable(Path.cwd())
-    if kept.is_dir():
-        sys.path.append(str(kept.resolve()))
+    _kept_importable(kept)
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -203,6 +207,13 @@ def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
 def _importable(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def _kept_importable(kept: Path) -> None:
+    """Last: what was kept of modules from elsewhere lies there by their names."""
+    folder = str(kept.resolve())
+    if kept.is_dir() and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _check_signature(own: Own) -> None:
@@ -226,17 +237,28 @@ def explained(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OwnCodeError, ConfigError, torch.OutOfMemoryError, MemoryError):
+    except (OwnCodeError, ConfigError, torch.OutOfMemoryError):
         raise
-    except SystemExit as error:  # with 0 it would pass for a run that has finished
-        raise OwnCodeError(
-            f"{what}: ends the program: {description(error)}; what a script does by itself, such as reading "
-            "its command line, belongs below: if __name__ == '__main__':"
-        ) from error
+    except SystemExit as error:
+        raise of_exit(error, f"{what}: ") from error
     except Exception as error:
         if is_of_peer_or_device(error):
             raise
-        raise OwnCodeError(f"{what}: {description(error)}{_as_package(error)}") from error
+        raise raised(error, f"{what}: ") from error
+
+
+def raised(error: Exception, what: str = "") -> OwnCodeError:
+    """The message of what a user's code has raised, after `what`; says whether another try may help."""
+    kind = PassingCodeError if may_pass(error) else OwnCodeError
+    return kind(f"{what}{description(error)}{_as_package(error)}")
+
+
+def of_exit(error: SystemExit, what: str = "") -> OwnCodeError:
+    """The message of a user's code that ends the program, which with 0 would pass for a finished run."""
+    return OwnCodeError(
+        f"{what}ends the program: {description(error)}; what a script does by itself, such as reading "
+        "its command line, belongs below: if __name__ == '__main__':"
+    )
 
 
 def is_of_peer_or_device(error: Exception) -> bool:
@@ -285,33 +307,47 @@ def _is_installed(folder: str) -> bool:
     Of the folder, since some installers make links of the files in it.
     """
     place = Path(folder).resolve()
-    return not NOT_OF_USERS.isdisjoint((place, *place.parents))
+    of_packages = not PACKAGES.isdisjoint(place.parts)  # another environment's too, which this one sees
+    return of_packages or not NOT_OF_USERS.isdisjoint((place, *place.parents))
 
 
 def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
-    """The sources of all imported modules of the user: path -> content.
+    """The sources of all modules of the user, those that functions import later too: path -> content.
 
     Paths are from where the run was started, or from the folder `code` of its directory; a module from
     elsewhere goes by its name. `with_main` says that the program itself is the user's.
     """
-    roots = [(directory / FOLDER).resolve(), Path.cwd().resolve()]
+    loaded = _loaded(with_main=with_main)
+    places = {name: Path(str(module.__file__)) for name, module in loaded.items()}
     sources = {}
+    for name, path in (reachable(loaded, is_of_user) | places).items():  # what is loaded counts most
+        with nullcontext() if name in places else suppress(OSError):  # its import would say so
+            sources[_title(path.resolve(), name, directory)] = path.read_bytes()
+    return dict(sorted(sources.items()))
+
+
+def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
+    """The user's modules that are imported by now."""
+    modules = {}
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
         if (
-            (name == "__main__" and not with_main)
-            or not source
-            or not source.endswith(".py")
-            or not is_of_user(source)
+            (name != "__main__" or with_main)
+            and source
+            and source.endswith(".py")
+            and is_of_user(source)
+            and Path(source).is_file()
         ):
-            continue
-        path = Path(source).resolve()
-        root = next((root for root in roots if path.is_relative_to(root)), None)
-        inner = "/__init__.py" if path.stem == "__init__" else ".py"
-        if path.is_file():
-            key = str(path.relative_to(root)) if root else name.replace(".", "/") + inner
-            sources[key] = path.read_bytes()
-    return dict(sorted(sources.items()))
+            modules[name] = module
+    return modules
+
+
+def _title(path: Path, name: str, directory: Path) -> str:
+    """A file's path from the folder `code` of the run or from where it was started, or its module's."""
+    roots = (directory / FOLDER).resolve(), Path.cwd().resolve()
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    inner = "/__init__.py" if path.stem == "__init__" else ".py"
+    return str(path.relative_to(root)) if root else name.replace(".", "/") + inner
 
 
 def identity(sources: Mapping[str, bytes]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """One run, put together: data, model, optimizer, checkpoints and writers, checked before the first step."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,6 +21,7 @@ from gpu_fleet.data.dali import DALI, EncodedReader
 from gpu_fleet.data.dali import check as check_decoder
 from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, is_bucket, open_split
 from gpu_fleet.data.loader import (
+    IGNORED,
     Batch,
     PairedReader,
     RankShare,
@@ -43,7 +44,7 @@ from gpu_fleet.data.own_data import (
 )
 from gpu_fleet.data.prefetch import to_device
 from gpu_fleet.data.shards import ShardFolder
-from gpu_fleet.errors import CheckpointError, ConfigError, ParallelError
+from gpu_fleet.errors import CheckpointError, ConfigError, OwnCodeError, ParallelError
 from gpu_fleet.evaluation import Evaluated
 from gpu_fleet.metrics.flops import Utilisation, utilisation
 from gpu_fleet.metrics.goodput import Book
@@ -65,6 +66,8 @@ from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, count_of, try_held_out, try_out
 from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
+FEW = 2  # samples on which a model of transformers is tried
+CUT = "mixed torch.Tensor and DTensor"  # what torch says of a part among whole tensors
 RECORDS = "records"  # the kind of tars of any keys
 
 
@@ -108,7 +111,8 @@ class PreparedRun:
         shifted = model is not None and pretrained.shifts_labels(model)
         count = partial(count_of, over=over, shifted=shifted)
         if isinstance(dataset, OwnData):
-            return OwnReader(dataset, seed, count)
+            check = None if model is None else pretrained.limits_of(model).check
+            return OwnReader(dataset, seed, count, check)
         if self.settings.data.decoder == DALI:
             assert isinstance(dataset, ShardFolder)
             return EncodedReader(
@@ -181,8 +185,13 @@ def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -
 
 
 @contextmanager
-def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
-    """Checks and opens everything a run needs; every fault is raised on every rank before the first step."""
+def opened(
+    settings: config.Config, where: World, stopping: Callable[[], bool] = lambda: False
+) -> Iterator[PreparedRun]:
+    """Checks and opens everything a run needs; every fault is raised on every rank before the first step.
+
+    `stopping` says whether a notice has come, which ends the wait for another process that holds the run.
+    """
     readers = where.together(lambda: check_sizes(settings, where.size))
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
     own = where.together(lambda: parts(settings))
@@ -205,18 +214,24 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     instances = [
         instance_price for number, instance_price in where.gather((where.local_rank, here)) if number == 0
     ]
-    checkpoints = Checkpoints(settings, where, len(training), identity, archive(code) if code else b"")
+    packed = archive(code) if code else b""
+    checkpoints = Checkpoints(settings, where, len(training), identity, packed, stopping=stopping)
     directory = Path(settings.run.directory)
-    trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))
-    table = settings.model_dump(mode="json")
-    writer = where.together(
-        lambda: (
-            open_writers(settings.metrics, directory, all_steps(settings, len(training)), table)
-            if where.leads
-            else Writers([])
+    with ExitStack() as at_end:
+        at_end.callback(checkpoints.release)
+        trace = where.together(
+            lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads)
         )
-    )
-    try:
+        table = settings.model_dump(mode="json")
+        writer = where.together(
+            lambda: (
+                open_writers(settings.metrics, directory, all_steps(settings, len(training)), table)
+                if where.leads
+                else Writers([])
+            )
+        )
+        at_end.callback(writer.close)
+        at_end.callback(checkpoints.abandon)
         with trace:
             yield PreparedRun(
                 settings,
@@ -232,10 +247,6 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
                 trace,
                 Book(price=price.of_all(instances)),
             )
-    finally:
-        checkpoints.abandon()
-        writer.close()
-        checkpoints.release()
 
 
 def open_data(
@@ -380,13 +391,44 @@ def ready(run: PreparedRun, model: nn.Module) -> None:
     model.to(device)
     if settings.precision.channels_last:  # with ddp only
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
-    if run.own.any or run.is_task:
-        what = f"model.name = {settings.model.name!r}"
-        try_out(model, first_batch(run), what)
-        if run.is_task and run.held_out is not None:
-            try_held_out(model, first_batch(run, run.held_out), what)
+    if run.own.any or run.is_task or is_pretrained(settings.model.name):
+        with cut_explained(settings):
+            try_model(run, model)
         if isinstance(model, FSDPModule):
             model.reshard()  # the optimizer is to have the parts
+
+
+def try_model(run: PreparedRun, model: nn.Module) -> None:
+    """One pass of a model that is not of this trainer, or has a loss of its own; raises TrainingError."""
+    what = f"model.name = {run.settings.model.name!r}"
+    batch = first_batch(run, model=model)
+    if run.is_task or run.own.any:
+        try_out(model, batch, what)
+    else:
+        with torch.no_grad(), precision.autocast(run.settings.precision, run.where.device):
+            try_out(model, a_few(batch), what)
+    if run.is_task and run.held_out is not None:
+        try_held_out(model, first_batch(run, run.held_out, model), what)
+
+
+@contextmanager
+def cut_explained(settings: config.Config) -> Iterator[None]:
+    """Says that it is the cut that a model cannot do with; raises ParallelError."""
+    try:
+        yield
+    except OwnCodeError as error:
+        if CUT not in str(error):
+            raise
+        raise ParallelError(
+            f"parallel.strategy = {settings.parallel.strategy!r}: {settings.model.name} computes with "
+            "weights outside of the layer that holds them, where each rank has a part; 'ddp' takes it"
+        ) from error
+
+
+def a_few(batch: Batch) -> Batch:
+    """The first two samples of a batch of tensors; one would do, but not for a batch norm."""
+    inputs, targets = batch.inputs[:FEW], batch.targets[:FEW]
+    return Batch(inputs, targets, counted=int((targets != IGNORED).sum()))
 
 
 def rehearse(run: PreparedRun, state: State) -> None:
@@ -406,8 +448,13 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
     return utilisation(model, inputs, name, run.settings.precision.dtype, run.where.size)
 
 
-def first_batch(run: PreparedRun, held_out: Dataset | OwnData | None = None) -> Batch:
-    """One micro-batch on the device, the same on every rank, of training or `held_out`; raises DataError."""
+def first_batch(
+    run: PreparedRun, held_out: Dataset | OwnData | None = None, model: nn.Module | None = None
+) -> Batch:
+    """One micro-batch on the device, the same on every rank, of training or `held_out`.
+
+    Raises DataError, also where it is none for the `model`.
+    """
     width = run.share.micro_batch
     if held_out is None:
         dataset, first = run.training, run.order.slice(0, width)
@@ -415,7 +462,7 @@ def first_batch(run: PreparedRun, held_out: Dataset | OwnData | None = None) -> 
         dataset, size = held_out, len(held_out)
         first = SampleOrder(size, seed=0, shuffle=False).slice(0, min(width, size))
     here = run.settings.data.model_copy(update={"workers": 0})
-    return next(batches(run.reader(dataset), iter([first]), here, pinned=False)).to(run.where.device)
+    return next(batches(run.reader(dataset, model), iter([first]), here, pinned=False)).to(run.where.device)
 
 
 def build_model(run: PreparedRun) -> nn.Module:

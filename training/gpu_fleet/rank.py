@@ -1,7 +1,10 @@
 """One rank of a run: joins the others and trains; says what a user can do about an error."""
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,17 +15,20 @@ from gpu_fleet.errors import (
     OutOfMemoryError,
     OwnCodeError,
     ParallelError,
+    PassingCodeError,
     PeerError,
     TrainingError,
 )
 from gpu_fleet.files import DISK_FULL
 from gpu_fleet.loop import train as train_model
 from gpu_fleet.outcome import Outcome
-from gpu_fleet.own_code import INDEX_ON_GPU, PEER_GONE, description, is_of_peer_or_device, place_of
+from gpu_fleet.own_code import INDEX_ON_GPU, PEER_GONE, is_of_peer_or_device, of_exit, place_of, raised
 from gpu_fleet.stopping.interrupt import Interruption, sources
-from gpu_fleet.world import world
+from gpu_fleet.stopping.tries import Tries
+from gpu_fleet.world import ranks_per_replica, world
 
 GRAPH_GONE = "Trying to backward through the graph a second time"
+READER_ENDED = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
 # Of DistributedDataParallel, where the parameters of a step are not those that it expects.
 MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
@@ -30,6 +36,16 @@ MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph"
 
 def run_rank(settings: config.Config) -> Outcome:
     """Joins the others and trains; raises TrainingError."""
+    tries = Tries(Path(settings.run.directory), settings.checkpoint.tries)
+    try:
+        return _trained(settings, tries)
+    except TrainingError as error:
+        if error.for_good:
+            tries.end()
+        raise
+
+
+def _trained(settings: config.Config, tries: Tries) -> Outcome:
     try:
         with (
             Interruption(
@@ -38,16 +54,11 @@ def run_rank(settings: config.Config) -> Outcome:
             world(settings.parallel) as where,
             first_of_ranks(),
         ):
-            return train_model(settings, where, interruption)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        place = error.filename or settings.run.directory
-        raise CheckpointError(
-            f"{place}: {error.strerror}; free some space, or another run.directory"
-        ) from error
+            return train_model(settings, where, interruption, tries)
     except TrainingError:
         raise
+    except SystemExit as error:
+        raise (of_exit(error) if place_of(error) else error) from error.__cause__
     except Exception as error:  # torch raises nothing finer for most, users' code whatever it likes
         raise explained(error, settings) from error
 
@@ -75,8 +86,9 @@ def is_of_graph(error: Exception) -> bool:
 def explained(error: Exception, settings: config.Config) -> Exception:
     """What a user can do about an error of torch or of their own code; the error itself where none knows."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
-        return no_room(error, settings)
+    known = of_resources(error, settings)
+    if known is not None:
+        return known
     if isinstance(error, dist.DistError) or any(sign in text for sign in PEER_GONE):
         lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
         lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
@@ -84,6 +96,29 @@ def explained(error: Exception, settings: config.Config) -> Exception:
     if is_of_graph(error):
         return other_graph(twice=MARKED_TWICE in text)
     return of_own_code(error) or error
+
+
+def of_resources(error: Exception, settings: config.Config) -> TrainingError | None:
+    """What is full, or has been ended for that: device, memory, disk; None for any other error."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
+        return no_room(error, settings)
+    if READER_ENDED.search(text):
+        return PassingCodeError(
+            f"a reader process of the data has ended: {text.splitlines()[0]}; where the memory of the "
+            "instance is full, or /dev/shm, fewer data.workers and a smaller data.prefetch need less"
+        )
+    if place_of(error):
+        return None
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        place = error.filename or settings.run.directory
+        return CheckpointError(f"{place}: {error.strerror}; free some space, or another run.directory")
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError(
+            f"the memory of the instance is full: {text or 'without a message'}; fewer data.workers, or a "
+            "smaller run.batch_size, need less"
+        )
+    return None
 
 
 def of_own_code(error: Exception) -> OwnCodeError | None:
@@ -99,7 +134,7 @@ def of_own_code(error: Exception) -> OwnCodeError | None:
             "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
             "from one step to the next"
         )
-    return OwnCodeError(description(error)) if place_of(error) and not is_of_peer_or_device(error) else None
+    return raised(error) if place_of(error) and not is_of_peer_or_device(error) else None
 
 
 def other_graph(*, twice: bool) -> ParallelError:
@@ -116,12 +151,29 @@ def other_graph(*, twice: bool) -> ParallelError:
 
 
 def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
-    """The message of a device that is full, with what to do about it."""
-    run, chosen = settings.run, settings.precision
-    return OutOfMemoryError(
-        f"the device has no room for a step: {str(error).splitlines()[0]}\n"
-        f"  smaller micro-batches, same result: --run.accumulation {run.accumulation * 2}\n"
-        f"  half the activations: --precision.dtype bf16 (now {chosen.dtype}), and "
-        f"--precision.activation_checkpointing true (now {str(chosen.activation_checkpointing).lower()})\n"
-        f"  weights and optimizer over all ranks: --parallel.strategy fsdp (now {settings.parallel.strategy})"
-    )
+    """The message of a device that is full, with what to do about it: what a run with checkpoints accepts."""
+    chosen, parallel = settings.precision, settings.parallel
+    advice = []
+    if finer := finer_accumulation(settings):
+        advice.append(
+            f"smaller micro-batches, the same batch: --run.accumulation {finer} --allow run.accumulation"
+        )
+    if chosen.dtype in ("fp32", "tf32"):
+        advice.append("half the activations: --precision.dtype bf16 --allow precision.dtype")
+    if not chosen.activation_checkpointing:
+        advice.append("activations computed twice: --precision.activation_checkpointing true")
+    if parallel.strategy == "ddp":
+        advice.append(
+            "weights and optimizer over all ranks: --parallel.strategy fsdp, in another run.directory where "
+            "this one has checkpoints"
+        )
+    text = str(error).splitlines()[0]
+    return OutOfMemoryError("\n  ".join([f"the device has no room for a step: {text}", *advice]))
+
+
+def finer_accumulation(settings: config.Config) -> int | None:
+    """The next larger run.accumulation that divides the batch of a rank; None where it has one sample."""
+    run = settings.run
+    readers = int(os.environ.get("WORLD_SIZE", "1")) // ranks_per_replica(settings.parallel)
+    finer = range(run.accumulation + 1, run.batch_size // readers + 1)
+    return next((number for number in finer if run.batch_size % (readers * number) == 0), None)

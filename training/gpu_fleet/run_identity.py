@@ -221,3 +221,15 @@ def check_script(
     """The same for a user's own program, whose configuration also differs by a key that is new or gone."""
     gone, new = ({key: NONE for key in table if key.startswith(CONFIG)} for table in (saved, now))
     check(new | saved, gone | now, allowed, step, where, how=how)
+
+
+def say_not_compared(saved: Identity, now: Identity, step: int) -> None:
+    """Names the user's files that a checkpoint says nothing of: an earlier trainer's, or of other code."""
+    known = {key for key in saved if key.startswith(CODE)}
+    new = sorted(key for key in now if key.startswith(CODE) and key not in known) if known else []
+    if new:
+        log.warning(
+            "not compared: the checkpoint of step %d does not know %s; the next one will",
+            step,
+            ", ".join(new),
+        )

@@ -4,13 +4,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from gpu_fleet import config, exit_codes, outcome
-from gpu_fleet.errors import ConfigError, FailedBeforeError, TrainingError
+from gpu_fleet.errors import ConfigError, TrainingError
 from gpu_fleet.lazy_groups import configured, identity_options, imported
 from gpu_fleet.stopping.interrupt import nothing_to_save
 
@@ -76,14 +76,11 @@ def parse_steps(text: str) -> tuple[int, int]:
 def noted_failure(directory: Path) -> Iterator[None]:
     """Leaves word of an error that no other try can heal; where there is such word, it is the error."""
     if before := outcome.failed_before(directory):
-        raise FailedBeforeError(before)
+        raise before
     try:
         yield
     except TrainingError as error:
-        rank = int(os.environ.get("RANK", "0"))
-        if error.for_good and (rank == 0 or not error.shared):
-            with suppress(OSError):  # the disk may be why it failed; the exit status says it too
-                outcome.write_failure(directory, str(error), rank)
+        outcome.leave_word(directory, error, int(os.environ.get("RANK", "0")))
         raise
 
 
@@ -98,7 +95,7 @@ def shown_errors() -> Iterator[None]:
         if not error.silent and (rank == 0 or not (error.shared or isinstance(error, ConfigError))):
             where = f"rank {rank}: " if rank else ""
             click.echo(f"error: {where}{error}", err=True)
-        sys.exit(error.exit_status)
+        sys.exit(outcome.status_of(error))
 
 
 def spare_advice(settings: config.Config) -> None:

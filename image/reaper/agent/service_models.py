@@ -14,8 +14,8 @@ import boto3
 import botocore.loaders
 import botocore.session
 
-# Of a service whose description is large, the operations that agents call.
-NEEDED = {"ec2": ("CreateTags", "DeleteTags")}
+# Of a service whose description is large, the operations that an instance's services call.
+NEEDED = {"ec2": ("CreateTags", "DeleteTags"), "logs": ("CreateLogStream", "PutLogEvents")}
 _MODEL = "service-2"
 
 

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from torch.utils.data import default_collate
 
@@ -38,7 +38,7 @@ class FolderClaim:
         """`how` says, with {keys}, what a user writes to allow some of what differs."""
         self._directory, self._place, self._how = directory, place, how
         self._config, self._allow = dict(config), tuple(allow)
-        self._lock: IO[str] | None = None
+        self._lock: local.FolderLock | None = None
         self._lease: RunLease | None = None
         self._identity: Identity = {}
 
@@ -50,19 +50,22 @@ class FolderClaim:
         try:
             ours.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(ours)
+            if self._place:
+                lease = RunLease(CheckpointStore(self._place), Holder.this())
+                at_start(lease.acquire)
+                self._lease = lease
+                atexit.register(self.release)  # whatever the library's loop ends with
+            self._lock.mark()  # not before: who is refused leaves the folder to its holder
         except OSError as error:
             raise CheckpointError(f"{self._directory}: cannot be written: {error.strerror}") from error
-        if self._place:
-            lease = RunLease(CheckpointStore(self._place), Holder.this())
-            at_start(lease.acquire)
-            self._lease = lease
-            atexit.register(self.release)  # whatever the library's loop ends with
 
     def check(self, checkpoint: str | None) -> None:
         """Raises IdentityError where the checkpoint is of another configuration or other code."""
         self._identity = run_identity.of_script(self._config, self._directory)
         allowed = [key for key in self._allow if key.startswith(run_identity.OF_SCRIPT)]
         self._compare(checkpoint, allowed)
+        if checkpoint is not None:
+            run_identity.say_not_compared(self._saved(), self._identity, _step_of(checkpoint))
 
     def check_all(self, checkpoint: str | None, arguments: Mapping[str, Any], samples: Any) -> None:
         """The same with the library's `arguments` and the data set, which are known only later."""
@@ -75,9 +78,9 @@ class FolderClaim:
     def _compare(self, checkpoint: str | None, allowed: Sequence[str]) -> None:
         saved = self._saved() if checkpoint is not None else {}
         if checkpoint is not None and saved:
-            step = int("".join(filter(str.isdigit, Path(checkpoint).name)))
+            where = str(self._directory)
             run_identity.check_script(
-                saved, self._identity, allowed, step, str(self._directory), how=self._how
+                saved, self._identity, allowed, _step_of(checkpoint), where, how=self._how
             )
 
     def _saved(self) -> Identity:
@@ -115,6 +118,10 @@ class FolderClaim:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _step_of(checkpoint: str) -> int:
+    return int("".join(filter(str.isdigit, Path(checkpoint).name)))
 
 
 def _described(samples: Any) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import torch.distributed as dist
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.callbacks.claim import FolderClaim
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.errors import StoreError, TrainingError
+from gpu_fleet.checkpoint.folder_files import OURS
+from gpu_fleet.errors import CheckpointError, PeerError, StoreError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
@@ -24,6 +28,8 @@ POLL_S = 1.0
 BETWEEN_S, NOTICE_S, LAST_S = 30.0, 60.0, 180.0
 # Of a process, by Lightning's own launcher, srun and mpirun: all are 0 of the first alone.
 PLACES = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+CLAIM_WITHIN = timedelta(minutes=10)  # rank 0 waits for a bucket that is disturbed, and for another holder
+MEETINGS = count()  # of this process, which every rank comes to alike
 log = logging.getLogger(__name__)
 
 
@@ -57,19 +63,24 @@ class Guard:
             self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
+        self._chosen: list[str | None] = []  # the name that `newest` gave; empty: it was not asked
 
     def newest(self) -> str | None:
         """The newest whole checkpoint, from the bucket where this disk has none; None for a new run.
 
-        One rank of each instance brings it, while the others wait at the folder. Every rank asks, since there
-        may be no process group yet, and Lightning makes its own only later.
+        The others wait until rank 0 has the claim, since the holder before may save until then; then one rank
+        of each instance brings it, while the others wait at the folder. Every rank asks, since there may be
+        no process group yet, and Lightning makes its own only later.
         """
         with self._leaving():
             if self._claim is not None:
                 self._claim.take()
+                self._bring_back()
+            _meet()
             if self._sync is not None:
                 self._sync.down()
             checkpoint = newest(self.directory, self._pattern, self._mark)
+            self._chosen = [Path(checkpoint).name if checkpoint else None]
             if self._claim is not None:
                 self._claim.check(checkpoint)
         if dist.is_initialized():
@@ -77,13 +88,36 @@ class Guard:
         return checkpoint
 
     def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
-        """From now on notices are heard. Ends a run that goes on with other `arguments` or `samples`."""
+        """From now on notices are heard. Ends a run that goes on with other `arguments` or `samples`.
+
+        Ends it on all ranks, for another try, where they would go on from different checkpoints.
+        """
         with self._leaving():
+            self._check_chosen()
             if self._claim is not None:
                 self._claim.take()
                 checkpoint = newest(self.directory, self._pattern, self._mark)
                 self._claim.check_all(checkpoint, arguments, samples)
         self._interruption.__enter__()
+
+    def _check_chosen(self) -> None:
+        """Raises CheckpointError on all ranks where `newest` has given them different checkpoints."""
+        if not dist.is_initialized():
+            return
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, self._chosen)
+        first: dict[str | None, int] = {}  # rank that goes on from it
+        for rank, chosen in enumerate(everyone):
+            for name in chosen:
+                first.setdefault(name, rank)
+        if len(first) > 1:
+            differing = ", ".join(f"rank {rank}: {name or 'none'}" for name, rank in first.items())
+            error = CheckpointError(
+                f"{self.directory}: the ranks would go on from different checkpoints ({differing}), as one "
+                "was saved while they looked, or their disks differ; run it again"
+            )
+            error.shared = True
+            raise error
 
     def stopping(self) -> bool:
         """Whether any rank has heard a notice; called by all ranks after each step."""
@@ -95,6 +129,33 @@ class Guard:
             heard = bool(flag)
         self.stopped = self.stopped or heard
         return self.stopped
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[None]:
+        """Writes checkpoint `name` anew, on all ranks; killed meanwhile, `newest` finds it as before."""
+        former = self.directory / OURS / name
+        if self._claim is not None and (self.directory / name).is_dir():
+            with self._leaving(), _on_disk(former):
+                shutil.rmtree(former, ignore_errors=True)
+                (self.directory / name).rename(former)
+        if dist.is_initialized():
+            dist.barrier()
+        yield
+        if dist.is_initialized():
+            dist.barrier()
+        if self._claim is not None:
+            shutil.rmtree(former, ignore_errors=True)
+
+    def _bring_back(self) -> None:
+        """Puts back what was to be replaced by a process that was killed; raises CheckpointError."""
+        for former in (self.directory / OURS).glob(self._pattern):
+            place = self.directory / former.name
+            with _on_disk(place):
+                if (place / self._mark).exists():
+                    shutil.rmtree(former)
+                else:
+                    shutil.rmtree(place, ignore_errors=True)
+                    former.rename(place)
 
     def saved(self, *, last: bool = False) -> None:
         """A checkpoint is on this disk; called by all ranks, each of which may have written its own files.
@@ -131,15 +192,52 @@ class Guard:
             error.shared = error.shared or int(os.environ.get("LOCAL_RANK", "0")) > 0
             outcome.leave(self.directory, error, _rank())
 
-    def end(self) -> None:
-        """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
+    def finish(self) -> None:
+        """The training is over: the last upload, and others may have the folder."""
         self.saved(last=True)
         if self._claim is not None:
             self._claim.release()
         self._interruption.__exit__(None, None, None)  # only now: no signal cuts the last upload off
+
+    def end(self) -> None:
+        """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
+        self.finish()
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)
             sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
+
+
+@contextmanager
+def _on_disk(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{place}: cannot be written: {error.strerror}") from error
+
+
+def _meet() -> None:
+    """Waits until rank 0 has come here too, in the same call by count; raises PeerError if it never does.
+
+    Before there is a process group that is by torchrun's store, which is there before the ranks and is
+    another one for each try. Without torchrun nobody waits: `begin` compares what was chosen.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    key = f"gpu-fleet/claimed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(MEETINGS)}"
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, but not in the module's __all__
+            host, port, is_master=False, timeout=CLAIM_WITHIN, wait_for_workers=False
+        )
+        if _rank() == 0:
+            store.set(key, "")
+        else:
+            store.wait([key], CLAIM_WITHIN)
+    except dist.DistError as error:
+        raise PeerError(f"rank 0 has not taken the folder of checkpoints: {error}") from error
 
 
 def _rank() -> int:

@@ -4,9 +4,11 @@
     trainer.train(resume_from_checkpoint=callback.newest())
 
 Exact at the same number of processes: the Trainer restores generators, optimizer and schedule, and passes
-over the batches that were read.
+over the batches that were read. A notice in an evaluation ends it after the batch: the resumed run begins
+with it anew, and so comes to the same best checkpoint.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gpu_fleet.callbacks.guard import Guard
+from gpu_fleet.state import capture_rng, restore_rng
 
 DECIDING = (
     *(
@@ -47,6 +50,9 @@ class FleetCallback(TrainerCallback):
         self._guard = Guard(
             output_dir, uri, pattern="checkpoint-*", mark=WRITTEN_LAST, config=config, allow=allow
         )
+        self._trainer: Any = None  # while it trains
+        self._generators: dict[str, Any] | None = None  # before the evaluation that is due
+        self._done = False  # with all steps: what is left of an epoch is passed over
 
     def newest(self) -> str | None:
         """The newest whole checkpoint, from the bucket where this disk has none; None for a new run."""
@@ -58,16 +64,85 @@ class FleetCallback(TrainerCallback):
         if args.ignore_data_skip:
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
         self._guard.begin(deciding(args), getattr(train_dataloader, "dataset", None))
+        self._trainer, self._done = _calling_trainer(), False
+        if self._trainer is None:
+            return
+        if _evaluation_due(state):
+            self._evaluate(args, state, control)
+        if control.should_training_stop or 0 < state.max_steps <= state.global_step:
+            self._done = control.should_training_stop = True
+            self._trainer.get_batch_samples = _no_batches  # it looks at the flag after a step only
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
+        self._note_generators(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._done:  # that epoch has ended before
+            control.should_evaluate = control.should_save = False
+        self._note_generators(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The Trainer gathers after each batch, so all ranks come here as often."""
+        if self._trainer is not None and self._guard.stopping():
+            if self._generators is not None:  # the evaluation draws again
+                restore_rng(self._generators)
+            control.should_evaluate = True  # is a part of the checkpoint
+            self._save(args, state, control)
+            self._guard.end()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._guard.saved()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._done:
+            del self._trainer.get_batch_samples
+        self._trainer, self._done = None, False
         self._guard.end()
+
+    def _note_generators(self, control: Any) -> None:
+        self._generators = capture_rng() if control.should_evaluate else None
+
+    def _evaluate(self, args: Any, state: Any, control: Any) -> None:
+        """The evaluation in which an earlier try has ended, and the checkpoint of its step with it."""
+        trainer = self._trainer
+        trainer._load_rng_state(str(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
+        self._generators = capture_rng()
+        metrics = trainer._evaluate(None, None)
+        trainer._determine_best_metric(metrics=metrics, trial=None)
+        control.should_evaluate = False
+        self._save(args, state, control)
+
+    def _save(self, args: Any, state: Any, control: Any) -> None:
+        """As the Trainer does between two steps."""
+        trainer = self._trainer
+        if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free one has two sets of weights
+            trainer.optimizer.train()
+        with self._guard.replacing(f"checkpoint-{state.global_step}"):
+            trainer._save_checkpoint(trainer.model, None)
+        trainer.callback_handler.on_save(args, state, control)
+
+
+def _evaluation_due(state: Any) -> bool:
+    """Whether the checkpoint was saved in the midst of an evaluation: its control asks for one."""
+    saved = state.stateful_callbacks.get("TrainerControl") or {}
+    return bool(saved.get("args", {}).get("should_evaluate"))
+
+
+def _calling_trainer() -> Any:
+    """The Trainer that has called this callback, which hands itself to none; None outside of one."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if hasattr(caller, "_save_checkpoint") and hasattr(caller, "callback_handler"):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def _no_batches(*_: Any) -> tuple[list[Any], None]:
+    return [], None
 
 
 def deciding(args: Any) -> dict[str, Any]:

@@ -73,8 +73,14 @@ class FolderSync:
         store: ObjectStore,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
+        held: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clock` gives seconds of the epoch, as the times of files are; `sleep` is between two tries."""
+        """`clock` gives seconds of the epoch, as the times of files are; `sleep` is between two tries.
+
+        `held` is called before an upload and right before its commit, and raises RunLeaseError where another
+        process has the run.
+        """
+        self._held = held
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
         self.folder, self.uri = folder, store.uri
         self._files = FolderFiles(folder, clock)
@@ -246,6 +252,7 @@ class FolderSync:
             return False
         with _alone(self._folder):
             with self._asking():
+                self._held()
                 there = self._store.get(LIST)
             former = self._former(there, look)
             if there is None and not look.records:
@@ -338,6 +345,7 @@ class FolderSync:
         ).encode()
         self._know([*lists, _sha256(listed)], contents | _hashes(records))
         with self._asking():
+            self._held()
             self._store.put(LIST, listed)
         self._remove(contents - _hashes(records))
         self._know([_sha256(listed)], _hashes(records))

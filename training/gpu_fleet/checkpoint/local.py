@@ -13,16 +13,19 @@ import os
 import platform
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import CheckpointError, RunLeaseError
 from gpu_fleet.files import sync_folder, write_bytes
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
+MARK_BYTES = 1024  # of a lock file: more than who holds it ever takes
 FORMAT = 2
 READABLE = (1, FORMAT)  # 1 had neither identity nor checksum
 WHOLE, SHARDED = "whole", "sharded"
@@ -109,15 +112,18 @@ def folder_name(step: int) -> str:
     return f"step-{step}"
 
 
-def commit(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manifest:
+def commit(
+    root: Path, manifest: Manifest, writers: dict[str, Writer], held: Callable[[], None] = lambda: None
+) -> Manifest:
     """Writes one checkpoint under `root`; afterwards it is whole, whatever happens to the instance.
 
-    Returns `manifest` with the records of the files, as it is written into the checkpoint.
+    Returns `manifest` with the records of the files, as it is written into the checkpoint. `held` as of
+    commit_stage.
     """
     folder = open_stage(root, manifest.step)
     records = {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
     manifest = replace(manifest, files=records)
-    commit_stage(root, manifest)
+    commit_stage(root, manifest, held)
     return manifest
 
 
@@ -141,12 +147,17 @@ def open_stage(root: Path, step: int) -> Path:
     return folder
 
 
-def commit_stage(root: Path, manifest: Manifest) -> None:
-    """Turns `step-N.tmp/`, whose files are down, into `step-N/`."""
+def commit_stage(root: Path, manifest: Manifest, held: Callable[[], None] = lambda: None) -> None:
+    """Turns `step-N.tmp/`, whose files are down, into `step-N/`.
+
+    `held` is called right before that; where it raises, because the run is another process's by now, there
+    is no such checkpoint.
+    """
     staged, final = (root / f"{folder_name(manifest.step)}{suffix}" for suffix in (".tmp", ""))
     write_bytes(staged / MANIFEST, manifest.to_json().encode())
     sync_folder(staged)
     replaced = root / f"{folder_name(manifest.step)}.replaced.tmp"
+    held()
     if final.exists():  # it failed its verification, and the run has come to the same step again
         final.rename(replaced)
     staged.rename(final)
@@ -234,11 +245,94 @@ def set_aside(folder: Path, why: str = "damaged") -> None:
     folder.rename(aside)
 
 
-def lock(root: Path) -> IO[str]:
+class FolderLock:
+    """A folder of checkpoints that is this process's, until `close` or its end."""
+
+    def __init__(self, file: IO[str], root: Path) -> None:
+        self._file, self._root = file, root
+        self._mark = f"process {os.getpid()} on {platform.node()}\n{uuid.uuid4().hex}\n"
+
+    def mark(self) -> None:
+        """Writes down whose folder it is, for those that come later; raises OSError."""
+        self._file.truncate(0)
+        self._file.write(self._mark)
+        self._file.flush()
+
+    def check(self) -> None:
+        """Raises RunLeaseError where another process has marked the folder since: this one may write no more.
+
+        So it may where nothing locks files, where a file server has given up the lock of an instance that was
+        paused, or where the folder was removed and made anew. Without such a mark the lock is taken again.
+        Raises CheckpointError where the folder cannot be read.
+        """
+        if self._file.closed:
+            raise RunLeaseError(
+                f"run.directory: {self._root.parent} was given up; this process saves no more"
+            )
+        try:
+            mark = self._seen() or self._taken_again()
+        except FileNotFoundError:  # removed, and nobody else has begun
+            return
+        except OSError as error:
+            raise CheckpointError(
+                f"run.directory: {self._root / LOCK} cannot be read: {error.strerror}"
+            ) from error
+        if mark != self._mark:
+            raise RunLeaseError(
+                f"run.directory: {self._root.parent} was taken over by {_holder(mark)}, while this process "
+                "stood still or could not lock it; this process saves no more"
+            )
+
+    def _seen(self) -> str:
+        """The mark in the file that is held; empty where that is another one by now, or its lock is gone.
+
+        By that file alone: to close another one of this process would give the lock up. Raises OSError where
+        its place cannot be looked at.
+        """
+        now = (self._root / LOCK).stat()
+        try:
+            mine = os.fstat(self._file.fileno())
+            same = (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino)
+            return os.pread(self._file.fileno(), MARK_BYTES, 0).decode(errors="replace") if same else ""
+        except OSError as error:  # a lock that a server has given up
+            log.warning("event=lock-gone folder=%s error=%r", self._root, str(error))
+            return ""
+
+    def _taken_again(self) -> str:
+        """Opens and locks the file anew, where no other process has marked it; its mark. Raises OSError."""
+        file = (self._root / LOCK).open("a+", encoding="utf-8", errors="replace")
+        file.seek(0)
+        if (mark := file.read(MARK_BYTES)) not in ("", self._mark):
+            file.close()
+            return mark
+        with suppress(OSError):  # of a server that was away
+            self._file.close()  # first: it gives up what this process has locked of the same file
+        self._file = file
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # another start has it, which marks the file once the run is its own
+            log.warning("event=not-locked-again folder=%s error=%r", self._root, str(error))
+            return self._mark
+        log.warning("event=locked-again folder=%s", self._root)
+        self.mark()
+        return self._mark
+
+    def close(self) -> None:
+        """Others may have the folder."""
+        self._file.close()
+
+
+def _holder(mark: str) -> str:
+    return (mark.splitlines() or [""])[0].strip() or "another process"
+
+
+def lock(root: Path) -> FolderLock:
     """Takes a folder of checkpoints for this process; keep the result for as long as it is to be held.
 
-    A record lock: it ends with the process however that ends, and reader processes do not inherit it.
-    Raises CheckpointError when another process has it.
+    A record lock: it ends with the process however that ends, and reader processes do not inherit it. Call
+    `mark` once the lease is held too: a server may have given up the lock of a run whose lease is alive, and
+    on a file system without locks the folder is this process's from then on. Raises CheckpointError when
+    another process has it.
     """
     file = (root / LOCK).open("a+", encoding="utf-8")
     try:
@@ -246,17 +340,14 @@ def lock(root: Path) -> IO[str]:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
             log.warning("event=no-lock folder=%s error=%r", root, str(error))
-            return file
+            return FolderLock(file, root)
         file.seek(0)
-        holder = file.read().strip() or "another process"
+        holder = _holder(file.read())
         file.close()
         raise CheckpointError(
             f"run.directory: {root.parent} is in use by {holder}; wait for it, or choose another"
         ) from error
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
-    file.flush()
-    return file
+    return FolderLock(file, root)
 
 
 def sweep(root: Path) -> None:

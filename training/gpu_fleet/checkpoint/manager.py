@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from gpu_fleet import config, instance_file, outcome, own_code
 from gpu_fleet import run_identity as identities
@@ -13,11 +13,12 @@ from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import of_world
+from gpu_fleet.checkpoint.team import Team, of_world
 from gpu_fleet.errors import CheckpointError, IdentityError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
 from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
+from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.world import World
 
@@ -84,7 +85,9 @@ class Checkpoints:
         code: bytes = b"",
         *,
         clock: Callable[[], float] = time.monotonic,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`stopping` ends the wait for a run that another process holds. Raises TrainingError."""
         self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
         self._identity, self._code = identity, code
         self._root = Path(settings.run.directory) / FOLDER
@@ -92,40 +95,79 @@ class Checkpoints:
         self._store = (
             where.together(lambda: CheckpointStore(uri, settings.checkpoint.endpoint)) if uri else None
         )
-        self._lock: IO[str] | None = None  # held by rank 0 until it is released
-        self._lease = RunLease(self._store, Holder.this()) if self._store and where.leads else None
-        where.on_first(self._check_writable)
-        self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
-        self._shared = self._layout == local.WHOLE or self._is_shared()
-        self._saver = self._opened_saver()
+        self._lock: local.FolderLock | None = None  # of rank 0, as is the lease that is released
+        self._lease: RunLease | None = None
+        if self._store is not None:
+            self._lease = RunLease(self._store, Holder.this(), stopping=stopping)
+        try:
+            self._open(where)
+        except BaseException:
+            self.release()
+            raise
         self._saved_step: int | None = None
         self._saved_at = clock()
         self.location = self._store.uri if self._store else str(self._root)
 
+    def _open(self, where: World) -> None:
+        where.on_first(self._check_writable)
+        self._wait_for_lease()
+        number = where.on_first(self._begin)
+        if self._store is not None and not where.leads:
+            self._lease = RunLease.of_leader(self._store, number)
+        self._layout = local.WHOLE if self._settings.parallel.strategy == "ddp" else local.SHARDED
+        self._shared = self._layout == local.WHOLE or self._is_shared()
+        self._saver = self._opened_saver()
+
     def _check_writable(self) -> None:
-        try:
+        """Takes the run on this disk, and tries whether disk and bucket can be written."""
+        with self._named():
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(self._root)
-            local.sweep(self._root)
-            outcome.remove_failure(self._root.parent)
             write_bytes(self._root / "write-check", b"")
             (self._root / "write-check").unlink()
+            if self._store is not None:
+                at_start(self._store.check_writable)
+
+    def _wait_for_lease(self) -> None:
+        """Takes the run in the bucket, on every rank; the ranks meet again and again, as in `flush`."""
+        within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
+        while not self._where.on_first(partial(self._acquired, within_s)):
+            pass
+
+    def _acquired(self, within_s: float) -> bool:
+        return self._lease is None or at_start(partial(self._lease.acquire, within_s))
+
+    def _begin(self) -> int:
+        """Readies the folder of a run that is this process's; the number of its lease, 0 without."""
+        assert self._lock is not None
+        with self._named():
+            self._lock.mark()  # not before: who is refused leaves a folder that nothing locks to its holder
+            local.sweep(self._root)
+            outcome.remove_failure(self._root.parent)
+        return self._lease.number if self._lease is not None else 0
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raises CheckpointError for a folder that cannot be written."""
+        try:
+            yield
         except OSError as error:
             raise CheckpointError(
                 f"run.directory: {self._root} cannot be written: {error.strerror}"
             ) from error
-        if self._store is not None:
-            at_start(self._store.check_writable)
-        if self._lease is not None:
-            at_start(self._lease.acquire)
 
     def _opened_saver(self) -> Saver | None:
         """Rank 0 writes what it holds whole; of a sharded model every rank writes its part."""
-        keep, where = self._settings.checkpoint.keep, self._where
+        where = self._where
         if self._layout == local.WHOLE:
-            return Saver(self._root, self._store, keep, self._lease, code=self._code) if where.leads else None
-        team = of_world(where.rank, where.size, self._settings.parallel.timeout_s)
-        return Saver(self._root, self._store, keep, self._lease, team, shared=self._shared, code=self._code)
+            return self._saver_of(None) if where.leads else None
+        return self._saver_of(of_world(where.rank, where.size, self._settings.parallel.timeout_s))
+
+    def _saver_of(self, team: Team | None) -> Saver:
+        keep, lease, lock = self._settings.checkpoint.keep, self._lease, self._lock
+        return Saver(
+            self._root, self._store, keep, lease, team, lock=lock, shared=self._shared, code=self._code
+        )
 
     def _is_shared(self) -> bool:
         """Whether all ranks see one folder; without that, parts of a checkpoint meet in the bucket.
@@ -147,14 +189,10 @@ class Checkpoints:
         return seen
 
     def _check_own_disk(self) -> None:
-        try:
+        with self._named():
             self._root.mkdir(parents=True, exist_ok=True)
             if not self._where.leads:
                 local.sweep(self._root)
-        except OSError as error:
-            raise CheckpointError(
-                f"run.directory: {self._root} cannot be written: {error.strerror}"
-            ) from error
 
     def restore(self, state: State) -> int | None:
         """Puts the newest whole checkpoint into `state` and returns its step; None when there is none.
@@ -183,6 +221,8 @@ class Checkpoints:
         saved = manifest.identity or identities.of_configuration(manifest.config)
         allowed = self._settings.checkpoint.allow
         identities.check(saved, self._identity, allowed, manifest.step, str(self._root))
+        if self._where.leads:
+            identities.say_not_compared(saved, self._identity, manifest.step)
 
     def _check_former_location(self) -> None:
         """A run that began under an older trainer must not silently begin anew."""
@@ -232,10 +272,20 @@ class Checkpoints:
             sharded.load(folder, state.model, state.optimizer, state.chosen, self._where.control)
         apply(state, saved, self._settings, self._samples, self._where)
 
+    def begin_try(self, tries: Tries, step: int) -> None:
+        """Counts this try of the run, on all ranks; raises StandstillError where there were too many."""
+        self._where.together(lambda: tries.begin(step, self._store, leads=self._where.leads))
+        if self._saver is not None and self._where.leads and not self._settings.checkpoint.resume:
+            self._saver.committed = tries.end  # the next one begins at step 0 again, and is no worse for it
+
     def due_by_time(self) -> bool:
         """Whether this rank would like a checkpoint now; the ranks agree on it before one is taken."""
+        if not self._where.leads:
+            return False
+        if self._lease is not None and self._lease.lost:  # the save then ends the run, on all ranks
+            return True
         every_s = self._settings.checkpoint.every_s
-        return self._where.leads and every_s > 0 and self._clock() - self._saved_at >= every_s
+        return every_s > 0 and self._clock() - self._saved_at >= every_s
 
     def due_by_step(self, step: int) -> bool:
         """Whether `step` is one that every rank knows to be saved."""
@@ -245,11 +295,13 @@ class Checkpoints:
     def save(self, state: State) -> float:
         """Begins a checkpoint on all ranks; returns the seconds that the training stood still for it.
 
-        Nothing happens when this step is saved already. Raises CheckpointError.
+        Nothing happens when this step is saved already. Raises CheckpointError, on all ranks, where an
+        earlier save has failed or another process has the run.
         """
         if self._saved_step == state.step:
             return 0.0
         begin = time.perf_counter()
+        self._where.together(self._check_earlier)
         saved = capture(state, self._settings, self._samples, self._where)
         written = self._begin_parts(state) if self._layout == local.SHARDED else None
         if self._layout == local.WHOLE and self._where.leads:
@@ -258,6 +310,12 @@ class Checkpoints:
             self._saver.save(self._manifest(state), saved if self._where.leads else {}, written)
         self._saved_step, self._saved_at = state.step, self._clock()
         return time.perf_counter() - begin
+
+    def _check_earlier(self) -> None:
+        if self._lease is not None:
+            self._lease.raise_if_lost()
+        if self._saver is not None:
+            self._saver.wait()
 
     def before_change(self) -> float:
         """Waits, before an update, for the copy of what it changes; returns the seconds that it took."""
@@ -314,6 +372,19 @@ class Checkpoints:
             self._saver = None
         return closed
 
+    def check_held(self) -> None:
+        """Asks, on rank 0 for all, before what is no checkpoint is written: result and finished model.
+
+        Raises RunLeaseError where another process has the run by now.
+        """
+        self._where.on_first(self._ask_held)
+
+    def _ask_held(self) -> None:
+        if self._lease is not None:
+            self._lease.check_briefly()
+        if self._lock is not None:
+            self._lock.check()
+
     def abandon(self) -> None:
         """Lets a save that has begun come to its end when the run has failed for another reason."""
         try:
@@ -322,7 +393,9 @@ class Checkpoints:
             log.error("event=checkpoint-lost error=%r", str(error))
 
     def release(self) -> None:
-        """Lets another process have the run's folder, where nothing of this one writes any more."""
+        """Lets another process have the run, of which nothing of this one writes any more."""
+        if self._lease is not None:
+            self._lease.release()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -21,7 +21,7 @@ from gpu_fleet.checkpoint.containers import mapping_like, sequence_like
 from gpu_fleet.checkpoint.lease import RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.errors import CheckpointError, RunLeaseError
 from gpu_fleet.own_code import ARCHIVE
 from gpu_fleet.storage.object_store import at_start, patiently
 
@@ -157,6 +157,10 @@ def politely(action: Callable[[], T]) -> T:
         return pool.submit(action).result()
 
 
+def _nobody_asks() -> None:
+    """Of a run without a bucket, or without a lease in it."""
+
+
 def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
 
@@ -191,17 +195,19 @@ class Saver:
         lease: RunLease | None = None,
         team: Team | None = None,
         *,
+        lock: local.FolderLock | None = None,
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
-        """With a `team` each rank writes and uploads its part. Without the `lease` nothing is committed.
+        """With a `team` each rank writes and uploads its part. Under a `lease` or `lock` that another process
+        has by now nothing more is committed; both stay the caller's, who releases them.
 
         Where `root` is not `shared` by the instances of the team, checkpoints are in the store alone, and
         parts of them here only until they are up. `code` is the archive of the user's files, which every
         checkpoint carries; empty for none.
         """
         self._root, self._store, self._keep, self._code = root, store, keep, code
-        self._lease, self._team, self._shared = lease, team, shared
+        self._lease, self._lock, self._team, self._shared = lease, lock, team, shared
         self._snapshot = Snapshot()
         self._jobs: queue.Queue[SaveJob | None] = queue.Queue(maxsize=1)
         self._uploads: queue.Queue[Upload | None] = queue.Queue()
@@ -212,6 +218,7 @@ class Saver:
         self._upload_failure: CheckpointError | None = None  # made good by the upload of a newer checkpoint
         self._uploading: set[int] = set()  # waiting for the line or on it: not to be pruned
         self.uploaded_step: int | None = None
+        self.committed: Callable[[], None] = _nobody_asks  # called after each commit, in the saver's thread
         self._threads = [threading.Thread(target=self._write, name="checkpoint-write", daemon=True)]
         if store is not None:
             self._threads.append(threading.Thread(target=self._upload, name="checkpoint-upload", daemon=True))
@@ -266,8 +273,6 @@ class Saver:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False
-        if self._lease is not None:
-            self._lease.release()
         failure = self._write_failure or self._upload_failure
         if failure is not None:
             raise failure
@@ -280,8 +285,11 @@ class Saver:
                 if self._team is None or (self._team.leads and self._shared):
                     local.prune(self._root, manifest.step, self._keep, spared=self._uploading)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
+                self.committed()
                 if self._store is not None:
                     self._queue_upload(manifest, self._team)
+            except RunLeaseError as error:
+                self._write_failure = error
             except (OSError, RuntimeError, CheckpointError) as error:  # a full disk: RuntimeError of torch
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
                 self._write_failure = CheckpointError(f"{what}: {error}")
@@ -293,23 +301,38 @@ class Saver:
         copied = job.copied()  # the training waits for this
         return politely(lambda: self._written(job, copied))
 
+    def _check_held(self) -> None:
+        """Raises RunLeaseError where the run is another process's by now: called right before a commit."""
+        if self._lease is not None:
+            self._lease.check_briefly()
+        if self._lock is not None:
+            self._lock.check()
+
     def _written(self, job: SaveJob, copied: Any) -> local.Manifest:
         writers: dict[str, local.Writer] = {STATE: partial(torch.save, copied)}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
         if self._team is None:
-            return local.commit(self._root, job.manifest, writers)
+            self._check_stage()
+            return local.commit(self._root, job.manifest, writers, self._check_held)
         step, team = job.manifest.step, self._team
         try:
+            self._check_stage()
             mine = self._write_part(job, writers if team.leads else {}, team)
         except (OSError, RuntimeError, CheckpointError) as error:
-            team.post(step, "written", error=CheckpointError(str(error)))
+            for what in ("written", "committed") if team.leads else ("written",):
+                team.post(step, what, error=CheckpointError(str(error)))
             raise
         team.post(step, "written", {name: asdict(record) for name, record in mine.items()})
         if not team.leads:
             team.hear(step, "committed", rank=0)
             return replace(job.manifest, files=mine)
         return self._commit_parts(job.manifest, team)
+
+    def _check_stage(self) -> None:
+        """Raises RunLeaseError where the folder is another process's by now, and with it the stage."""
+        if self._lock is not None:
+            self._lock.check()
 
     def _write_part(
         self, job: SaveJob, writers: dict[str, local.Writer], team: Team
@@ -327,7 +350,7 @@ class Saver:
             files = {name: local.FileRecord(**record) for part in parts for name, record in part.items()}
             manifest = replace(manifest, files=files)
             if self._shared:
-                local.commit_stage(self._root, manifest)
+                local.commit_stage(self._root, manifest, self._check_held)
         except (OSError, CheckpointError) as error:
             team.post(manifest.step, "committed", error=CheckpointError(str(error)))
             raise
@@ -387,6 +410,8 @@ class Saver:
             if not line.abandoned:
                 log.error("event=upload-failed step=%d error=%r", step, str(error))
                 self._upload_failure = error
+            if isinstance(error, RunLeaseError):  # no newer checkpoint makes that good
+                self._write_failure = error
             return
         finally:
             self._uploading.discard(step)
@@ -401,13 +426,20 @@ class Saver:
         assert self._store is not None
         store, manifest, team = self._store, upload.manifest, upload.team
         bring = partial(patiently, within_s=UPLOAD_PATIENCE_S, sleep=line.pause)
-        if self._lease is not None:
-            bring(self._lease.check)
+        held = self._lease.check if self._lease is not None else _nobody_asks
+
+        def moved(size: int) -> None:
+            line.moved(size)
+            if self._lease is not None:  # one that stood still must not end a file over its successor's
+                self._lease.check_sometimes()
+
         if team is None:
-            bring(lambda: store.upload(upload.folder, manifest, line.moved))
+            bring(held)
+            bring(lambda: store.upload(upload.folder, manifest, moved, held))
             return
         try:
-            bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, line.moved))
+            bring(held)
+            bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, moved))
         except CheckpointError as error:
             team.post(manifest.step, "uploaded", error=error)
             raise
@@ -416,9 +448,7 @@ class Saver:
             return
         if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
             raise AbandonedError
-        if self._lease is not None:
-            bring(self._lease.check)
-        bring(lambda: store.commit(manifest))
+        bring(lambda: store.commit(manifest, held))
 
     def _after_upload(self, upload: Upload) -> None:
         assert self._store is not None

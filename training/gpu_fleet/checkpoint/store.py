@@ -42,11 +42,15 @@ class CheckpointStore(ObjectStore):
     """The checkpoints of one run, and who holds it."""
 
     def upload(
-        self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None] = lambda _: None
+        self,
+        folder: Path,
+        manifest: local.Manifest,
+        moved: Callable[[int], None] = lambda _: None,
+        held: Callable[[], None] = lambda: None,
     ) -> None:
-        """Brings a committed local checkpoint up, its manifest last; see `upload_files`."""
+        """Brings a committed local checkpoint up, its manifest last; see `upload_files` and `commit`."""
         self.upload_files(folder, manifest.step, manifest.files, moved)
-        self.commit(manifest)
+        self.commit(manifest, held)
 
     def upload_files(
         self, folder: Path, step: int, names: Iterable[str], moved: Callable[[int], None] = lambda _: None
@@ -61,8 +65,13 @@ class CheckpointStore(ObjectStore):
                 self._client.upload_file(str(folder / name), self._bucket, key, Callback=moved)
             moved(0)
 
-    def commit(self, manifest: local.Manifest) -> None:
-        """Makes a checkpoint of files that are all up."""
+    def commit(self, manifest: local.Manifest, held: Callable[[], None] = lambda: None) -> None:
+        """Makes a checkpoint of files that are all up.
+
+        `held` is called right before that; where it raises, because the run is another process's by now, the
+        bucket keeps what it has.
+        """
+        held()
         with self._explained(f"cannot take step {manifest.step}"):
             key = self._key(local.folder_name(manifest.step), local.MANIFEST)
             self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())

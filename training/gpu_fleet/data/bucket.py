@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
 
 from gpu_fleet.data.dataset import DESCRIPTION, Description, parsed
@@ -89,6 +89,10 @@ class BucketFolder:
         sizes = self._source.ask(lambda store: store.sizes(self._split))
         return sorted((name, size) for name, size in sizes.items() if name.endswith(".tar"))
 
+    def unread(self) -> str:
+        sizes = self._source.ask(lambda store: store.sizes(self._split))
+        return next((f"{self.label}/{name}" for name in sorted(sizes) if is_unread_tar(name)), "")
+
     def index(self) -> bytes:
         content = self._source.ask(lambda store: store.get(f"{self._split}/{INDEX}"))
         if content is None:
@@ -128,6 +132,13 @@ class BucketFolder:
             return b""
         name = f"{self._split}/{place.shard}"
         return self._source.ask(lambda store: store.part(name, place.start, place.size))
+
+
+def is_unread_tar(name: str) -> bool:
+    """Whether a path in the folder of a split is a tar that is compressed, or further in."""
+    path = PurePosixPath(name)
+    plain, packed = path.suffix == ".tar", path.suffix == ".tgz" or ".tar" in path.suffixes[-2:-1]
+    return packed or (plain and len(path.parts) > 1)
 
 
 def merged(places: Iterable[BytesInShard]) -> Iterator[list[BytesInShard]]:

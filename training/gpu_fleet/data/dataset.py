@@ -2,7 +2,8 @@
 
 import importlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -121,6 +122,20 @@ def parsed(content: bytes, place: str) -> Description:
 def is_unsplit(root: Path) -> bool:
     """Whether a folder has the folders of classes, and none called train."""
     return not (root / "train").exists() and any(entry.is_dir() for entry in root.iterdir())
+
+
+def walked(root: Path) -> Iterator[Path]:
+    """All files below a folder, at any depth, sorted; not what is hidden, nor a link to a folder above."""
+    for place, inner, names in os.walk(root, followlinks=True):
+        folder = Path(place)
+        inner[:] = sorted(
+            name for name in inner if not name.startswith(".") and not _leads_back(folder / name)
+        )
+        yield from (folder / name for name in sorted(names) if not name.startswith("."))
+
+
+def _leads_back(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def split_of(size: int, settings: config.Data, training: bool) -> Array:

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +11,20 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_unsplit, split_of, split_problem
+from gpu_fleet.data.dataset import (
+    Array,
+    CorruptSampleError,
+    Description,
+    is_unsplit,
+    split_of,
+    split_problem,
+    walked,
+)
 from gpu_fleet.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+# Pictures and arrays that are not read; among those that are, they would be left out.
+UNREAD = (".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".dcm", ".npy", ".npz", ".exr")
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises on such files
 FINGERPRINT_BYTES = 4096  # one block of most file systems
 KEPT_BYTES = 64 * 2**20  # of decoded pictures, in each process that reads
@@ -40,7 +50,7 @@ def open_split(
 
 
 class ImageFolder:
-    """`folder`/CLASS/*.png (or .jpg, .webp, .bmp): pictures of one split."""
+    """`folder`/CLASS/**/*.png (or another of SUFFIXES): pictures of one split."""
 
     def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._settings = settings
@@ -51,8 +61,8 @@ class ImageFolder:
         for target, name in enumerate(classes):
             if not (folder / name).is_dir():
                 raise DataError(f"{folder / name}: is missing, but dataset.json or train/ names this class")
-            pictures = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
-            self._files += [(file, target) for file in pictures]
+            self._files += [(file, target) for file in pictures_in(folder / name)]
+        _check_left_out(folder, classes)
 
     def keep(self, indices: Array) -> None:
         """Leaves out all other pictures."""
@@ -99,6 +109,28 @@ class ImageFolder:
             self._room -= pixels.nbytes
 
 
+def pictures_in(folder: Path) -> list[Path]:
+    """The pictures of a class, at any depth, sorted; raises DataError for one of a kind that is not read."""
+    files = list(walked(folder))
+    for file in files:
+        if file.suffix.lower() in UNREAD:
+            raise DataError(f"{file}: would not be read; write it as {', '.join(SUFFIXES)}, or move it away")
+    return sorted(file for file in files if file.suffix.lower() in SUFFIXES)
+
+
+def _check_left_out(folder: Path, classes: Sequence[str]) -> None:
+    """Raises DataError for a picture of a split that lies in no folder of a class."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or entry.name in classes:
+            continue
+        files = walked(entry) if entry.is_dir() else (entry,)
+        if picture := next((file for file in files if file.suffix.lower() in SUFFIXES), None):
+            raise DataError(
+                f"{picture}: would not be read: it is in no folder of a class, which dataset.json or train/ "
+                "names; move it into one, or away"
+            )
+
+
 class Cut(NamedTuple):
     """What becomes of a picture that is scaled: which box of it, in pixels, and whether it is flipped."""
 
@@ -129,11 +161,27 @@ def opened(content: bytes) -> Iterator[Image.Image]:
     """A picture; raises CorruptSampleError for bytes that are none, in the block as well."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
-            yield picture
+            yield _of_eight_bits(picture)
     except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
         raise CorruptSampleError("is no picture") from error
     except BROKEN as error:
         raise CorruptSampleError(str(error)) from error
+
+
+def _of_eight_bits(picture: Image.Image) -> Image.Image:
+    """The picture, its grey values of 16 bits scaled to 8; Pillow would cut them off at 255.
+
+    Raises CorruptSampleError for values whose range nobody knows, and for a file of several pictures.
+    """
+    if picture.format == "TIFF" and getattr(picture, "n_frames", 1) > 1:
+        raise CorruptSampleError(f"holds {picture.n_frames} pictures; write each into a file")  # type: ignore[attr-defined]  # of TIFF
+    if picture.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(picture, dtype=np.uint16) >> 8).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        raise CorruptSampleError(
+            f"has values of unknown range (mode {picture.mode}); write 8 bits, or 16 as PNG or TIFF"
+        )
+    return picture
 
 
 def decode(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:

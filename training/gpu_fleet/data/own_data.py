@@ -7,6 +7,7 @@ reader processes changes it.
 
 import hashlib
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from pathlib import Path
@@ -18,8 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of, split_problem
+from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of, split_problem, walked
 from gpu_fleet.data.generators import held_by, kept_generators, seed_generators
+from gpu_fleet.data.images import SUFFIXES
 from gpu_fleet.data.loader import Batch, CountOf
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records, folder_of
@@ -33,6 +35,9 @@ SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 UNSPLIT = "rows"  # "all" means all splits to the library
 FRESH_SEED = 67280421310721  # of torch in a new process, by which earlier trainers looked at streams
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
+AT_HAND = 2  # files of a table are there or one folder deeper; only then may pictures be beside them
+# Rows of another form or packing, which lie beside those that are read.
+UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
 REAL = ("float", "double", "halffloat")  # types of columns, as Arrow names them
 Collate = Callable[[list[Any]], Any]
 
@@ -146,9 +151,18 @@ class Stream(OwnData):
 class OwnReader:
     """Reads whole batches of a user's data set; see data.loader.Reader."""
 
-    def __init__(self, data: OwnData, seed: int, count: CountOf | None = None) -> None:
-        """`count` says over how many of a batch its loss is the mean; without, samples weigh alike."""
-        self._data, self._seed, self._count = data, seed, count
+    def __init__(
+        self,
+        data: OwnData,
+        seed: int,
+        count: CountOf | None = None,
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
+        """`count` says over how many of a batch its loss is the mean; without, samples weigh alike.
+
+        `check` raises DataError for a batch that the model cannot take.
+        """
+        self._data, self._seed, self._count, self._check = data, seed, count, check
 
     def __getitem__(self, part: Slice) -> Batch:
         with kept_generators(self._data.generators):
@@ -176,6 +190,11 @@ class OwnReader:
                 raise DataError(
                     f"{self._data.label}: a batch holds a {type(leaf).__name__}; tensors, numbers and text do"
                 )
+        if self._check is not None:
+            try:
+                self._check(batch)
+            except DataError as error:
+                raise DataError(f"{self._data.label}: {error}") from error
         weight = self._count(batch) if self._count is not None else None
         counted = count if weight is None else weight
         return Batch(batch, torch.zeros(count, dtype=torch.int64), counted=counted)
@@ -231,30 +250,56 @@ def open_records(settings: config.Data, description: Description, split: str, co
 
 
 def is_table(root: Path) -> bool:
-    """Whether a path is a table: of Parquet, JSON lines, or a folder that save_to_disk of datasets wrote."""
+    """Whether a path is a table: of Parquet, JSON lines, or a folder that save_to_disk of datasets wrote.
+
+    A file of rows deep inside a folder of pictures makes none.
+    """
     if (root / DESCRIPTION).exists():
         return False
-    return any((root / mark).is_file() for mark in MARKS) or bool(table_files(root))
+    if _kind(root) or any((root / mark).is_file() for mark in MARKS):
+        return True
+    shallow = pictures = deep = False
+    for file in walked(root):
+        has_rows = bool(_kind(file))
+        shallow |= has_rows and len(file.relative_to(root).parts) <= AT_HAND
+        deep |= has_rows
+        pictures |= file.suffix.lower() in SUFFIXES
+    return shallow or (deep and not pictures)
 
 
 def table_files(root: Path) -> dict[str, list[Path]]:
-    """The files of a table by split, as their names or folders say; under UNSPLIT where none says train."""
+    """The files of a table by split, as their folders or names say; under UNSPLIT where none says train.
+
+    Raises DataError for a file whose names say two splits.
+    """
     if _kind(root):
         return {UNSPLIT: [root]}
-    files = sorted(file for suffix in TABLES for depth in ("*", "*/*") for file in root.glob(depth + suffix))
+    files = [file for file in walked(root) if _kind(file)]
     splits: dict[str, list[Path]] = {}
     for file in files:
-        parts = file.relative_to(root).parts
-        named = (
-            name for names in SPLITS.values() for name in names if any(p.startswith(name) for p in parts)
-        )
-        splits.setdefault(next(named, UNSPLIT), []).append(file)
+        splits.setdefault(_split_of(file, root), []).append(file)
     return splits if "train" in splits or not files else {UNSPLIT: files}
+
+
+def _split_of(file: Path, root: Path) -> str:
+    """The outermost folder that is called as a split says it; else all names that begin so, which agree."""
+    parts = file.relative_to(root).parts
+    names = [name for some in SPLITS.values() for name in some]
+    if exact := next((part for part in parts[:-1] if part in names), None):
+        return exact
+    said = {next((name for name in names if part.startswith(name)), UNSPLIT) for part in parts} - {UNSPLIT}
+    if len(said) > 1:
+        raise DataError(
+            f"data.path = {str(root)!r}: {file.relative_to(root)} says {' and '.join(sorted(said))}: put it "
+            f"into a folder that is called {', '.join(names[:-1])} or {names[-1]}, or rename it"
+        )
+    return next(iter(said), UNSPLIT)
 
 
 def _kind(file: Path) -> str:
     """Of a table, by what datasets calls it; empty for another file."""
-    return next((kind for suffix, kind in TABLES.items() if file.name.endswith(suffix)), "")
+    name = file.name.lower()
+    return next((kind for suffix, kind in TABLES.items() if name.endswith(suffix)), "")
 
 
 def checked_files(root: Path) -> dict[str, list[Path]]:
@@ -268,6 +313,12 @@ def checked_files(root: Path) -> dict[str, list[Path]]:
         )
     if len({_kind(file) for some in files.values() for file in some}) > 1:
         raise DataError(f"data.path = {str(root)!r}: has both Parquet and JSON lines; give one of them")
+    others = (file for file in walked(root) if not _kind(file) and UNREAD.search(file.name)) if files else ()
+    if other := next(iter(others), None):
+        raise DataError(
+            f"data.path = {str(root)!r}: {other.relative_to(root)} would not be read: write it as .parquet, "
+            ".jsonl or .jsonl.gz, or move it away"
+        )
     return files
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from gpu_fleet import config
-from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket
+from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard, is_unread_tar
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket, walked
 from gpu_fleet.data.images import SUFFIXES, decode
 from gpu_fleet.errors import DataError
 
@@ -65,6 +65,10 @@ class Folder(Protocol):
         """Name and bytes of each tar, in name order; raises DataError."""
         ...
 
+    def unread(self) -> str:
+        """A tar that is none of `shards`: compressed, or in a folder further in; empty where none is."""
+        ...
+
     def index(self) -> bytes:
         """The content of index.npy; raises OSError or DataError."""
         ...
@@ -99,6 +103,11 @@ class DiskFolder:
 
     def shards(self) -> list[tuple[str, int]]:
         return [(file.name, file.stat().st_size) for file in sorted(self._folder.glob("*.tar"))]
+
+    def unread(self) -> str:
+        files = walked(self._folder)
+        tars = (file for file in files if is_unread_tar(file.relative_to(self._folder).as_posix()))
+        return str(next(tars, ""))
 
     def index(self) -> bytes:
         return (self._folder / INDEX).read_bytes()
@@ -280,20 +289,32 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 def index_records(file: Path, number: int, keys: tuple[str, ...]) -> Array:
     """The rows of the index for one tar of any keys; raises DataError for a sample that lacks one of `keys`.
 
-    A sample's name ends at the first dot of its file name, as in WebDataset.
+    A sample's name ends at the first dot of its file name, as in WebDataset; what has no dot, or begins with
+    one or with two underscores, is none. Raises DataError for two of one name too.
     """
     samples: dict[str, dict[str, tuple[int, int, int]]] = {}
     for member, content in _members(file):
         path = PurePosixPath(member.name)
-        name, _, key = path.name.partition(".")
+        name, dot, key = path.name.partition(".")
+        if not dot or not name or name.startswith("__"):
+            continue
+        members = samples.setdefault(str(path.with_name(name)), {})
+        if key in members:
+            raise _twice(file, member.name)
         if key in keys:
-            place = (member.offset_data, member.size, zlib.crc32(content))
-            samples.setdefault(str(path.with_name(name)), {})[key] = place
+            members[key] = (member.offset_data, member.size, zlib.crc32(content))
     for name, members in samples.items():
         if lacking := [key for key in keys if key not in members]:
             raise DataError(f"{file}: sample {name} has no {lacking[0]}")
     rows = [(number, *members[key]) for members in samples.values() for key in keys]
     return np.array(rows, dtype=RECORDS_DTYPE)
+
+
+def _twice(file: Path, name: str) -> DataError:
+    """The error of a tar of whose members one would take the other's place."""
+    return DataError(
+        f"{file}: sample {name} is there twice, of which one would be left out: names are of one sample each"
+    )
 
 
 def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
@@ -315,6 +336,8 @@ def index_shard(file: Path, number: int) -> Array:
     for member, content in _members(file):
         path = PurePosixPath(member.name)
         key, suffix = str(path.with_suffix("")), path.suffix
+        if key in (classes if suffix == ".cls" else pictures if suffix.lower() in SUFFIXES else ()):
+            raise _twice(file, member.name)
         if suffix == ".cls":
             classes[key] = _class(file, member.name, content)
         elif suffix.lower() in SUFFIXES:

@@ -93,9 +93,12 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def order_records(records: Records) -> Timeline:
-    """Takes out what a resumed run did again: a step that comes back replaces all from that step on."""
+    """Takes out what a resumed run did again: a step that comes back replaces all from that step on.
+
+    Records of earlier trainers have no times; there only steps that come back show a resume.
+    """
     kept: dict[str, list[Mapping[str, Any]]] = {"train": [], "evaluation": [], "checkpoint": []}
-    resumed_at = []
+    repeated_at = []
     for record in records:
         kind = kept.get(str(record.get("kind")))
         if kind is None:
@@ -103,10 +106,23 @@ def order_records(records: Records) -> Timeline:
         step = record["step"]
         if record["kind"] == "train" and kind and step <= kind[-1]["step"]:
             kept = {name: [old for old in olds if old["step"] < step] for name, olds in kept.items()}
-            resumed_at.append(step)
+            repeated_at.append(step)
         kept[record["kind"]].append(record)
     times = [record for record in records if record.get("kind") == KIND]
+    resumed_at = resumes(times) if times else repeated_at
     return Timeline(kept["train"], kept["evaluation"], kept["checkpoint"], resumed_at, times)
+
+
+def resumes(times: Records) -> list[int]:
+    """The steps that tries went on from, one for each; none of a try that began at the begin.
+
+    A run that was stopped in order does no step again, so the steps alone do not show it.
+    """
+    from_step: dict[float, int] = {}
+    for record in times:
+        start = record["started_at_s"]
+        from_step[start] = max(from_step.get(start, 0), record["resumed_from_step"])
+    return [step for step in from_step.values() if step]
 
 
 def waiting_percent(train: Records) -> list[tuple[int, float]]:

@@ -23,19 +23,28 @@ class Facts:
 
 
 class Pixels(nn.Module):
-    """(batch, 3, height, width) uint8 to float32 less mean and deviation, by default ImageNet's."""
+    """(batch, 3, height, width) uint8 to float32 less mean and deviation, by default ImageNet's.
+
+    Both are of values in [0, 1]; `bgr` says that the model takes blue first.
+    """
 
     def __init__(
-        self, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+        self,
+        mean: tuple[float, ...] = IMAGENET_MEAN,
+        std: tuple[float, ...] = IMAGENET_STD,
+        *,
+        bgr: bool = False,
     ) -> None:
         super().__init__()
+        self._bgr = bgr
         self.mean: Tensor
         self.deviation: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("deviation", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        return (pictures - self.mean) / self.deviation
+        normalised = (pictures - self.mean) / self.deviation
+        return normalised.flip(1) if self._bgr else normalised
 
 
 def with_pixels(network: nn.Module) -> nn.Module:

@@ -10,8 +10,10 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from gpu_fleet.errors import ModelError, ParallelError, suggestion
-from gpu_fleet.models.definitions import Facts, Logits, Pixels
+from gpu_fleet.errors import DataError, ModelError, ParallelError, suggestion
+from gpu_fleet.models.definitions import IMAGENET_MEAN, IMAGENET_STD, Facts, Logits, Pixels
 
 PREFIX = "AutoModel"
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,6 +36,9 @@ HEADS = {
 }
 # What belongs to a model beside weights and configuration; an export has the same.
 COMPANIONS = ("*token*.json", "vocab.*", "merges.txt", "*.model", "*processor_config.json", "*.jinja")
+# Of the tables of positions, whose size a sequence cannot exceed.
+POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "positions_embed", "wpe")
+WHITE = 255  # the highest value of a byte
 MAY_BE_NEW = "pooler"  # above the pretrained layers, and in few published files
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,12 @@ def build(
     folder = Path(weights or config)
     settings = _configuration(name, folder, options, facts, kind)
     network = _defined(name, settings)
+    most = limits_of(network).positions
+    if kind in ("tokens", "text") and 0 < most < facts.sequence_length:
+        raise ModelError(
+            f"data.sequence_length = {facts.sequence_length}: {settings.model_type} of {folder} has a table "
+            f"of {most} positions: 1 to {most} are allowed"
+        )
     if kind in ("images", "shards"):
         return nn.Sequential(_pixels(folder), Logits(network))
     return Logits(network, masks_padding=kind == "text") if kind in HEADS else network
@@ -115,12 +126,23 @@ def _defined(name: str, settings: Any) -> Any:
         raise ModelError(f"model.name = {name!r}: unknown{suggestion(name, known)}")
     try:
         with torch.device("meta"):
-            return family.from_config(settings, dtype=torch.float32)
+            return _without_memory(family.from_config(settings, dtype=torch.float32))
     except Exception as error:  # the definitions of others raise what they like
         raise ModelError(
             f"model.name = {name!r}: cannot be built of {settings.model_type}'s config.json and "
             f"model.options: {type(error).__name__}: {_first_line(error)}"
         ) from error
+
+
+def _without_memory(network: Any) -> Any:
+    """The same with every parameter on the meta device, of `torch.FloatTensor(...)` too, which heeds none."""
+    moved: dict[int, Tensor] = {}
+    for module in network.modules():
+        for name, tensor in list(module._parameters.items()):
+            if tensor is not None and not tensor.is_meta:
+                empty = nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
+                _put(module, name, moved.setdefault(id(tensor), empty))
+    return network
 
 
 def _pixels(folder: Path) -> Pixels:
@@ -129,12 +151,49 @@ def _pixels(folder: Path) -> Pixels:
     if not file.is_file():
         return Pixels()
     try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-        return Pixels(
-            **{key: tuple(table[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in table}
-        )
-    except (OSError, ValueError, TypeError) as error:
+        return _as_said(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ModelError(f"{file}: cannot be read: {_first_line(error)}") from error
+
+
+def _as_said(table: Mapping[str, Any]) -> Pixels:
+    """What the image processors of transformers do: x * rescale_factor, less image_mean, by image_std.
+
+    `rescale_offset` takes 1 off what is rescaled, `include_top` divides by image_std once more
+    (EfficientNet), `do_flip_channel_order` puts blue first (MobileViT, which does not normalise).
+    Raises ValueError, TypeError.
+    """
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    bgr = bool(table.get("do_flip_channel_order", False))
+    normalised = bool(table.get("do_normalize", not bgr))
+    mean, std = (
+        tuple(float(value) for value in _of_channels(table.get(f"image_{key}"), otherwise))
+        for key, otherwise in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
+    )
+    rescaled = table.get("do_rescale") is not False
+    factor = float(table.get("rescale_factor", 1 / WHITE)) * WHITE if rescaled else float(WHITE)
+    offset = float(rescaled and bool(table.get("rescale_offset", False)))
+    deviation = std
+    if not normalised:
+        mean, deviation = (0.0,) * len(mean), (1.0,) * len(std)
+    if table.get("include_top"):
+        deviation = tuple(value * again for value, again in zip(deviation, std, strict=True))
+    return Pixels(
+        tuple((value + offset) / factor for value in mean),
+        tuple(value / factor for value in deviation),
+        bgr=bgr,
+    )
+
+
+def _of_channels(value: Any, otherwise: tuple[float, ...]) -> tuple[float, ...]:
+    """Three numbers, of which one may stand for all; raises ValueError."""
+    if value is None:
+        return otherwise
+    values = (value,) * 3 if isinstance(value, int | float) else tuple(value)
+    if len(values) != 3 or not all(isinstance(number, int | float) for number in values):  # noqa: PLR2004 - RGB
+        raise ValueError(f"{value!r} where three numbers are wanted: those of red, green and blue")
+    return values
 
 
 def network_of(model: nn.Module) -> Any | None:
@@ -144,6 +203,52 @@ def network_of(model: nn.Module) -> Any | None:
         return None
     kind = library.PreTrainedModel
     return next((module for module in model.modules() if isinstance(module, kind)), None)
+
+
+@dataclass(frozen=True)
+class TableLimits:
+    """What a model of transformers can look up: ids below `vocabulary`, at so many `positions`; 0: any."""
+
+    vocabulary: int = 0
+    positions: int = 0
+
+    def check(self, batch: Any) -> None:
+        """Raises DataError for a batch of named columns that it has no rows for; on the CPU."""
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or not ids.numel():
+            return
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if self.vocabulary and not 0 <= low <= high < self.vocabulary:
+            raise DataError(
+                f"input_ids = {low if low < 0 else high}: the model has {self.vocabulary} token ids: 0 to "
+                f"{self.vocabulary - 1} are allowed; the tokenizer is to be the model's own"
+            )
+        if ids.ndim > 1 and 0 < self.positions < ids.shape[-1]:
+            raise DataError(
+                f"input_ids: has {ids.shape[-1]} tokens in a row, the model a table of {self.positions} "
+                f"positions: 1 to {self.positions} are allowed"
+            )
+
+
+def limits_of(model: nn.Module) -> TableLimits:
+    """What a model can look up by the sizes of its tables; no limits where it is none of transformers."""
+    network = network_of(model)
+    if network is None:
+        return TableLimits()
+    sizes = [
+        module.num_embeddings
+        - int(getattr(module, "offset", 0))  # of OPT and BART, before the first position
+        - (0 if module.padding_idx is None else module.padding_idx + 1)  # of RoBERTa
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
+    ]
+    try:
+        tokens = network.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # a model that takes no tokens
+        tokens = None
+    return TableLimits(
+        tokens.num_embeddings if isinstance(tokens, nn.Embedding) else 0, min(sizes, default=0)
+    )
 
 
 def shifts_labels(model: nn.Module) -> bool:
@@ -211,8 +316,10 @@ def fill(model: nn.Module, weights: str, device: torch.device, seed: int) -> Non
     assert network is not None
     if weights:
         _read(network, Path(weights), device)
+    names = {module: name for name, module in network.named_modules()}
+    how = _Drawing(network, names, cache(lambda: _constructed(network, seed)))
     for owner, modules in _units(network).items():
-        _draw(network, modules, device, f"{seed}/{owner}")
+        _draw(how, modules, device, f"{seed}/{owner}")
     network.tie_weights(recompute_mapping=False)
 
 
@@ -312,8 +419,63 @@ def _units(network: Any) -> dict[str, list[nn.Module]]:
     return units
 
 
-def _draw(network: Any, modules: list[nn.Module], device: torch.device, seed: str) -> None:
-    """Values for what has none, as the model draws them, of full size on the CPU and cut afterwards."""
+def _constructed(network: Any, seed: int) -> nn.Module:
+    """The whole model on the CPU as its constructor leaves it, by the seed alone.
+
+    Memory that nobody writes holds no numbers, as torch has it where algorithms are to be deterministic.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(_as_seed(f"{seed}/constructed"))
+            made: nn.Module = type(network)._from_config(network.config, dtype=torch.float32)
+            return made
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _as_seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """How tensors without a value get one."""
+
+    network: Any
+    names: Mapping[nn.Module, str]
+    constructed: Callable[[], nn.Module]
+
+    def draw(self, modules: list[nn.Module], seed: str) -> None:
+        """As the model draws them, once they hold memory."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_as_seed(seed))
+            for module in modules:
+                self.network._init_weights(module)
+
+    def complete(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        """What `_init_weights` leaves out is as the constructor has it; raises ModelError where that is none.
+
+        Such as the factors of a weight norm, or a scale that is a constant.
+        """
+        if not tensor.is_floating_point() or not tensor.isnan().any():
+            return
+        path = ".".join(filter(None, (self.names[module], name)))
+        owner = self.constructed().get_submodule(self.names[module])
+        value = dict(_own_tensors(owner))[name].detach()
+        if value.isnan().any():
+            raise ModelError(
+                f"{type(self.network).__name__}: transformers gives {path} no value to begin with"
+            )
+        tensor.data.copy_(value)
+
+
+def _draw(how: _Drawing, modules: list[nn.Module], device: torch.device, seed: str) -> None:
+    """Values for what has none, of full size on the CPU and cut afterwards; raises ModelError."""
     kept = {(module, name): tensor for module in modules for name, tensor in _own_tensors(module)}
     if not any(tensor.is_meta for tensor in kept.values()):
         return
@@ -321,10 +483,10 @@ def _draw(network: Any, modules: list[nn.Module], device: torch.device, seed: st
     for (module, name), tensor in kept.items():
         _put(module, name, drawn[id(tensor)])
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big"))
-            for module in modules:
-                network._init_weights(module)
+        how.draw(modules, seed)
+        for (module, name), tensor in kept.items():
+            if tensor.is_meta:
+                how.complete(module, name, drawn[id(tensor)])
     finally:
         ready: dict[int, Tensor] = {}
         for (module, name), tensor in kept.items():
@@ -342,7 +504,10 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
+    """Of the shape of a tensor, and no numbers: so it shows what nobody draws."""
     empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if empty.is_floating_point():
+        empty.fill_(torch.nan)
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 

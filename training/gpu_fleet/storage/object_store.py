@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ from gpu_fleet.storage import oss
 SCHEMES = ("s3", "oss")
 MISSING = ("NoSuchKey", "404")  # of an object; a missing bucket is NoSuchBucket
 THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
-FIRST_SERVER_ERROR = 500
+FIRST_SERVER_ERROR, DENIED = 500, 403  # of HTTP
+SKEWED = "RequestTimeTooSkewed"
+SKEW_S = 900.0  # that S3 and OSS allow between their clock and that of a request
 # Of one request: an answer that takes longer comes no more, and another connection may be quicker.
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
 CONNECTIONS = 32  # at once, of one process
@@ -145,8 +148,29 @@ class ObjectStore:
         if answer.get("Code") in MISSING:
             return CheckpointError(text)
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if skew := _skew(error, status):
+            return StoreError(f"{text}; {skew}", passing=True, answered=True)
         passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
         return StoreError(text, passing=passing, answered=True)
+
+
+def _skew(error: ClientError, status: int) -> str:
+    """What to do about a clock for which a request was refused; empty where it was not.
+
+    A question for the head of an object gets no more than "403 Forbidden": the answer's date shows it then.
+    """
+    code = error.response.get("Error", {}).get("Code")
+    if code != SKEWED and status != DENIED:
+        return ""
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        ahead_s = time.time() - parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        ahead_s = 0.0
+    if code != SKEWED and abs(ahead_s) < SKEW_S:
+        return ""
+    off = f" by {abs(ahead_s):.0f} s, {'ahead' if ahead_s > 0 else 'behind'}" if ahead_s else ""
+    return f"the clock of this instance is off{off}: look at timedatectl"
 
 
 def _client(scheme: str, endpoint: str, named: str) -> Any:

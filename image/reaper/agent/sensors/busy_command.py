@@ -1,23 +1,27 @@
 """``idle.command``: a program of the stack's owner that knows whether an instance is busy.
 
-It runs as an account without rights, with nothing of the agent's environment. Only a program that root alone
-can change is run: whoever could change it would speak for everybody on the instance.
+Not the agent starts it but systemd, by the unit ``gpu-idle-command``: as an account without rights, in a
+sandbox of its own. The agent writes which program it is and reads how it ended, both in root's own folder.
+Only a program that root alone can change is run: whoever could change it would speak for everybody on the
+instance.
 """
 
-import contextlib
-import os
-import pwd
-import signal
+import re
 import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from image.instance import paths
+from image.instance.files import alone, read_text, replace_text
 from image.reaper.errors import SensorError
 
 BUSY, NOT_BUSY = 0, 1
-ACCOUNTS = ("gpu-fleet-probe", "nobody")  # of the image; of images without it
-ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+UNIT = "gpu-idle-command.service"
+# as rootfs/usr/libexec/gpu-fleet/idle-command reads and writes them
+ASKED, ANSWER, LOCK = "idle-command", "idle-command.answer", "idle-command.lock"
+EXITED = re.compile(r"exited (\d+)\n")
+LONGEST_STOP_S = 30  # systemd kills at once
 
 
 @dataclass(frozen=True)
@@ -40,39 +44,41 @@ class BusyCommand:
         """
         name = self.command[0]
         refuse_changeable(Path(name))
-        account = _account()
+        if any("\0" in word for word in self.command):
+            raise SensorError(f"idle.command {name}: a NUL in its arguments")
         try:
-            process = subprocess.Popen(
-                self.command,
-                cwd="/",
-                env=ENVIRONMENT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                user=account.pw_uid,
-                group=account.pw_gid,
-                extra_groups=(),
-            )
-        except (OSError, subprocess.SubprocessError) as error:
+            # the agent and explain --live both ask, and there is one unit and one answer
+            with alone(paths.run_dir() / LOCK):
+                said = self._answer()
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise SensorError(f"idle.command {name}: {error}") from error
-        code = self._wait(process)
-        if code not in (BUSY, NOT_BUSY):
-            raise SensorError(f"idle.command {name}: exit code {code}; 0 says busy, 1 says not busy")
-        return code == BUSY
+        exited = EXITED.fullmatch(said)
+        if exited is None or int(exited[1]) not in (BUSY, NOT_BUSY):
+            ended = f"exit code {exited[1]}" if exited else said.strip()
+            raise SensorError(f"idle.command {name}: {ended}; exit code 0 says busy, 1 says not busy")
+        return int(exited[1]) == BUSY
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+    def _answer(self) -> str:
+        """How it ended, as systemd saw it; raises SensorError, OSError, ValueError, SubprocessError."""
+        answer = paths.run_dir() / ANSWER
+        answer.unlink(missing_ok=True)
+        replace_text(paths.run_dir() / ASKED, "".join(f"{word}\0" for word in self.command))
         try:
-            return process.wait(self.timeout_s)
+            started = _systemctl("start", self.timeout_s)
         except subprocess.TimeoutExpired as error:
+            _systemctl("stop", LONGEST_STOP_S)
             raise SensorError(
                 f"idle.command {self.command[0]}: no answer within {self.timeout_s:g} s"
             ) from error
-        finally:
-            # the whole session, so that nothing it started stays behind
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if not answer.exists():
+            raise SensorError(f"idle.command {self.command[0]}: {started.stderr.strip() or 'no answer'}")
+        return read_text(answer)
+
+
+def _systemctl(verb: str, timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["systemctl", verb, UNIT], capture_output=True, text=True, check=False, timeout=timeout_s
+    )
 
 
 def refuse_changeable(path: Path) -> None:
@@ -91,12 +97,3 @@ def refuse_changeable(path: Path) -> None:
         writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
         if status.st_uid != 0 or writable:
             raise SensorError(f"idle.command {path}: {part} can be changed by others than root")
-
-
-def _account() -> pwd.struct_passwd:
-    for name in ACCOUNTS:
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    raise SensorError(f"idle.command: there is no account {' or '.join(ACCOUNTS)} to run it as")

@@ -17,7 +17,7 @@ from image.reaper.errors import ConfigurationError, SensorError
 
 # Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
-SLICE = "gpu-fleet.slice"  # of our units, by systemd: agent, gate, accounts; nobody else is in it
+SLICE = "gpu-fleet.slice"  # of our units, by systemd: agent, gate, accounts, logs; nobody else is in it
 SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter one shows nothing
 LOOKED_OVER_S = 5.0  # a look takes no burst for a rate: the system's own 0.1 CPU s within a second, say
 
@@ -89,7 +89,7 @@ class RateSensor:
 class OwnUse:
     """Counts the agent's CPU time and disk bytes; of the network it knows only when it copies.
 
-    On an instance its slice holds our other units too (gate, accounts): their CPU time is no work either.
+    On an instance its slice holds our other units too (gate, accounts, logs): their CPU time is no work.
 
     Args:
         cgroup: of this process, ``/gpu-fleet.slice/gpu-reaper.service``; None asks the kernel.

@@ -22,7 +22,7 @@ from gpu_fleet.data.dataset import (
     is_bucket,
     write_description,
 )
-from gpu_fleet.data.images import BROKEN, SUFFIXES
+from gpu_fleet.data.images import BROKEN, pictures_in
 from gpu_fleet.data.preparation.prepare import make_folder
 from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
@@ -111,12 +111,7 @@ def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...]) -> Descrip
 
 def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     """The pictures of a split with their classes, mixed the same way every time."""
-    pictures = [
-        (file, number)
-        for number, name in enumerate(classes)
-        for file in sorted((folder / name).glob("*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
+    pictures = [(file, number) for number, name in enumerate(classes) for file in pictures_in(folder / name)]
     if not pictures:
         raise DataError(f"{folder}: holds no pictures of {', '.join(classes)}")
     order = np.random.default_rng(SHUFFLE_SEED).permutation(len(pictures))
@@ -162,6 +157,8 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def index_split(folder: Folder, rows_of: Callable[[Path, int], Array] = index_shard) -> int:
     """Writes the index of a split and returns the number of its rows; raises DataError when it has none."""
+    if unread := folder.unread():
+        raise DataError(f"{unread}: would not be read; shards are *.tar, not compressed, in {folder.label}")
     shards = folder.shards()
     parts = []
     with progress("index", len(shards)) as advance:

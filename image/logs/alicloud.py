@@ -1,0 +1,184 @@
+"""Simple Log Service: one store of the stack, written by its own signed requests.
+
+Its API is no RPC product, which the signing client of the official SDK alone can call, and its own SDK brings
+protobuf, requests, jmespath, lz4 and a reader of time zones along; one operation is called here. Each request
+is signed in the first version: www.alibabacloud.com/help/en/sls/developer-reference/request-signatures.
+The body is a ``LogGroup`` (aliyun-log-python-sdk, ``aliyun/log/log_logs.proto``), not compressed.
+"""
+
+import base64
+import email.utils
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from image.instance.alicloud_credentials import AccessKey, Credentials
+from image.instance.errors import InstanceError
+from image.instance.instance_file import InstanceFile
+from image.instance.metadata import Metadata
+from image.logs.buffer import BatchLimits
+from image.logs.lines import Line
+from image.logs.service import LinesNotTakenError, LinesRefusedError, source
+
+ENDPOINT = "GPU_FLEET_ALICLOUD_LOG_ENDPOINT"  # environment: where the service answers, in tests
+# inside a VPC, which need have no way out (www.alibabacloud.com/help/en/sls/developer-reference/endpoints)
+INSIDE = "https://{project}.{region}-intranet.log.aliyuncs.com"
+# 4,096 lines is the least limit that the service has had; 3 MB was its limit of one call, 10 MB is today's
+# (www.alibabacloud.com/help/en/sls/developer-reference/api-sls-2020-12-30-putlogs). A span is not limited.
+LIMITS = BatchLimits(lines=4096, content_bytes=3 * 10**6, span_us=2**62)
+LOG_BYTES = 32  # of a line beside its fields: time, tags and lengths, at most
+GROUP_BYTES = 1024  # of a group beside its lines
+API_VERSION, SIGNATURE_METHOD = "0.6.0", "hmac-sha1"
+CONTENT_TYPE = "application/x-protobuf"
+TIMEOUT_S = 15
+LARGEST_ANSWER_BYTES = 65_536
+REFUSED = frozenset({"PostBodyInvalid", "PostBodyTooLarge", "InvalidLogSize"})
+LENGTH_DELIMITED, FIXED_32 = 2, 5  # wire types of protobuf
+SEVEN_BITS, MORE = 0x7F, 0x80  # of a byte of its numbers
+
+
+class SimpleLogService:
+    """A store of a project.
+
+    Args:
+        address: ``https://HOST`` of the project.
+        topic: what the lines stand under.
+        now: in UTC.
+    """
+
+    limits = BatchLimits(LIMITS.lines, LIMITS.content_bytes - GROUP_BYTES, LIMITS.span_us)
+
+    def __init__(
+        self,
+        address: str,
+        store: str,
+        topic: str,
+        credentials: Credentials,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._address, self._resource = address, f"/logstores/{store}/shards/lb"
+        self._topic, self._credentials, self._now = topic, credentials, now
+        # never through a proxy: the name is of the region's inner network
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def size(self, line: Line) -> int:
+        """As the protocol."""
+        return len(encoded_line(line)) + LOG_BYTES
+
+    def send(self, lines: Sequence[Line]) -> int:
+        """As the protocol; the service takes lines of any age."""
+        body = encoded_group(lines, self._topic)
+        try:
+            keys = self._credentials.current()
+        except InstanceError as error:
+            raise LinesNotTakenError(str(error)) from error
+        headers = signed_headers("POST", self._resource, body, keys, self._now())
+        request = urllib.request.Request(  # noqa: S310 - https, or a test's server
+            self._address + self._resource, data=body, method="POST", headers=headers
+        )
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                answer.read(LARGEST_ANSWER_BYTES)
+        except urllib.error.HTTPError as error:
+            raise _error(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise LinesNotTakenError(f"{self._address}: {error}") from error
+        return 0
+
+
+def _error(answer: urllib.error.HTTPError) -> InstanceError:
+    """What the service says, by its code."""
+    try:
+        said = json.loads(answer.read(LARGEST_ANSWER_BYTES))
+        code, text = str(said["errorCode"]), str(said["errorMessage"])
+    except (OSError, ValueError, KeyError, TypeError):
+        code, text = "", "no answer of the service's"
+    kind = LinesRefusedError if code in REFUSED else LinesNotTakenError
+    return kind(f"HTTP {answer.code} {code}: {text}")
+
+
+def signed_headers(method: str, resource: str, body: bytes, keys: AccessKey, now: datetime) -> dict[str, str]:
+    """A request's headers, with its signature. Pure.
+
+    Args:
+        resource: the path; this program sends no query.
+        now: in UTC; the service refuses what is 15 minutes apart from its own.
+    """
+    headers = {
+        "x-log-apiversion": API_VERSION,
+        "x-log-bodyrawsize": str(len(body)),
+        "x-log-signaturemethod": SIGNATURE_METHOD,
+        "Content-Type": CONTENT_TYPE,
+        "Content-MD5": hashlib.md5(body, usedforsecurity=False).hexdigest().upper(),
+        "Date": email.utils.format_datetime(now, usegmt=True),
+    }
+    if keys.token:
+        headers["x-acs-security-token"] = keys.token
+    return headers | {
+        "Authorization": f"LOG {keys.key_id}:{signature(method, resource, headers, keys.secret)}"
+    }
+
+
+def signature(method: str, resource: str, headers: Mapping[str, str], secret: str) -> str:
+    """Of a request, in base64. Pure.
+
+    Args:
+        headers: those that are signed, and no other that begins with ``x-log-`` or ``x-acs-``.
+    """
+    own = sorted((name.lower(), value) for name, value in headers.items())
+    lines = [
+        method,
+        *(headers.get(name, "") for name in ("Content-MD5", "Content-Type", "Date")),
+        *(f"{name}:{value}" for name, value in own if name.startswith(("x-log-", "x-acs-"))),
+        resource,
+    ]
+    # the service's own method: a keyed hash, for which SHA-1 is not broken
+    made = hmac.new(secret.encode(), "\n".join(lines).encode(), hashlib.sha1)
+    return base64.b64encode(made.digest()).decode()
+
+
+def encoded_group(lines: Sequence[Line], topic: str) -> bytes:
+    """A ``LogGroup``: its lines, and their topic, which is their source too."""
+    logs = b"".join(_delimited(1, encoded_line(line)) for line in lines)
+    return logs + _delimited(3, topic.encode()) + _delimited(4, topic.encode())
+
+
+def encoded_line(line: Line) -> bytes:
+    """A ``Log``: seconds, fields, and the nanoseconds beyond the second, by which lines are kept in order."""
+    seconds, micros = divmod(line.time_us, 10**6)
+    fields = b"".join(
+        _delimited(2, _delimited(1, name.encode()) + _delimited(2, text.encode()))
+        for name, text in line.content.items()
+    )
+    nanos = (micros * 1000).to_bytes(4, "little")
+    return _varint(1 << 3) + _varint(seconds) + fields + _varint(4 << 3 | FIXED_32) + nanos
+
+
+def _delimited(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > SEVEN_BITS:
+        parts.append(value & SEVEN_BITS | MORE)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def connect(instance: InstanceFile, metadata: Metadata) -> SimpleLogService:
+    """The stack's store, as the instance's role.
+
+    Raises:
+        CloudError: the metadata service does not answer.
+    """
+    project, _, store = instance.instance_log.partition("/")
+    address = os.environ.get(ENDPOINT) or INSIDE.format(project=project, region=instance.region)
+    instance_id = metadata.get("instance-id") or ""
+    return SimpleLogService(address, store, source(instance, instance_id), Credentials(metadata=metadata))

@@ -1,0 +1,174 @@
+"""What waits to be sent: in order, in batches that a service takes, and never without a bound."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.logs.buffer import LINE_BYTES, BatchLimits, LineBuffer, SizedLine
+from image.logs.lines import OWN_UNIT, Line
+
+DAY_US = 24 * 3600 * 10**6
+LIMITS = BatchLimits(lines=3, content_bytes=1000, span_us=DAY_US)
+
+
+def sized(number, content_bytes=10, time_us=None):
+    time_us = number if time_us is None else time_us
+    return SizedLine(
+        Line(time_us, "gpu-ready.service", "6", "1", f"line {number}", f"i={number}"), content_bytes
+    )
+
+
+def filled(*lines, most_bytes=10**6):
+    buffer = LineBuffer(most_bytes)
+    for line in lines:
+        buffer.add(line)
+    return buffer
+
+
+def batches(buffer, limits=LIMITS):
+    found = []
+    while batch := buffer.take(limits):
+        found.append(batch)
+    return found
+
+
+def texts(batch):
+    return [line.text for line in batch.lines]
+
+
+def test_lines_come_in_order_and_no_more_than_a_call_takes():
+    found = batches(filled(*(sized(number) for number in range(7))))
+
+    assert [texts(batch) for batch in found] == [
+        ["line 0", "line 1", "line 2"],
+        ["line 3", "line 4", "line 5"],
+        ["line 6"],
+    ]
+
+
+def test_the_bytes_of_a_call_are_kept_to():
+    found = batches(filled(sized(0, 600), sized(1, 400), sized(2, 1)))
+
+    assert [len(batch.lines) for batch in found] == [2, 1]
+
+
+@pytest.mark.parametrize("step_us", [DAY_US + 1, -DAY_US - 1])
+def test_no_batch_spans_more_than_a_day_whichever_way_the_clock_went(step_us):
+    start = 10 * DAY_US
+
+    found = batches(filled(sized(0, time_us=start), sized(1, time_us=start + step_us)))
+
+    assert [len(batch.lines) for batch in found] == [1, 1]
+
+
+def test_a_batch_is_sorted_by_time_and_its_cursor_is_of_what_was_read_last():
+    (batch,) = batches(filled(sized(0, time_us=50), sized(1, time_us=20)))
+
+    assert texts(batch) == ["line 1", "line 0"]
+    assert batch.cursor == "i=1"
+
+
+def test_where_nothing_is_taken_the_oldest_lines_go_and_are_counted():
+    room = 3 * (10 + LINE_BYTES)
+
+    found = batches(filled(*(sized(number) for number in range(10)), most_bytes=room))
+
+    lines = [line for batch in found for line in batch.lines]
+    assert lines[0].unit == OWN_UNIT
+    assert "event=lines-dropped count=7" in lines[0].text
+    assert [line.text for line in lines[1:]] == ["line 7", "line 8", "line 9"]
+
+
+def test_lines_that_were_dropped_are_counted_once():
+    buffer = filled(sized(0), sized(1), most_bytes=LINE_BYTES + 10)
+    batches(buffer)
+    buffer.add(sized(2))
+
+    (batch,) = batches(buffer)
+
+    assert texts(batch) == ["line 2"]
+
+
+def test_it_waits_no_longer_once_a_batch_is_full_or_nothing_more_will_come():
+    full, closed = filled(*(sized(number) for number in range(3))), filled(sized(0))
+    closed.close()
+
+    full.wait(LIMITS, 3600)
+    closed.wait(LIMITS, 3600)
+
+
+@given(st.lists(st.tuples(st.integers(1, 900), st.integers(0, 3 * DAY_US)), max_size=60))
+def test_every_line_comes_once_within_the_limits(many):
+    lines = [sized(number, size, time_us) for number, (size, time_us) in enumerate(many)]
+    sizes = {line.line.text: line.content_bytes for line in lines}
+
+    found = batches(filled(*lines))
+
+    assert sorted(text for batch in found for text in texts(batch)) == sorted(sizes)
+    for batch in found:
+        times = [line.time_us for line in batch.lines]
+        assert times == sorted(times)
+        assert times[-1] - times[0] <= DAY_US
+        assert sum(sizes[text] for text in texts(batch)) <= LIMITS.content_bytes
+        assert len(batch.lines) <= LIMITS.lines
+
+
+def test_a_line_says_itself_where_a_batch_ends():
+    (batch,) = batches(filled(sized(4)), replace(LIMITS, lines=1))
+
+    assert batch.cursor == "i=4"
+
+
+def test_what_is_passed_over_counts_once_no_line_waits_before_it():
+    buffer = filled(sized(0))
+    buffer.pass_over("i=1")
+    waiting = buffer.passed()
+    batches(buffer)
+
+    assert (waiting, buffer.passed()) == ("", "i=1")
+
+
+def test_a_line_after_what_was_passed_over_has_the_later_cursor():
+    buffer = filled()
+    buffer.pass_over("i=1")
+    buffer.add(sized(2))
+    batches(buffer)
+
+    assert buffer.passed() == ""
+
+
+def left_out(number):
+    return replace(sized(number).line, unit="trainer@digits.service", time_us=number)
+
+
+def test_lines_that_a_unit_wrote_beyond_its_budget_are_counted_where_others_come_or_none():
+    alone, among = filled(), filled(sized(0))
+    for number in range(1, 4):
+        alone.leave_out(left_out(number))
+        among.leave_out(left_out(number))
+
+    (only,), (whole,) = batches(alone), batches(among)
+
+    text = "event=lines-dropped count=3 reason='trainer@digits.service wrote more than is sent of one unit'"
+    assert texts(only) == [text]
+    assert sorted(texts(whole)) == [text, "line 0"]
+    assert (only.lines[0].unit, only.cursor) == (OWN_UNIT, "i=3")
+    assert whole.cursor == "i=0"
+
+
+def test_units_that_wrote_too_much_are_never_more_lines_than_a_call_takes():
+    buffer = filled()
+    for number in range(7):
+        buffer.leave_out(replace(left_out(number), unit=f"trainer@{number}.service"))
+
+    assert [len(batch.lines) for batch in batches(buffer)] == [3, 3, 1]
+
+
+def test_no_cursor_is_known_of_a_batch_before_whose_end_a_line_waits():
+    buffer = filled(sized(0))
+    for number in range(1, 4):
+        buffer.leave_out(replace(left_out(number), unit=f"trainer@{number}.service"))
+
+    assert [batch.cursor for batch in batches(buffer)] == ["", "i=0"]
