@@ -36,7 +36,7 @@ rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a s
 	@$(FLEET) rehearse $(STACK)
 
 test: $(READY) ## Run the tests
-	@$(PY) -m pytest -m "not image and not libraries and not queue" -n 2 --dist worksteal $(ARGS)
+	@$(PY) -m pytest -m "not image and not libraries and not queue and not prove" -n 2 --dist worksteal $(ARGS)
 
 # Two at a time, the modules of one `xdist_group` one after another: an emulated computer leaves half the cores idle.
 test-image: $(READY) ## Check what instances boot with: needs root and Debian packages
