@@ -10,11 +10,12 @@ POLICY := $(VENV)/policy/.ready
 # `.venv` comes without bytecode. A shell that forbids to write it would have every process, of which the tests start
 # hundreds, compile torch again: 5 s instead of 2.
 export PYTHONDONTWRITEBYTECODE :=
-# The benches that are proofs: each fails when what it looks for is found.
-PROOFS := reaper reaper_mutants reaper_alicloud reaper_moto image first_boot guard queue
+# What `make test` runs of tests/; the rest takes root, packages or minutes, and is run by `make prove`.
+QUICK := not image and not libraries and not queue and not prove
+ROOMS := $(filter-out bench libraries, $(patsubst tests/%/,%,$(filter-out tests/__%,$(wildcard tests/*/))))
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image test-libraries test-queue lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test touched boot test-libraries $(ROOMS:%=test-%) lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,17 +37,20 @@ rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a s
 	@$(FLEET) rehearse $(STACK)
 
 test: $(READY) ## Run the tests
-	@$(PY) -m pytest -m "not image and not libraries and not queue and not prove" -n 2 --dist worksteal $(ARGS)
+	@$(PY) -m pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Two at a time, the modules of one `xdist_group` one after another: an emulated computer leaves half the cores idle.
-test-image: $(READY) ## Check what instances boot with: needs root and Debian packages
-	@$(PY) -m pytest -m image -n 2 --dist loadgroup $(ARGS)
+$(ROOMS:%=test-%): test-%: $(READY) # one room: make test-stacks
+	@$(PY) -m pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder tests/$* $(ARGS)
+
+touched: $(READY) ## Run the tests that your change can break; of one room: make test-stacks
+	@$(PY) -m tests.touched $(ARGS)
+
+# Two at a time, the modules of one group one after another: an emulated computer leaves half the cores idle.
+boot: $(READY) ## Bake an image, boot it, end it as idle: needs root and Debian packages
+	@$(PY) -m pytest -m "image and not prove" -n 2 --dist loadgroup $(ARGS)
 
 test-libraries: $(READY) ## Check the callbacks with the libraries themselves, which this brings from PyPI
-	@$(PY) -m pytest -m libraries $(ARGS)
-
-test-queue: $(READY) ## Run jobs through Slurm itself: needs root and Debian packages
-	@$(PY) -m pytest -m queue -n 0 $(ARGS)
+	@$(PY) -m pytest -m "libraries and not prove" $(ARGS)
 
 lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
 	@$(VENV)/bin/ruff format --check .
@@ -66,8 +70,11 @@ image-lock: $(READY) ## Hold the image's lockfile against what lies here
 bench: $(READY) ## Measure; writes build/bench.json
 	@$(PY) -m tests.bench $(ARGS)
 
-prove: $(READY) ## Prove what takes longer than CI may: 100,000 sweeps under faults, first boots, pairs of edits; needs root
-	@$(PY) -m tests.bench $(PROOFS)
+prove: $(READY) ## Prove what takes longer than CI may, hours in all; needs root. One part: make prove-queue
+	@$(PY) -m tests.prove $(ARGS)
+
+prove-%: $(READY)
+	@$(PY) -m tests.prove $* $(ARGS)
 
 check: $(READY) ## Check a stack file without a cloud: make check STACK=aws-dev
 	@$(FLEET) check $(STACK)

@@ -1,0 +1,122 @@
+"""Selections of the suite: the tests that a change can break, and the parts of `make prove`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.prove import PARTS, figures, passed
+from tests.touched import ROOT, changed_files, selected, uses_of
+
+TREE = {
+    "image/deep.py": "",
+    "image/shallow.py": "from image import deep",
+    "image/verbs/__init__.py": "",
+    "image/verbs/take.py": "from ..shallow import x",
+    "image/console/table.py": 'ROWS = {"take": Row("image.verbs.take:take", "Take an instance.")}',
+    "training/gpu_fleet/__main__.py": "from gpu_fleet import loop",
+    "training/gpu_fleet/loop.py": "",
+    "tests/helper.py": "import image.shallow",
+    "tests/conftest.py": "import image.deep",
+    "tests/room/conftest.py": "import training_set_up",
+    "tests/room/test_by_helper.py": "from tests.helper import y",
+    "tests/room/test_by_process.py": 'words = ["-m", "gpu_fleet", "train"]',
+    "tests/room/test_by_command.py": 'from image import console\nsay("take --hours 2")',
+    "tests/test_alone.py": "",
+}
+BY_COMMAND, BY_HELPER, BY_PROCESS = (
+    f"tests/room/test_by_{way}.py" for way in ("command", "helper", "process")
+)
+ALL = [BY_COMMAND, BY_HELPER, BY_PROCESS, "tests/test_alone.py"]
+WHAT_RUNS = {
+    "image/deep.py": [BY_COMMAND, BY_HELPER],
+    "image/verbs/take.py": [BY_COMMAND],
+    "image/verbs/units/take.service": [BY_COMMAND],
+    "training/gpu_fleet/loop.py": [BY_PROCESS],
+    "tests/helper.py": [BY_HELPER],
+    "tests/room/conftest.py": ALL[:-1],
+    "tests/test_alone.py": ["tests/test_alone.py"],
+    "tests/conftest.py": ALL,
+    "requirements.lock": ALL,
+    "image/README.md": [],
+    "LICENSE": [],
+}
+
+
+def test_a_change_runs_the_tests_that_use_what_changed_and_no_others():
+    uses = uses_of(TREE)
+
+    assert {file: selected([file], uses) for file in WHAT_RUNS} == WHAT_RUNS
+
+
+def test_a_change_is_what_differs_from_the_base_and_what_git_does_not_know_yet():
+    answers = {
+        "merge-base main HEAD": ["0a1b"],
+        "diff --name-only 0a1b": ["b.py", "a.py"],
+        "ls-files --others --exclude-standard": ["new.py"],
+    }
+
+    assert changed_files("main", lambda *words: answers[" ".join(words)]) == ["a.py", "b.py", "new.py"]
+
+
+def test_a_base_that_does_not_exist_is_named():
+    command = [sys.executable, "-m", "tests.touched", "--base", "nowhere"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+    assert "--base 'nowhere'" in done.stderr
+
+
+def test_each_test_that_make_test_leaves_out_belongs_to_one_part_of_make_prove():
+    marked = re.compile(r"mark\.(?:prove|image|libraries|queue)\b")
+    modules = [path for path in (ROOT / "tests").rglob("test_*.py") if marked.search(path.read_text())]
+
+    parts = {str(path.relative_to(ROOT)): parts_of(path) for path in modules if path != Path(__file__)}
+
+    assert parts
+    assert {module: found for module, found in parts.items() if len(found) != 1} == {}
+
+
+def parts_of(module: Path) -> list[str]:
+    """The names of the parts that run a module."""
+
+    def lies_in(paths: list[str]) -> bool:
+        return any(module.is_relative_to(ROOT / path) for path in paths)
+
+    found = []
+    for name, part in PARTS.items():
+        ignored = [path.removeprefix("--ignore=") for path in part.paths if path.startswith("--ignore=")]
+        if lies_in([path for path in part.paths if not path.startswith("--ignore=")]) and not lies_in(
+            ignored
+        ):
+            found.append(name)
+    return found
+
+
+def test_a_part_counts_what_passed_and_no_skip(tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text('<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>')
+
+    assert figures("queue", passed(report), 12.34)["prove_queue_tests_passed"]["value"] == 5
+
+
+def test_an_unknown_part_is_answered_with_those_there_are():
+    command = [sys.executable, "-m", "tests.prove", "quue"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+    assert [name for name in PARTS if name not in done.stderr] == []
+
+
+def test_the_paths_of_each_part_are_there():
+    paths = {path.removeprefix("--ignore=") for part in PARTS.values() for path in part.paths}
+
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_each_part_runs_every_night():
+    job = yaml.safe_load((ROOT / ".github/workflows/prove.yml").read_text())["jobs"]["prove"]
+
+    assert job["strategy"]["matrix"]["part"] == [*PARTS]
