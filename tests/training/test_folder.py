@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -116,9 +115,8 @@ def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """`run` with a folder in the bucket in memory."""
-    monkeypatch.setattr(any_command, "ObjectStore", lambda _uri: store)
-    monkeypatch.setattr(any_command, "_held", lambda _place: nullcontext())
+    """`run` with a folder in the bucket in memory, without a lease, which would ask a real one."""
+    monkeypatch.setattr(any_command, "_kept", lambda folder, _place: (None, sync(folder, store)))
 
     def run(folder: Path, script: str, *more: str) -> Result:
         flags = ("--checkpoints", str(folder), "--uri", URI, *more)
