@@ -5,8 +5,9 @@ import json
 import os
 import pwd
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,19 @@ CAPACITY = {"groups": list(LABELS), "max_size": 4, "spare": 0, "together": False
 
 
 TEAMS = {"users": [{"name": "ada", "team": "nlp"}], "teams": {"nlp": {"share": 1, "max_gpus": 16}}}
-SAID = QueueRecords(
-    TEAMS,
-    Growth(
-        datetime.now(UTC),
+
+
+def said_now(age: timedelta = timedelta(), **changes: object) -> QueueRecords:
+    """The mover's word of a moment ago."""
+    word = Growth(
+        datetime.now(UTC) - age,
         Decimal(20),
         {"train": Decimal(8)},
         frozenset(),
         currency="USD",
         totals={"train": 0},
-    ),
-)
+    )
+    return QueueRecords(TEAMS, replace(word, **changes))
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(queued, "records", lambda: SAID)
+    monkeypatch.setattr(queued, "records", said_now)
     return folder
 
 
@@ -100,8 +103,7 @@ def slurm(home: Path, *states: str) -> None:
 
 def knows(monkeypatch, **changes: object) -> None:
     """The mover's last word is another."""
-    said = replace(SAID, growth=replace(SAID.growth, **changes))
-    monkeypatch.setattr(queued, "records", lambda: said)
+    monkeypatch.setattr(queued, "records", partial(said_now, **changes))
 
 
 WORDS = ("run.toml", "--pool", "train", "--nodes", "2")
@@ -121,7 +123,7 @@ def test_more_gpus_than_the_team_may_have(home):
 def test_one_instance_has_more_gpus_than_the_team_may_have(home, monkeypatch):
     slurm(home)
     small = {**TEAMS, "teams": {"nlp": {"max_gpus": 4}}}
-    monkeypatch.setattr(queued, "records", lambda: replace(SAID, roster=small))
+    monkeypatch.setattr(queued, "records", lambda: replace(said_now(), roster=small))
 
     assert "allowed: none of this pool's instances" in refused(home, "run.toml", "--pool", "train")
 
@@ -179,7 +181,7 @@ def test_what_is_there_and_coming_counts_against_what_is_missing(home, monkeypat
         {"left": Decimal(16)},
         {"left": None, "prices": {}},
         {"left": Decimal(0), "totals": {}},
-        {"at": datetime.now(UTC) - FRESH * 2, "left": 0},
+        {"age": FRESH * 2, "left": 0},
     ],
 )
 def test_what_may_pass_by_itself_is_no_refusal(home, monkeypatch, changes):
