@@ -1,103 +1,19 @@
-"""The development environment: each version written once, current locks, torch without CUDA where it can."""
+"""The development environment: how it is set up, torch without CUDA where it can, and what CI runs in it."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from image.wheels import CPU_TORCH, PYTHONS, list_of, pins
+import environment
 from tests.longest import LONGEST, longest_first
 
 ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("environment", ROOT / ".ci" / "environment.py")
-environment = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(environment)
-REQUIREMENTS = sorted(path for paths in environment.REQUIREMENTS.values() for path in paths)
-LOCKED = pins((ROOT / environment.LOCK).read_text()) | pins((ROOT / environment.TORCH_PYPI).read_text())
-
-
-def names(path: str) -> list[str]:
-    lines = (line for line in (ROOT / path).read_text().splitlines() if line and line[0] not in "#-")
-    return [re.split(r"[=\[]", line)[0] for line in lines]
-
-
-def test_every_requirements_file_is_locked():
-    found = {
-        str(path.relative_to(ROOT))
-        for path in ROOT.glob("*/**/requirements.txt")
-        if not {".venv", "build"} & set(path.parts)  # what a rehearsal unpacked there is the payload's
-    }
-
-    assert {*found, "requirements.txt"} == {*REQUIREMENTS}
-
-
-def test_each_version_is_written_once():
-    written = [name for path in REQUIREMENTS for name in pins((ROOT / path).read_text())]
-    bare = {name.lower() for path in REQUIREMENTS for name in names(path)}
-
-    assert len(written) == len(set(written))
-    assert bare == set(written)
-
-
-def test_what_the_libraries_requirements_pin_is_pinned_in_no_module():
-    """Tests and benches that install such a package ask ``tests.pins``."""
-    libraries = pins((ROOT / "tests/libraries/requirements.txt").read_text())
-    modules = [(path, path.read_text()) for path in (ROOT / "tests").rglob("*.py")]
-
-    again = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path, source in modules
-        for name in libraries
-        if f'"{name}==' in source
-    ]
-
-    assert libraries
-    assert again == []
-
-
-@pytest.mark.parametrize("lock", environment.REQUIREMENTS)
-def test_the_locks_are_of_the_requirements(lock):
-    """Run `make lock` after a change of requirements.txt."""
-    have = pins((ROOT / lock).read_text()) | LOCKED
-    wanted = {
-        name: version
-        for path in environment.REQUIREMENTS[lock]
-        for name, version in pins((ROOT / path).read_text()).items()
-    }
-
-    assert {name: have.get(name) for name in wanted} == wanted
-
-
-def test_torch_is_of_one_version_whoever_builds_it():
-    versions = set(re.findall(r"^torch==(\S+)", (ROOT / CPU_TORCH).read_text(), re.MULTILINE))
-
-    assert versions == {f"{LOCKED['torch']}+cpu"}
-
-
-@pytest.mark.parametrize("base", PYTHONS)
-def test_an_image_carries_the_versions_that_are_tested_here(base):
-    carried = {
-        name: version.removesuffix("+cpu") for name, version in pins(list_of(base).read_text()).items()
-    }
-
-    # a lock for all Pythons may have several versions of a package
-    text = "".join((ROOT / lock).read_text() for lock in (environment.LOCK, environment.TORCH_PYPI))
-    assert [name for name, version in carried.items() if f"\n{name}=={version} " not in text] == []
-
-
-@pytest.mark.parametrize("lock", [*environment.REQUIREMENTS, environment.TORCH_PYPI, environment.TORCH_CPU])
-def test_every_package_of_a_lock_has_a_hash(lock):
-    blocks = re.split(r"^(?=[a-z0-9])", (ROOT / lock).read_text(), flags=re.MULTILINE)[1:]
-
-    assert blocks
-    assert [block for block in blocks if "--hash=sha256:" not in block] == []
 
 
 def test_torch_and_cuda_are_in_a_lock_of_their_own(tmp_path):
@@ -110,13 +26,6 @@ def test_torch_and_cuda_are_in_a_lock_of_their_own(tmp_path):
 
     assert whole.read_text() == "# head\nnumpy==1 \\\n    --hash=a\nnvidia-ml-py==2\n"
     assert torch.read_text() == "# head\nnvidia-cublas==1\ntorch==3 \\\n    --hash=b\n"
-
-
-def test_the_extra_for_data_has_the_versions_that_are_tested():
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["data"]
-    tested = pins((ROOT / "tests/libraries/requirements.lock").read_text())
-
-    assert pins("\n".join(extra)).items() <= tested.items()
 
 
 def never() -> bool:
@@ -178,7 +87,8 @@ def test_set_up_tries_the_next_source_of_torch(pip, capsys):
     assert [options[-1] for options in pip.asked] == files
     assert all("--require-hashes" in options for options in pip.asked[:3])
     assert "torch: PyPI's build" in capsys.readouterr().out
-    assert [path.suffix for path in environment.SITE.iterdir()] == [".pth"]
+    (trainer,) = environment.SITE.iterdir()
+    assert (trainer.suffix, trainer.read_text()) == (".pth", f"{ROOT / 'training'}\n")
 
 
 def test_a_wheel_that_was_tampered_with_ends_the_set_up(pip, capsys):

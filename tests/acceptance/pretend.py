@@ -28,7 +28,6 @@ from stacks.preflight.findings import Finding, Rating
 BEGIN = datetime(2026, 11, 21, 6, tzinfo=UTC)
 ACCOUNT_ID = "123456789012"
 BOOT, FIRST_BEAT, GATE, TRAINER = (timedelta(minutes=n) for n in (1, 3, 4, 12))
-SWEEP = timedelta(minutes=5)
 IDLE, GRACE = timedelta(minutes=30), timedelta(minutes=10)
 STEPS_PER_S, STEPS_PER_EPOCH, SAVE_EVERY = 20, 22.5, 50
 BUCKETS = ("data", "checkpoints", "records")

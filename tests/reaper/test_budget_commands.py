@@ -45,10 +45,6 @@ def run(tmp_path):
     return invoke
 
 
-def stored(key):
-    return json.loads(client("s3").get_object(Bucket=BUCKET, Key=f"reaper/{key}")["Body"].read())
-
-
 def group(fleet):
     (found,) = fleet.autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
     return found["MaxSize"], [process["ProcessName"] for process in found["SuspendedProcesses"]]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -69,13 +68,3 @@ def test_a_command_of_the_readme_works(command, environment):
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
-
-def test_every_file_that_the_readme_names_is_there():
-    table = [
-        line.split("|")[1] for line in README.read_text().splitlines() if line.startswith(("| `", "| **`"))
-    ]
-    named = [name for cell in table for name in re.findall(r"`([a-z_/]+(?:\.py|/))`", cell)]
-
-    assert len(named) > 20
-    assert [name for name in named if not (README.parent / name).exists()] == []

@@ -6,7 +6,6 @@ import pytest
 
 from tests.stacks.iam import Request, Verdict, decide
 
-ACCOUNT = "123456789012"
 GROUP = "arn:aws:autoscaling:{region}:{account}:autoScalingGroup:1:autoScalingGroupName/gpu-fleet-{stack}-x"
 INSTANCE = "arn:aws:ec2:{region}:{account}:instance/i-0123456789abcdef0"
 KEY = "2026-11-22/users/ada/100000Z-0a"

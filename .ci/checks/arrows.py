@@ -1,0 +1,232 @@
+"""Who may know whom: the arrows of the house, read from the source; and what has one home.
+
+import-linter has contracts for the table below, but neither circles through what an ``__init__`` hands on
+nor the two clouds as one place; it would be one more package in each environment.
+"""
+
+import ast
+import graphlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+
+from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of
+
+HERE = ".ci/checks/arrows.py"
+# folder -> what its modules import nothing of
+FORBIDDEN = {
+    "stacks": ("tests", "gpu_fleet"),
+    "training/gpu_fleet": ("tests", "stacks", "image"),
+    "image": ("tests", "stacks", "gpu_fleet"),
+    "image/instance": ("image.reaper", "image.readiness", "image.console"),
+    "image/readiness": ("image.reaper", "image.console"),
+    "image/runs": ("image.readiness", "image.console"),
+    "image/reaper": ("image.runs", "image.gpus"),
+    "image/capacity": ("image.runs",),
+    "stacks/aws": ("stacks.alicloud", "pulumi_alicloud", "stacks.rehearsal"),
+    "stacks/alicloud": ("stacks.aws", "pulumi_aws", "stacks.rehearsal"),
+}
+Arrows = dict[str, set[str]]
+
+OWN = ("stacks", "image", "training", "tests")
+# A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
+PAYLOAD, OF_IMAGE = "stacks/payload/", ("image.payload", "image.errors", "image.wheel_store", "image.wheels")
+PROGRAM, MOST_LINES = "__main__.py", 40
+OF_PROGRAM = (
+    *("stacks.catalog", "stacks.errors", "stacks.settings", "stacks.settings.reader"),
+    *("stacks.aws.stack", "stacks.alicloud.stack"),
+)
+# Rooms that touch no cloud and no Pulumi, but for those of their modules that read or write something.
+PURE = (
+    "stacks/settings/",
+    "stacks/catalog/",
+    "stacks/cost/",
+    "stacks/naming.py",
+    "stacks/payload/instance_file.py",
+)
+IMPURE = (
+    *("stacks/settings/reader.py", "stacks/settings/stack_files.py", "stacks/cost/notice.py"),
+    *("stacks/cost/command.py", "stacks/catalog/command.py", "stacks/catalog/refresh/"),
+)
+OUTSIDE = ("pulumi", "pulumi_aws", "pulumi_alicloud", "boto3")
+READER = "stacks/settings/reader.py"
+CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
+# Its modules go to every instance and load before any command does.
+OF_CONSOLE = ("image.console", "click", *sys.stdlib_module_names)
+# At the top of stacks/ is only what several rooms need and none owns.
+TOP = {f"stacks/{name}.py" for name in ("__init__", "__main__", "errors", "files", "listing", "naming")}
+# Nothing but the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises its
+# own throw-away stack's.
+RAISES = re.compile("set_desired_capacity|ExecuteScalingRule|ScaleWithAdjustment|execute_policy")
+MAY_RAISE = (
+    *("image/capacity/aws.py", "image/capacity/alicloud.py"),
+    *("stacks/acceptance/aws.py", "stacks/acceptance/alicloud.py", "stacks/alicloud/capacity.py"),
+)
+# Folders whose rooms, each a folder or a module in it, can be read with those below it alone.
+LAYERED = ("stacks", "image", "image/reaper", "training/gpu_fleet")
+PRODUCT = ("stacks", "image", "training/gpu_fleet")
+# A class name with two homes that is one thing, and why it has them.
+ONE_THING = {
+    "AgentCloud": "what the agent needs of a cloud, and the clouds that have it",
+    "Engine": "what a teardown needs of the engine, and the engine",
+    "Expected": "a table of instance.toml, read by two rooms that may not import each other",
+    "FiniteRange": "a range without NaN, in three rooms that may not import one another",
+    "FleetCallback": "what users import for their library: Hugging Face's Trainer, Lightning",
+    "Groups": "what the mover needs of a cloud, and the clouds that have it",
+    "Heartbeats": "what a sweep needs of a cloud, and the clouds that have it",
+    "Instances": "what a sweep needs of a cloud, and the clouds that have it",
+    "Job": "what a user submits, and what of it an instance needs: rooms that may not import each other",
+    "Leftovers": "what a sweep needs of a cloud, and the clouds that have it",
+    "Notices": "what the agent needs of a cloud, and the clouds that have it",
+    "PlanStep": "what a cloud's room reads of a step of Pulumi's plan, and the step",
+    "QuietHours": "a part of the stack file, and of the policy that is written from it",
+    "StackFiles": "what the commands of an instance need of the stack files, and the stack files",
+    "Webhook": "a part of the stack file, and of the policy that is written from it",
+}
+
+
+def rooms(checkout: Checkout) -> Iterator[Finding]:
+    """A room that imports what it may not know."""
+    for folder, names in FORBIDDEN.items():
+        for module in checkout.modules(folder):
+            yield from foreign(module, [name for name in module.imports if _is_of(name, names)])
+
+
+def environments(checkout: Checkout) -> Iterator[Finding]:
+    """What the environments know of the image, of Pulumi and of the configuration."""
+    for module in checkout.modules("stacks"):
+        yield from of_stacks(module)
+
+
+def console(checkout: Checkout) -> Iterator[Finding]:
+    """A module of the console that imports more than click."""
+    for module in checkout.modules("image/console"):
+        yield from foreign(module, [name for name in module.imports if not _is_of(name, OF_CONSOLE)])
+
+
+def foreign(module: Module, names: Iterable[str]) -> Iterator[Finding]:
+    """The imports of a module that it may not have."""
+    return (Finding(module.path, module.imports[name], f"imports {name}: may not know it") for name in names)
+
+
+def _is_of(name: str, rooms: Iterable[str]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+def of_stacks(module: Module) -> Iterator[Finding]:
+    """What a module of the environments knows and may not, and where it stands."""
+    allowed = OF_IMAGE if module.path.startswith(PAYLOAD) else ()
+    image = [name for name in module.imports if name.startswith("image.") and not _is_of(name, allowed)]
+    yield from foreign(module, image)
+    if module.path.startswith(PURE) and not module.path.startswith(IMPURE):
+        yield from foreign(module, [name for name in module.imports if _is_of(name, OUTSIDE)])
+    reads = "pulumi.Config(" in module.text or any(_is_of(name, CONFIGURATION) for name in module.imports)
+    if reads != (module.path == READER):
+        yield Finding(module.path, 1, f"{READER} reads the configuration, and nothing else")
+    if module.path.count("/") == 1 and module.path not in TOP:
+        yield Finding(module.path, 1, "stands in no room")
+
+
+def program(checkout: Checkout) -> Iterator[Finding]:
+    """The program knows the settings and the clouds, and is short."""
+    module = checkout.module(PROGRAM)
+    own = [name for name in module.imports if name.split(".", 1)[0] in OWN and name != "stacks"]
+    yield from foreign(module, [name for name in own if not name.startswith(OF_PROGRAM)])
+    if not 0 < (lines := module.text.count("\n")) <= MOST_LINES:
+        yield Finding(PROGRAM, lines, f"has {lines} lines, at most {MOST_LINES} are short")
+
+
+def circles(checkout: Checkout) -> Iterator[Finding]:
+    """A circle of imports, between modules or between rooms; the ``__init__`` of a folder is a module too."""
+    for folder in PRODUCT:
+        yield from circle(checkout, arrows(checkout.modules(folder)))
+    for folder in LAYERED:
+        yield from circle(checkout, between_rooms(folder, arrows(checkout.modules(folder))))
+
+
+def arrows(modules: list[Module]) -> Arrows:
+    """Module -> the modules of the same folder that it imports; types count too.
+
+    Who imports a module from its package needs that module, not the names that the ``__init__`` hands on.
+    """
+    names = {module.name for module in modules}
+    return {
+        module.name: (module.imports.keys() & names) - _passed_through(module, names) - {module.name}
+        for module in modules
+    }
+
+
+def _passed_through(module: Module, names: set[str]) -> set[str]:
+    """The packages from which a file imports modules alone."""
+    asked: dict[str, set[str]] = {}
+    for node in module.all(ast.ImportFrom):
+        package = str(node.module)
+        asked.setdefault(package, set()).update(f"{package}.{alias.name}" for alias in node.names)
+    return {package for package, wanted in asked.items() if wanted <= names}
+
+
+def between_rooms(folder: str, modules: Arrows) -> Arrows:
+    """Room -> the rooms that it imports, of one folder; a room is a folder in that or a module."""
+    base = folder.removeprefix("training/").replace("/", ".")
+    found: Arrows = {}
+    for name, to in modules.items():
+        if name != base:
+            room, *known = (_room(other, base) for other in (name, *to) if other.startswith(f"{base}."))
+            found.setdefault(room, set()).update(set(known) - {room})
+    return found
+
+
+def _room(module: str, base: str) -> str:
+    return f"{base}.{module.removeprefix(f'{base}.').split('.')[0]}"
+
+
+def circle(checkout: Checkout, to: Arrows) -> Iterator[Finding]:
+    """The circle of some arrows, where there is one."""
+    try:
+        graphlib.TopologicalSorter(to).prepare()
+    except graphlib.CycleError as error:
+        names = error.args[1]
+        place = names[0].replace(".", "/")
+        tries = (f"{top}{place}{end}" for top in ("", "training/") for end in (".py", "/__init__.py"))
+        path = next(filter(checkout.has, tries), place)
+        yield Finding(path, 1, f"imports in a circle: {' <- '.join(names)}")
+
+
+def homes(checkout: Checkout) -> Iterator[Finding]:
+    """A class name with two meanings, a component with another's type, a raise outside of the mover.
+
+    The two clouds of one room count as one place.
+    """
+    places: dict[str, dict[str, Finding]] = {}
+    for module in checkout.modules(*PRODUCT):
+        cloud = re.search(r"(.*)\b(?:aws|alicloud)\b", module.path.rpartition("/")[0])
+        for node, _ in module.statements:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                finding = Finding(module.path, node.lineno, f"{node.name} is another class elsewhere")
+                places.setdefault(node.name, {})[f"{cloud[1]}CLOUD" if cloud else module.path] = finding
+        if (hit := RAISES.search(module.text)) and module.path not in MAY_RAISE:
+            yield Finding(module.path, line_of(module.text, hit.start()), f"{hit[0]}: the mover alone raises")
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    for name in shared.keys() - ONE_THING.keys():
+        yield from shared[name].values()
+    for name in ONE_THING.keys() - shared.keys():
+        yield Finding(HERE, 1, f"ONE_THING: {name} has one home")
+
+
+def component_types(checkout: Checkout) -> Iterator[Finding]:
+    """Every component declares a type of its own, of three parts."""
+    known: set[str] = set()
+    for module in checkout.modules("stacks"):
+        for node in module.all(ast.Call):
+            is_made = isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"
+            first = node.args[0] if is_made and node.args else None
+            if isinstance(first, ast.Constant) and str(first.value).startswith("gpu-fleet:"):
+                token = str(first.value)
+                if token in known or token.count(":") != 2:  # noqa: PLR2004 - package, module, name
+                    yield Finding(module.path, node.lineno, f"{token} is no type of its own with three parts")
+                known.add(token)
+    if not known:
+        raise NothingToCheckError("stacks: no component declares a type")
+
+
+CHECKS = (rooms, environments, console, program, circles, homes, component_types)

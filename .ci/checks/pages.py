@@ -1,0 +1,158 @@
+"""What a page names is there: links, paths in backticks, rooms on the map above them, tests, packages.
+
+A path whose first part is a room of the checkout is said from the root; any other from the page's own folder
+or from the package that users import. A file name without a folder is one below the page's own.
+"""
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Iterator
+
+from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_of
+
+PACKAGE = "training/gpu_fleet"
+WITH_README = ("stacks", "image", "training", "tests")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+PATH = re.compile(
+    r"[\w.*-]+(?:/[\w.*-]+)*/|(?:[\w.*-]+/)*[\w.*-]+\.(?:py|md|toml|yaml|sh|txt|json|lock|service|timer)"
+)
+# Folders and files that a computer, an instance or a bucket has and the checkout has not.
+ELSEWHERE = re.compile(
+    r"""(?x)
+    (?: build | \.venv )/ .*                     # what `make` leaves
+    | .* (?: \b[A-Z]{3,}\b | \bN\b | NN- ) .*    # with a place for a name
+    | (?: .*/ )? instance\.toml                  # on an instance
+    | (?! stacks | image | training | tests ) .* \.json  # of a run, a bucket or an instance
+    """
+)
+# page -> what it names and the checkout has not, and why
+NOT_HERE = {
+    "README.md": {"stacks/Pulumi.research.yaml": "`gpu-fleet new` writes it"},
+    "image/README.md": {
+        "gpu-fleet-bootstrap.service": "a part of the user data",
+        "vendor/": "a folder of the payload",
+    },
+    "image/queue/README.md": dict.fromkeys(
+        (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
+    ),
+    "image/reaper/README.md": dict.fromkeys(
+        ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
+        "in the bucket",
+    ),
+    "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
+    "stacks/alicloud/README.md": dict.fromkeys(
+        ("closed_buckets.py", "dashboard.py", "first_image.py", "image_roles.py", "sessions.py"),
+        "files that AWS alone has",
+    ),
+    "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
+}
+CHANGELOG = "CHANGELOG.md"  # it names what was there
+# pytest with one file or folder of tests, and a word of a test's name
+TESTS = re.compile(
+    r"^\.venv/bin/python -m pytest (?:-q )?(?P<file>tests/\S+)(?: -k (?P<word>\w+))?$", re.MULTILINE
+)
+PYTEST = ".venv/bin/python -m pytest "
+ANY_TESTS = re.compile(r"^\.venv/bin/python -m pytest .*$", re.MULTILINE)
+
+
+def links(checkout: Checkout) -> Iterator[Finding]:
+    """A link to a file that is not there."""
+    for page, line, hit in named(checkout, LINK):
+        if not checkout.has(posixpath.join(posixpath.dirname(page), hit[1])):
+            yield Finding(page, line, f"the link to {hit[1]} leads nowhere")
+
+
+def commands(checkout: Checkout) -> Iterator[Finding]:
+    """A command that runs tests which are not there."""
+    for page, line, command in named(checkout, ANY_TESTS):
+        hit = TESTS.fullmatch(command[0])
+        name = re.compile(rf"^ *def test_.*{hit['word'] or ''}" if hit else "", re.MULTILINE)
+        if hit is None or not name.search(checkout.text(hit["file"])):
+            yield Finding(page, line, f"{command[0]}: has no such test")
+
+
+def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int, re.Match[str]]]:
+    """(page, line, match) of what pages name.
+
+    Raises:
+        NothingToCheckError: no page does.
+    """
+    places = [(page, hit) for page in checkout.pages() for hit in what.finditer(checkout.text(page))]
+    if not places:
+        raise NothingToCheckError(f"no page has {what.pattern}")
+    return ((page, line_of(hit.string, hit.start()), hit) for page, hit in places)
+
+
+def paths(checkout: Checkout) -> Iterator[Finding]:
+    """A path in backticks that is not there; an exception that no longer is one."""
+    for page in checkout.pages():
+        text = checkout.text(page)
+        words = set(IN_BACKTICKS.findall(BLOCK.sub("", text))) if page != CHANGELOG else set()
+        paths = {word for word in words if PATH.fullmatch(word) and not ELSEWHERE.fullmatch(word)}
+        missing = {path for path in paths if not is_there(checkout, path, page)}
+        allowed = NOT_HERE.get(page, {}).keys()
+        for path in sorted(missing - allowed):
+            yield Finding(page, line_of(text, f"`{path}`"), f"{path} is not there")
+        for path in sorted(allowed - missing):
+            yield Finding(page, 1, f"{path} is an exception that nothing needs")
+
+
+def is_there(checkout: Checkout, path: str, page: str) -> bool:
+    """Whether a path leads somewhere, said on a page."""
+    bare, folder = path.removesuffix("/"), posixpath.dirname(page)
+    if path.partition("/")[0] in ROOMS:
+        return checkout.has(bare)
+    if path.endswith((".service", ".timer")):
+        return bool(_below(checkout, "image", path))
+    if "/" not in path:
+        return checkout.has(path) or bool(_below(checkout, folder, path))
+    return any(checkout.has(posixpath.join(start, bare)) for start in ("", folder, PACKAGE))
+
+
+def _below(checkout: Checkout, folder: str, name: str) -> list[str]:
+    """The files of a name that lie below a folder."""
+    inside = [path for path in checkout.paths if not folder or path.startswith(f"{folder}/")]
+    return fnmatch.filter((posixpath.basename(path) for path in inside), name)
+
+
+def maps(checkout: Checkout) -> Iterator[Finding]:
+    """A room that is not on the map of the README above it.
+
+    A room is a package, or has a README of its own; the rest of the top has neither.
+    """
+    marked = {
+        posixpath.dirname(path)
+        for path in checkout.files(*WITH_README)
+        if path.endswith(("/README.md", "/__init__.py"))
+    }
+    yield from (
+        Finding(room, 1, "has no README.md") for room in WITH_README if not checkout.has(f"{room}/README.md")
+    )
+    for room in sorted({*marked, *WITH_README, ".ci", "docs", "docs/decisions"}):
+        page = posixpath.join(posixpath.dirname(room), "README.md")
+        while not checkout.has(page) and "/" in page:
+            page = posixpath.join(posixpath.dirname(posixpath.dirname(page)), "README.md")
+        name = re.escape(posixpath.basename(room))
+        if not re.search(rf"[`\s(/\[]{name}/", checkout.text(page)):
+            yield Finding(page, 1, f"does not name {room}/")
+
+
+def dependencies(checkout: Checkout) -> Iterator[Finding]:
+    """A package that is pinned and of which the table does not say why."""
+    files = [path for path in checkout.paths if posixpath.basename(path) == "requirements.txt"]
+    pinned = {
+        name: path
+        for path in files
+        for name in re.findall(r"^([\w-]+).*==", checkout.text(path), re.MULTILINE)
+    }
+    if not pinned:
+        raise NothingToCheckError("no requirements.txt pins a package")
+    table = checkout.text("CONTRIBUTING.md")
+    for name in sorted(name for name in pinned if name not in table):
+        yield Finding(pinned[name], 1, f"{name} is not in the table of CONTRIBUTING.md")
+
+
+CHECKS = (links, commands, paths, maps, dependencies)

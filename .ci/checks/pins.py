@@ -1,0 +1,98 @@
+"""Each version is written once, and every lock is of the requirements, by hash.
+
+A finding in a lock goes away by `make lock`.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+
+import environment
+from checks.sources import Checkout, Finding, NothingToCheckError, line_of
+from image.wheels import CPU_TORCH, PYTHONS, pins
+
+REQUIREMENTS = sorted(path for paths in environment.REQUIREMENTS.values() for path in paths)
+LOCKS = (*environment.REQUIREMENTS, environment.TORCH_PYPI, environment.TORCH_CPU)
+LIBRARIES, DATA = "tests/libraries/requirements", "pyproject.toml"
+NAME = re.compile(r"^([\w.-]+)", re.MULTILINE)
+
+
+def requirements(checkout: Checkout) -> Iterator[Finding]:
+    """Each requirements file has a lock, and each package that it names a version in one of them."""
+    there = [path for path in checkout.paths if path.rpartition("/")[2] == "requirements.txt"]
+    for path in {*there} ^ {*REQUIREMENTS}:
+        yield Finding(path, 1, "is not there, or .ci/environment.py locks it nowhere")
+    written = Counter(name for path in REQUIREMENTS for name in pins(checkout.text(path)))
+    for path in REQUIREMENTS:
+        text = checkout.text(path)
+        for hit in NAME.finditer(re.sub(r"^-.*", "", text, flags=re.MULTILINE)):
+            if written[(name := hit[1].lower())] != 1:
+                yield Finding(path, line_of(text, hit[1]), f"{name} has {written[name]} versions, not one")
+
+
+def locks(checkout: Checkout) -> Iterator[Finding]:
+    """A lock that is of other requirements, or holds a package for which any file could stand."""
+    for lock, sources in environment.REQUIREMENTS.items():
+        have = pins(checkout.text(lock)) | locked(checkout)
+        for path in sources:
+            for name, version in pins(checkout.text(path)).items():
+                if have.get(name) != version:
+                    yield Finding(lock, 1, f"has {name} {have.get(name)}, {path} {version}: run `make lock`")
+    for lock in LOCKS:
+        yield from without_hash(lock, checkout.text(lock))
+
+
+def locked(checkout: Checkout) -> dict[str, str]:
+    """Name -> version of the development environment."""
+    return pins(checkout.text(environment.LOCK)) | pins(checkout.text(environment.TORCH_PYPI))
+
+
+def without_hash(lock: str, text: str) -> Iterator[Finding]:
+    """The packages of a lock that have no hash."""
+    blocks = list(re.finditer(r"^[a-z0-9].*(?:\n[ #].*)*", text, re.MULTILINE))
+    if not blocks:
+        yield Finding(lock, 1, "locks no package")
+    for block in blocks:
+        if "--hash=sha256:" not in block[0]:
+            yield Finding(lock, line_of(text, block.start()), f"{block[0].split()[0]} has no hash")
+
+
+def torch(checkout: Checkout) -> Iterator[Finding]:
+    """One version of torch, whoever builds it."""
+    wanted = f"{locked(checkout).get('torch')}+cpu"
+    for version in set(re.findall(r"^torch==(\S+)", checkout.text(CPU_TORCH), re.MULTILINE)) or {"none"}:
+        if version != wanted:
+            yield Finding(CPU_TORCH, 1, f"has torch {version}, {environment.TORCH_PYPI} another")
+
+
+def wheels(checkout: Checkout) -> Iterator[Finding]:
+    """A version that an image carries and no test has seen; a lock may have one for each Python."""
+    tested = "".join(checkout.text(lock) for lock in (environment.LOCK, environment.TORCH_PYPI))
+    for listing in (f"image/wheels/{base}.txt" for base in PYTHONS):
+        text = checkout.text(listing)
+        if not (carried := pins(text)):
+            yield Finding(listing, 1, "names no wheel")
+        for name, version in carried.items():
+            if f"\n{name}=={version.removesuffix('+cpu')} " not in tested:
+                yield Finding(listing, line_of(text, f"{name}=="), f"{name} {version} is not tested")
+
+
+def beside_the_locks(checkout: Checkout) -> Iterator[Finding]:
+    """What pyproject.toml says once more is what is tested; a module of tests asks `tests.pins`."""
+    extras = tomllib.loads(checkout.text(DATA)).get("project", {}).get("optional-dependencies", {})
+    if not (data := pins("\n".join(extras.get("data", ())))):
+        raise NothingToCheckError(f"{DATA}: no version of the extra data")
+    tested = pins(checkout.text(f"{LIBRARIES}.lock"))
+    for name, version in data.items():
+        if tested.get(name) != version:
+            yield Finding(DATA, 1, f"the extra data has {name} {version}, tests {tested.get(name)}")
+    for path in checkout.files("tests", suffix=".py"):
+        for name in pins(checkout.text(f"{LIBRARIES}.txt")):
+            if f'"{name}==' in checkout.text(path):
+                yield Finding(
+                    path, line_of(checkout.text(path), f'"{name}=='), f"pins {name}: ask tests.pins"
+                )
+
+
+CHECKS = (requirements, locks, torch, wheels, beside_the_locks)

@@ -1,0 +1,160 @@
+"""The files of a checkout, each read and parsed once, and what a check says of them."""
+
+import ast
+import os
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+ROOMS = ("stacks", "image", "training", "tests", "docs", ".ci", ".github")
+MADE = ("__pycache__", "_cache", ".egg-info")  # folders that tools leave
+PRODUCT = ("stacks", "image", "training")
+
+N = TypeVar("N", bound=ast.AST)
+Nodes = dict[type[ast.AST], list[ast.AST]]
+
+
+class Finding(NamedTuple):
+    """One violation."""
+
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+class NothingToCheckError(Exception):
+    """A check that has nothing to look at holds nothing: its files or rows were moved."""
+
+
+class Module:
+    """A Python file: its nodes by kind, of the whole and of each statement at its top."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
+        self.name = (
+            path.removeprefix("training/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        )
+        self.statements = [(statement, _by_kind(statement)) for statement in ast.parse(text, path).body]
+
+    def all(self, kind: type[N]) -> Iterator[N]:
+        """Every node of this very kind."""
+        for _, nodes in self.statements:
+            yield from nodes.get(kind, ())  # type: ignore[misc] # they are of that kind
+
+    @cached_property
+    def notes(self) -> list[ast.Constant]:
+        """Its docstrings: texts that are statements."""
+        values = (node.value for node in self.all(ast.Expr))
+        return [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+    @cached_property
+    def imports(self) -> dict[str, int]:
+        """Every module that it imports, anywhere, and every name that may be one -> the line."""
+        found = {alias.name: node.lineno for node in self.all(ast.Import) for alias in node.names}
+        for node in self.all(ast.ImportFrom):
+            names = (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
+            found |= dict.fromkeys(names, node.lineno)
+        return found
+
+
+class Checkout:
+    """The files of a folder, or of texts that stand for one."""
+
+    def __init__(self, root: Path, texts: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self._texts = dict(texts or {})
+        self._modules: dict[str, Module] = {}
+        self.paths = sorted(_listed(root) if texts is None else texts)
+        self.folders = {above for path in self.paths for above in _above(path)}
+
+    def files(self, *folders: str, suffix: str = "") -> list[str]:
+        """The files below folders, in order.
+
+        Raises:
+            NothingToCheckError: there is none.
+        """
+        starts = tuple(f"{folder}/" for folder in folders)
+        found = [path for path in self.paths if path.startswith(starts) and path.endswith(suffix)]
+        if not found:
+            raise NothingToCheckError(f"{', '.join(folders)}: no {suffix or 'file'} to check")
+        return found
+
+    def pages(self) -> list[str]:
+        """Every Markdown page, of the rooms and at the top."""
+        found = [path for path in self.paths if path.endswith(".md")]
+        if not found:
+            raise NothingToCheckError("no page to check")
+        return found
+
+    def text(self, path: str) -> str:
+        """The text of a file, empty where there is none."""
+        if path not in self._texts:
+            file = self.root / path
+            known = path in self._known
+            self._texts[path] = file.read_text(encoding="utf-8", errors="replace") if known else ""
+        return self._texts[path]
+
+    def module(self, path: str) -> Module:
+        """A Python file, parsed."""
+        if path not in self._modules:
+            self._modules[path] = Module(path, self.text(path))
+        return self._modules[path]
+
+    def modules(self, *folders: str) -> list[Module]:
+        """Every Python file below folders, parsed."""
+        return [self.module(path) for path in self.files(*folders, suffix=".py")]
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file or folder; a `*` stands for any part of a name."""
+        path = posixpath.normpath(path)
+        if "*" not in path:
+            return path in self._known or path in self.folders or path == "."
+        pattern = re.compile(re.escape(path).replace(r"\*", "[^/]*"))
+        return any(map(pattern.fullmatch, (*self.paths, *self.folders)))
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.paths)
+
+
+def line_of(text: str, part: str | int) -> int:
+    """The line of a text in which a part begins; the first where it has none."""
+    return text.count("\n", 0, max(text.find(part) if isinstance(part, str) else part, 0)) + 1
+
+
+def _listed(root: Path) -> Iterator[str]:
+    """The files at the top, and those of the rooms but what Python compiled."""
+    yield from (path.name for path in root.iterdir() if path.is_file())
+    for room in ROOMS:
+        for folder, folders, names in os.walk(root / room):
+            folders[:] = [name for name in folders if not name.endswith(MADE)]
+            yield from (Path(folder, name).relative_to(root).as_posix() for name in names)
+
+
+def _above(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _by_kind(start: ast.AST) -> Nodes:
+    """A node and all below it, by kind: as `ast.walk`, in half the time."""
+    found: Nodes = defaultdict(list)
+    left = [start]
+    while left:
+        node = left.pop()
+        found[type(node)].append(node)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                left += [part for part in value if isinstance(part, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                left.append(value)
+    return dict(found)

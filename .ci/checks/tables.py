@@ -1,0 +1,74 @@
+"""Files that are written from another, or read off a cloud's documentation: each as its source has it."""
+
+import importlib.util
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from checks.sources import Checkout, Finding, NothingToCheckError, line_of
+from stacks.settings import reference
+
+ACTIONS = "tests/reaper/alicloud_api.toml"
+PAGES = ("https://api.alibabacloud.com/document/", "https://www.alibabacloud.com/help/")
+FIRST_YEAR = 2026
+REGIONS, PARTITIONS = "stacks/catalog/regions.toml", ("aws", "aws-us-gov")
+CATALOG = ("stacks/catalog/catalog.toml", "stacks/catalog/prices.toml")
+WORD = re.compile(r"\w+")
+
+
+def actions(checkout: Checkout) -> Iterator[Finding]:
+    """Each action of Alibaba Cloud has its page and the day of reading, and a stand-in that answers it."""
+    text = checkout.text(ACTIONS)
+    rows: dict[str, Any] = tomllib.loads(text)
+    if not rows:
+        raise NothingToCheckError(f"{ACTIONS}: has no action")
+    sources = [checkout.text(path) for path in checkout.files("tests", suffix=".py")]
+    words = {word for source in sources for word in WORD.findall(source)}
+    by_key = "\n".join(source for source in sources if "alicloud_account" in source)
+    for action, row in rows.items():
+        at = line_of(text, f"[{action}]")
+        page = str(row.get("page"))
+        if not page.startswith(PAGES) or action.lower() not in page.lower():
+            yield Finding(ACTIONS, at, f"{action} names no page of its own")
+        if not row.get("source") or not row.get("answer") or row["read"].year < FIRST_YEAR:
+            yield Finding(ACTIONS, at, f"{action} lacks its source, its answer or the day of reading")
+        method = re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()
+        if method not in words and not re.search(rf'"{action}": |\b{action}=', by_key):
+            yield Finding(ACTIONS, at, f"no stand-in answers {action}")
+
+
+def regions(checkout: Checkout) -> Iterator[Finding]:
+    """The regions of AWS are those of the SDK, and the price lists are of regions that a stack may be in."""
+    known = {cloud: set(table["regions"]) for cloud, table in tomllib.loads(checkout.text(REGIONS)).items()}
+    for region in sorted(known.get("aws", set()) ^ _of_sdk()):
+        yield Finding(REGIONS, 1, f"{region} is either not listed or not in the SDK")
+    for path in CATALOG:
+        named = re.findall(r'^region = "(.+)"', checkout.text(path), re.MULTILINE)
+        for region in sorted(set(named) - set().union(*known.values())):
+            yield Finding(
+                path, line_of(checkout.text(path), f'"{region}"'), f"{region} is in no list of regions"
+            )
+
+
+def _of_sdk() -> set[str]:
+    spec = importlib.util.find_spec("botocore")  # importing it would take longer than all of this
+    assert spec is not None
+    assert spec.origin is not None
+    content = json.loads((Path(spec.origin).parent / "data" / "partitions.json").read_text(encoding="utf-8"))
+    partitions = [row["regions"] for row in content["partitions"] if row["id"] in PARTITIONS]
+    return {name for names in partitions for name in names if not name.endswith("-global")}
+
+
+def written(checkout: Checkout) -> Iterator[Finding]:
+    """The JSON Schema of a stack file and the page of its keys are those of the settings."""
+    schema = json.dumps(reference.json_schema(), indent=1) + "\n"
+    for file, text in ((reference.FILE, schema), (reference.PAGE, reference.markdown())):
+        path = file.relative_to(reference.CHECKOUT).as_posix()
+        if checkout.text(path) != text:
+            yield Finding(path, 1, "is of other settings: run `gpu-fleet schema --write`")
+
+
+CHECKS = (actions, regions, written)

@@ -1,0 +1,164 @@
+"""Three trips through the house, as the READMEs draw them: the files a reader opens from end to end.
+
+A README holds a block ``text`` whose first line is ``trip: ...``. Each line after it is a stop: a file, the
+name in it that the trip passes, and what happens there. Every stop must be tied to the one before it, by an
+import or by a text that both files hold, or to the earlier one that ``BY_AN_OBJECT`` names.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of
+
+TRIP = re.compile(r"^```text\ntrip: [^\n]+\n(?P<stops>.*?)^```$", re.MULTILINE | re.DOTALL)
+# README -> every file that a reader opens, in order: ties alone would not show a stop that a drawing leaves
+# out, where the two beside it are tied to each other.
+TRIPS = {
+    "stacks/README.md": [
+        "stacks/Pulumi.aws-prod.yaml",
+        "stacks/settings/schema.py",
+        "stacks/settings/reader.py",
+        "__main__.py",
+        "stacks/aws/stack.py",
+        "stacks/aws/firewall.py",
+    ],
+    "training/README.md": [
+        "training/gpu_fleet/data/shards.py",
+        "training/gpu_fleet/data/images.py",
+        "training/gpu_fleet/data/dataset.py",
+        "training/gpu_fleet/data/loader.py",
+        "training/gpu_fleet/data/prefetch.py",
+        "training/gpu_fleet/prepared_run.py",
+        "training/gpu_fleet/loop.py",
+        "training/gpu_fleet/parallel/spread.py",
+        "training/gpu_fleet/evaluation.py",
+    ],
+    "image/reaper/README.md": [
+        "image/reaper/agent/sensors/gpu.py",
+        "image/reaper/agent/sensors/look.py",
+        "image/reaper/agent/loop.py",
+        "image/reaper/agent/judge.py",
+        "image/reaper/agent/command.py",
+        "image/reaper/agent/publish.py",
+        "image/reaper/sweep/evidence.py",
+        "image/reaper/aws/metrics.py",
+        "image/reaper/sweep/verdict.py",
+        "image/reaper/sweep/sweep.py",
+        "image/reaper/handshake.py",
+        "image/reaper/agent/answers.py",
+        "image/reaper/agent/listening.py",
+        "image/reaper/sweep/carry_out.py",
+        "image/reaper/aws/instances.py",
+    ],
+}
+# What hands a trip on where no import does: the text that both files hold.
+HANDED_ON = {
+    ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
+    ("image/reaper/agent/sensors/look.py", "image/reaper/agent/loop.py"): "sample(",
+    ("image/reaper/agent/publish.py", "image/reaper/sweep/evidence.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
+    ("image/reaper/sweep/evidence.py", "image/reaper/aws/metrics.py"): "Heartbeats",
+    ("image/reaper/sweep/carry_out.py", "image/reaper/aws/instances.py"): "terminate",
+}
+# Stops that the one before reaches through an object alone -> the stop that brings it.
+BY_AN_OBJECT = {
+    "training/gpu_fleet/parallel/spread.py": "training/gpu_fleet/prepared_run.py",
+    "training/gpu_fleet/evaluation.py": "training/gpu_fleet/loop.py",
+    "image/reaper/sweep/verdict.py": "image/reaper/sweep/evidence.py",
+    "image/reaper/sweep/carry_out.py": "image/reaper/sweep/sweep.py",
+}
+# A folder that hands on what one of its modules has.
+FACES = {"stacks.settings": "stacks.settings.schema", "stacks.catalog": "stacks.catalog.lookup"}
+
+
+class Stop(NamedTuple):
+    """A line of a drawing."""
+
+    file: str
+    name: str
+    line: int
+
+
+def drawings(checkout: Checkout) -> Iterator[Finding]:
+    """A drawing that is not the trip, a stop that leads nowhere, is tied to none or is called at none."""
+    for readme, files in TRIPS.items():
+        stops = drawn(readme, checkout.text(readme))
+        if [stop.file for stop in stops] != files:
+            names = ", ".join(stop.file for stop in stops)
+            yield Finding(readme, stops[0].line, f"draws {names} where TRIPS has {', '.join(files)}")
+            continue
+        for stop, words in of_trip(checkout, stops):
+            yield Finding(readme, stop.line, f"{stop.file} {stop.name}: {words}")
+
+
+def drawn(readme: str, text: str) -> list[Stop]:
+    """The stops of a README's drawing."""
+    drawing = TRIP.search(text)
+    if drawing is None or not drawing["stops"]:
+        raise NothingToCheckError(f"{readme}: draws no trip")
+    first = line_of(text, drawing.start("stops"))
+    rows = enumerate(drawing["stops"].splitlines(), first)
+    return [Stop(file, name, line) for line, row in rows for file, name, *_ in (row.split(),)]
+
+
+def of_trip(checkout: Checkout, stops: list[Stop]) -> Iterator[tuple[Stop, str]]:
+    """(stop, what is wrong with it) of a trip whose files are the right ones."""
+    by_file = {stop.file: stop for stop in stops}
+    words = {stop: _used(checkout, stop) for stop in stops}
+    for stop in stops:
+        if stop.name not in _defined(checkout, stop):
+            yield stop, "is not defined there"
+    for before, stop in pairwise(stops):
+        brought_by = BY_AN_OBJECT.get(stop.file)
+        if not _tied(checkout, stop, by_file[brought_by] if brought_by else before):
+            yield stop, f"is tied neither to {before.file} nor to another by BY_AN_OBJECT"
+        if brought_by and _tied(checkout, stop, before):
+            yield stop, "needs no row in BY_AN_OBJECT"
+        # a method is called on an object that comes from elsewhere
+        if not any(stop.name.rpartition(".")[2] in used for used in words.values()):
+            yield stop, "no stop of the trip calls it"
+
+
+def _module(checkout: Checkout, stop: Stop) -> Module:
+    return checkout.module(stop.file) if stop.file.endswith(".py") else Module(stop.file, "")
+
+
+def _defined(checkout: Checkout, stop: Stop) -> set[str]:
+    """Every class, function and method of a Python file; every key of a YAML file."""
+    if not stop.file.endswith(".py"):
+        return set(re.findall(r"([\w-]+):", checkout.text(stop.file)))
+    module = _module(checkout, stop)
+    tops = [node for node, _ in module.statements if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    owners = list(module.all(ast.ClassDef))
+    methods = {
+        f"{owner.name}.{part.name}"
+        for owner in owners
+        for part in owner.body
+        if isinstance(part, ast.FunctionDef)
+    }
+    return methods | {node.name for node in tops}
+
+
+def _used(checkout: Checkout, stop: Stop) -> set[str]:
+    """The names that the file of a stop uses."""
+    module = _module(checkout, stop)
+    names = {node.id for node in module.all(ast.Name)}
+    return names | {node.attr for node in module.all(ast.Attribute)}
+
+
+def _tied(checkout: Checkout, stop: Stop, other: Stop) -> bool:
+    """Whether one of two stops imports the other, or both hold the text that hands the trip on."""
+    handed = HANDED_ON.get((other.file, stop.file))
+    if handed is not None:
+        return all(handed in checkout.text(file) for file in (stop.file, other.file))
+    one, two = _module(checkout, stop), _module(checkout, other)
+    return two.name in _known(one) or one.name in _known(two)
+
+
+def _known(module: Module) -> set[str]:
+    return {*module.imports, *(FACES[name] for name in FACES.keys() & module.imports.keys())}
+
+
+CHECKS = (drawings,)

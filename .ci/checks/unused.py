@@ -1,0 +1,140 @@
+"""What the rooms define, the product uses: a name that tests alone know is theirs, or nobody's.
+
+And no test, nor a helper of tests, leaves a function, class or constant behind that no test uses.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from checks.sources import Checkout, Finding, Module, line_of
+
+CONFIGURATION = ("image/rootfs", "image/steps")
+CONFIGURATION_FILES = ("pyproject.toml", "Makefile", "image/provision.sh")
+BY_CLICK = re.compile(r"\b(command|group)\b")
+# By its name or its room's: a module that is chosen by the cloud's name, or that another program calls.
+CALLED_BY_NAME = {
+    **dict.fromkeys(("connect", "instances", "caller", "account_id", "AgentCloud"), "image/reaper: by cloud"),
+    "handle": "Lambda, Function Compute; what the mover finds of a cloud",
+    **dict.fromkeys(("send", "addresses"), "image/runs: by cloud"),
+    "ask": "catalog refresh: by cloud",
+    "look": "preflight: by cloud",
+    "AlicloudAccount": "acceptance: by cloud",
+    "AwsAccount": "acceptance: by cloud",
+    "FleetSteps": "users import it",
+    "FleetCallback": "users import it",
+    "open_split": "dataset.OPENERS names the module",
+    "run_rank": "torchrun starts it",
+    "measure": "loaded by train.bench",
+    "serve": "Pulumi starts the policy pack",
+    "namespace": "tests of the reaper say the namespace as agents have it, who take it from instance.toml",
+    "unpack": "tests/image fetches cloud-init with the apt of the recipe",
+}
+# At the top of a module of tests: a function, a class, or what a name is set to.
+DEFINITION = re.compile(r"^(?:(?:def|class) (\w+)|([A-Z_]+)(?:: [^\n=]+)? = )", re.MULTILINE)
+WORD = re.compile(r"\w+")
+# By name, or for its effect: pytest calls it.
+BY_PYTEST = re.compile(r"test_|Test|pytest_|__")
+# A decorator that keeps what it is given, as those of plays, mutants and commands do; these do not.
+KEEPS = re.compile(r"^@(?!pytest\.fixture|cache|contextmanager|dataclass)|autouse=True", re.MULTILINE)
+
+
+def names(checkout: Checkout) -> Iterator[Finding]:
+    """A name of the rooms that nothing of the product uses; a reason that none needs."""
+    modules = [checkout.module("__main__.py"), *checkout.modules("image", "stacks", "training/gpu_fleet")]
+    taken = {pair for module in modules for pair in taken_from_others(module)}
+    said = texts(checkout, modules)
+    needed = set()
+    for module in modules:
+        for name, line in unused(module, taken, said):
+            needed.add(name)
+            if name not in CALLED_BY_NAME:
+                yield Finding(module.path, line, f"{name}: nothing of the product uses it")
+    for name in CALLED_BY_NAME.keys() - needed:
+        yield Finding(".ci/checks/unused.py", 1, f"CALLED_BY_NAME: {name} needs no reason")
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    """The names that a statement at the top defines, but for commands, which click registers."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        called = any(BY_CLICK.search(ast.unparse(decorator)) for decorator in node.decorator_list)
+        return [] if called or node.name.startswith("__") else [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return [name for name in names if not name.startswith("__")]
+
+
+def taken_from_others(module: Module) -> set[tuple[str, str]]:
+    """(module, name) of what a module takes from another."""
+    known = {
+        alias.asname or alias.name: alias.name for node in module.all(ast.Import) for alias in node.names
+    }
+    taken = set()
+    for node in module.all(ast.ImportFrom):
+        taken |= {(str(node.module), alias.name) for alias in node.names}
+        known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    owners = ((_dotted(node.value), node.attr) for node in module.all(ast.Attribute))
+    return taken | {(known[owner], name) for owner, name in owners if owner in known}
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b` of an expression that is such a chain of names, else an empty text."""
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def texts(checkout: Checkout, modules: list[Module]) -> str:
+    """Where a name may stand as text, such as the console's table."""
+    files = (*CONFIGURATION_FILES, *checkout.files(*CONFIGURATION))
+    strings = (node.value for module in modules for node in module.all(ast.Constant))
+    return "\n".join([*map(checkout.text, files), *(text for text in strings if isinstance(text, str))])
+
+
+def unused(module: Module, taken: set[tuple[str, str]], said: str) -> Iterator[tuple[str, int]]:
+    """(name, line) of what neither another module, nor another statement of its own, nor a text uses."""
+    within = set()
+    for statement, nodes in module.statements:
+        words = {node.id for node in nodes.get(ast.Name, ()) if isinstance(node, ast.Name)}
+        within |= words.difference(names_of(statement))
+    for statement, _ in module.statements:
+        for name in names_of(statement):
+            if (
+                name not in within
+                and (module.name, name) not in taken
+                and not _is_said(module.name, name, said)
+            ):
+                yield name, statement.lineno
+
+
+def _is_said(module: str, name: str, said: str) -> bool:
+    places = (f"{module}:{name}", f"{module}.{name}")
+    return any(place in said and re.search(rf"{re.escape(place)}\b", said) for place in places)
+
+
+def helpers(checkout: Checkout) -> Iterator[Finding]:
+    """A name of tests that its own module has once, and no other has beside the module's name."""
+    paths = checkout.files("tests", suffix=".py")
+    words = {path: Counter(WORD.findall(checkout.text(path))) for path in paths}
+    for path in paths:
+        module = path.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
+        for name, line in defined(checkout.text(path)):
+            others = (known for other, known in words.items() if other != path and name in known)
+            if words[path][name] == 1 and not any(
+                module == "conftest" or module in known for known in others
+            ):
+                yield Finding(path, line, f"{name}: no test uses it")
+
+
+def defined(text: str) -> Iterator[tuple[str, int]]:
+    """(name, line) of what a module of tests defines for itself, not for pytest or a list of plays."""
+    for hit in DEFINITION.finditer(text):
+        name, above = hit[1] or hit[2], text[: hit.start()]
+        is_code = above.count('"""') % 2 == 0  # and no program that is a text here
+        if is_code and not BY_PYTEST.match(name) and not KEEPS.search(above.rpartition("\n\n")[2]):
+            yield name, line_of(text, hit.start())
+
+
+CHECKS = (names, helpers)

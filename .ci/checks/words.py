@@ -1,0 +1,163 @@
+"""The field's words, in what users read: messages, help texts and READMEs.
+
+One list for all rooms, and for what those who work on them read: docstrings and comments.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+
+from checks.sources import PRODUCT, Checkout, Finding, Module, NothingToCheckError
+
+Lines = Iterable[tuple[int, str]]
+
+# a word that is of this house alone -> the field's
+IN_NOTES = {
+    r"(?<!virtual )\bmachines?\b": "instance; computer, where it is the user's own",
+    r"(?<!access\.)\b(?:people|persons?|somebody)\b(?! else)": "owner, user or operator",
+    r"\btold\b": "notified, or what was said",
+    r"\btak(?:e|es|en|ing) (?:it |them )?(?:away|back)\b": "terminate, stop, interrupt",
+    r"\bwhat came of\b": "results",
+    r"\bwill go\b": "will be terminated",
+    r"\b(?:is|are|was|were) sound\b": "OK, healthy",
+    r"\basks nobody\b": "skip peer discovery",
+    r"\btell(?:s|ing)?\b(?! apart)": "notify, report, say, show or distinguish",
+    r"\bnotified before (?:it|they) go": "notified before it is terminated",
+    r"\bended (?:one|instance)s?\b": "terminated or stopped",
+    r"\binstance goes\b(?! (?:on|to|by|into|through)\b)|; goes\b": "is interrupted, stopped or terminated",
+}
+# the same in what users read; a docstring may say where a loop ends
+FOR_USERS = IN_NOTES | {
+    r"\ball (?:it|they) meant to\b": "had failed actions",
+    r"\bend(?:s|ed|ing)? (?:it|them|that one|nobody|none|any|(?:any|no)thing|instances?)\b": "terminate",
+    r"\b(?:is|are|be|being|was|were) ended\b": "terminated, stopped",
+    r"\bends (?:if unused|of idle)\b|\b(?:confirmed|every) ends?\b|\bdenies the end\b": "terminate",
+    r"\bmarked, ended\b|\} ended\b(?! (?:as|with))|\bby \{\} ends\b|\bsweep ends\b": "terminated or stopped",
+}
+# a name of product code says what it holds
+NAMELESS = {"one", "found", "told", "tell", "tells", "Found", "Word", "machine", "machines"}
+HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}
+NO_TEXTS = (".py", ".json", ".lock")
+# file -> text that holds such a word, and why it may
+EXCEPTIONS = {
+    "CHANGELOG.md": {"instance where they said machine": "the change itself"},
+    "image/wheels.py": {
+        "so the machine has no CUDA of its own": "the bytes of the list name wheels in deployed buckets",
+    },
+    "image/wheels/ubuntu-24.04.txt": {"so the machine has no CUDA of its own": "the same bytes"},
+    "image/packages.toml": {"[machine]": "a name of deployed images' package groups"},
+    "image/steps/10-base.sh": {"install_group machine": "the same"},
+    "image/steps/90-seal.sh": {"machine-id": "systemd's own name"},
+    "image/reaper/people/status.py": {"told apart": "tell apart, set off from one another"},
+    "image/reaper/agent/listening.py": {"told apart": "the same"},
+    "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
+    "stacks/settings/schema.py": {"people: login name": "the key access.people"},
+    "stacks/monitoring/grafana.py": {'job="machine"': "a label of the scrapes of stacks that are deployed"},
+    "image/reaper/README.md": {"people/": "the name of a folder"},
+    "stacks/aws/README.md": {"    people:": "a key of the stack file", "`people.py`": "a module's name"},
+    "docs/settings.md": {"| `people` |": "a key of the stack file"},
+    "stacks/acceptance/README.md": {"pool `people`": "the name of a pool"},
+    "stacks/alicloud/README.md": {
+        "`people: launch`": "a step of the acceptance run, named by its pool",
+        "`people.py`": "a module's name",
+    },
+}
+
+
+def of_modules(checkout: Checkout) -> Iterator[Finding]:
+    """A house word in a message, a docstring, a comment or a name."""
+    for module in checkout.modules(*PRODUCT):
+        yield from hits(module.path, texts(module), FOR_USERS)
+        yield from hits(module.path, notes(module), IN_NOTES)
+        yield from nameless(module)
+
+
+def of_documents(checkout: Checkout) -> Iterator[Finding]:
+    """A house word in a page, a script, a unit or settings."""
+    for path in documents(checkout):
+        yield from hits(path, enumerate(checkout.text(path).splitlines(), 1), FOR_USERS)
+
+
+def exceptions(checkout: Checkout) -> Iterator[Finding]:
+    """An exception for a text that is gone."""
+    for path, allowed in EXCEPTIONS.items():
+        gone = [part for part in allowed if part not in checkout.text(path)]
+        yield from (Finding(path, 1, f"exception {part!r} is not there") for part in gone)
+
+
+def documents(checkout: Checkout) -> list[str]:
+    """Pages, scripts, units and settings: of the rooms, at the top, and the tests' own page."""
+    rooms = checkout.files(*PRODUCT, "docs", ".ci")
+    top = [path for path in checkout.paths if "/" not in path and path.endswith(".md")]
+    found = [path for path in (*top, "tests/README.md", *rooms) if not path.endswith(NO_TEXTS)]
+    if found == ["tests/README.md"]:
+        raise NothingToCheckError("no page, script or unit to check")
+    return found
+
+
+def hits(path: str, lines: Lines, words: Mapping[str, str]) -> Iterator[Finding]:
+    """Every house word of the texts of a file, but for the exceptions."""
+    allowed, any_word = EXCEPTIONS.get(path, {}), re.compile("|".join(words), re.IGNORECASE)
+    for line, text in lines:
+        left = reduce(lambda rest, part: rest.replace(part, ""), allowed, text)
+        if any_word.search(left) is None:
+            continue
+        for word, instead in words.items():
+            if hit := re.search(word, left, re.IGNORECASE):
+                at = line + left.count("\n", 0, hit.start())
+                yield Finding(path, at, f"{hit[0]!r}, a word of the house: write {instead}")
+
+
+def texts(module: Module) -> Lines:
+    """The strings of a module that users read; one of a single word is a key, a name or a path."""
+    formatted = list(module.all(ast.JoinedStr))
+    apart = {id(part) for text in formatted for part in text.values} | {id(note) for note in module.notes}
+    strings = [(text.lineno, _flat(text)) for text in formatted]
+    strings += [
+        (node.lineno, node.value)
+        for node in module.all(ast.Constant)
+        if isinstance(node.value, str) and id(node) not in apart
+    ]
+    return [(line, text) for line, text in strings if " " in text.strip()]
+
+
+def _flat(text: ast.JoinedStr) -> str:
+    """A formatted text, with {} for each value."""
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values)
+
+
+def notes(module: Module) -> Lines:
+    """What those read who work on a module: its docstrings and its comments."""
+    yield from ((note.lineno, str(note.value)) for note in module.notes)
+    if re.search(f"#.*(?:{'|'.join(IN_NOTES)})", module.text, re.IGNORECASE):  # else spare the seconds
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def nameless(module: Module) -> Iterator[Finding]:
+    """A name that says nothing, or says it in a word of the house."""
+    for name, line in bound_names(module):
+        bare = name.strip("_")
+        if bare in NAMELESS or HOUSE_PARTS & set(bare.lower().split("_")):
+            yield Finding(module.path, line, f"the name {name} does not say what it holds")
+
+
+def bound_names(module: Module) -> Iterator[tuple[str, int]]:
+    """Every name that a module binds: variable, attribute, argument, function, class, alias."""
+    for name in module.all(ast.Name):
+        if isinstance(name.ctx, ast.Store):
+            yield name.id, name.lineno
+    for attribute in module.all(ast.Attribute):
+        if isinstance(attribute.ctx, ast.Store):
+            yield attribute.attr, attribute.lineno
+    yield from ((node.name, node.lineno) for node in module.all(ast.FunctionDef))
+    yield from ((node.name, node.lineno) for node in module.all(ast.ClassDef))
+    yield from ((node.arg, node.lineno) for node in module.all(ast.arg))
+    yield from ((node.asname or "", node.lineno) for node in module.all(ast.alias))
+
+
+CHECKS = (of_modules, of_documents, exceptions)

@@ -1,0 +1,130 @@
+"""`.ci/house.py` names what breaks a rule of the house: each kind of rule, broken in a small checkout."""
+
+from pathlib import Path
+
+import house
+from checks import arrows, pages, pins, tables, trips, unused, words
+from checks.sources import Checkout
+from tests.reaper.alicloud_api import misfit
+
+ROOT = Path(__file__).parents[1]
+TRIP = trips.TRIPS["stacks/README.md"]
+ACTION = (
+    '[GetRole]\npage = "https://www.alibabacloud.com/help/{}"\nsource = "x"\nanswer = [{}]\nread = 2026-01-01'
+)
+REGIONS = '[aws]\nregions = ["eu-nowhere-1"]\n'
+DATA = '[project.optional-dependencies]\ndata = ["tokens==1"]\n'
+LOCKS = {"requirements.lock": "torch==2.1 \\\n    --hash=sha256:x\n", "torch-cpu.lock": "torch==2.0+cpu \\\n"}
+
+
+def drawn(*stops: str) -> dict[str, str]:
+    """The first trip, all files empty, and the README that draws it."""
+    return dict.fromkeys(TRIP, "") | {
+        "stacks/README.md": "\n".join(["```text", "trip: x", *stops, "```", ""])
+    }
+
+
+# (rule, its first words, the files of a checkout that breaks it)
+BROKEN = [
+    (words.of_modules, "image/a.py:2: 'machine'", {"image/a.py": 'A = "machine"\nB = f"{A}: my machine"\n'}),
+    (words.of_modules, "image/a.py:1: 'told'", {"image/a.py": "# who was told\n"}),
+    (words.of_modules, "image/a.py:2: 'told'", {"image/a.py": '"""A\nb told."""\n'}),
+    (words.of_modules, "image/a.py:1: the name told", {"image/a.py": "told = 1\n"}),
+    (words.of_documents, "image/a.sh:1: 'told'", {"image/a.sh": "# who was told\n"}),
+    (words.exceptions, "CHANGELOG.md:1: exception", {"CHANGELOG.md": ""}),
+    (pages.links, "docs/a.md:1: the link to b.md", {"docs/a.md": "[b](b.md)", "b.md": ""}),
+    (pages.commands, "a.md:1: .venv", {"a.md": f"{pages.PYTEST}tests/a.py -k b", "tests/a.py": "def test_a"}),
+    (pages.paths, "docs/a.md:2: b.py is not there", {"docs/a.md": "\n`b.py`"}),
+    (pages.paths, "README.md:1: stacks/Pulumi.res", {"README.md": ""}),
+    (
+        pages.maps,
+        "image/README.md:1: does not name image/a/",
+        {"image/README.md": "", "image/a/__init__.py": ""},
+    ),
+    (pages.maps, "stacks:1: has no README", {"image/README.md": ""}),
+    (pages.dependencies, "image/requirements.txt:1: tokens", {"image/requirements.txt": "tokens==1\n"}),
+    (trips.drawings, "stacks/README.md:3: draws", drawn(*(f"{file} network" for file in TRIP[1:]))),
+    (trips.drawings, "stacks/README.md:4: stacks/settings/schema.py", drawn(*(f"{file} x" for file in TRIP))),
+    (arrows.rooms, "stacks/a.py:2: imports tests.b", {"stacks/a.py": "def a():\n import tests.b\n"}),
+    (arrows.environments, "stacks/a.py:1: imports image.b", {"stacks/a.py": "from image import b\n"}),
+    (arrows.environments, "stacks/cost/a.py:1: imports boto3", {"stacks/cost/a.py": "import boto3\n"}),
+    (arrows.environments, "stacks/a.py:1: stacks/settings/reader", {"stacks/a.py": "import pulumi.config\n"}),
+    (arrows.environments, "stacks/a.py:1: stands in no room", {"stacks/a.py": ""}),
+    (arrows.console, "image/console/a.py:1: imports rich", {"image/console/a.py": "import rich\n"}),
+    (arrows.program, "__main__.py:1: imports image.a", {"__main__.py": "import image.a\n"}),
+    (arrows.program, "__main__.py:41: has 41", {"__main__.py": "\n" * 41}),
+    (
+        arrows.circles,  # through the __init__ of a folder
+        "stacks/",
+        {
+            "stacks/__init__.py": "from stacks.b import load\n",
+            "stacks/b.py": "from stacks import c\n",
+            "stacks/c.py": "from stacks import load\n",
+        },
+    ),
+    (arrows.homes, "image/a.py:2: A is", {"image/a.py": "\nclass A: ...\n", "image/b.py": "class A: ...\n"}),
+    (arrows.homes, "image/a.py:1: execute_policy", {"image/a.py": "execute_policy()\n"}),
+    (arrows.component_types, "stacks/a.py:1: gpu", {"stacks/a.py": 'a.__init__("gpu-fleet:aws")'}),
+    (unused.names, "image/a.py:2: a: nothing", {"image/a.py": "A = 1\ndef a(): A\n", "image/steps/a": ""}),
+    (unused.names, ".ci/checks/unused.py:1: CALLED", {"image/a.py": "", "image/steps/a": ""}),
+    (unused.helpers, "tests/a.py:3: b:", {"tests/a.py": "def a():\n a()\ndef b():\n", "tests/c.py": "b\n"}),
+    (pins.requirements, "image/requirements.txt:1: is not", {"image/requirements.txt": ""}),
+    (pins.requirements, "requirements.txt:1: a has 0", {"requirements.txt": "a\n"}),
+    (pins.locks, "requirements.lock:1: has a None", {"requirements.txt": "a==1\n"}),
+    (pins.locks, "torch-cpu.lock:1: torch==2.0+cpu has no hash", LOCKS),
+    (pins.torch, "torch-cpu.lock:1: has torch 2.0", LOCKS),
+    (pins.wheels, "image/wheels/debian-12.txt:1: a 1", {"image/wheels/debian-12.txt": "a==1\n"}),
+    (pins.beside_the_locks, "pyproject.toml:1: the extra", {"pyproject.toml": DATA, "tests/a.py": ""}),
+    (
+        tables.actions,
+        f"{tables.ACTIONS}:1: GetRole names",
+        {tables.ACTIONS: ACTION.format("a", '"A"'), "tests/a.py": ""},
+    ),
+    (
+        tables.actions,
+        f"{tables.ACTIONS}:1: GetRole lacks",
+        {tables.ACTIONS: ACTION.format("getrole", ""), "tests/a.py": ""},
+    ),
+    (
+        tables.actions,
+        f"{tables.ACTIONS}:1: no stand-in",
+        {tables.ACTIONS: ACTION.format("getrole", ""), "tests/a.py": ""},
+    ),
+    (tables.regions, f"{tables.REGIONS}:1: eu-nowhere-1", {tables.REGIONS: REGIONS}),
+    (
+        tables.regions,
+        f"{tables.CATALOG[0]}:1: moon",
+        {tables.REGIONS: REGIONS, tables.CATALOG[0]: 'region = "moon"'},
+    ),
+    (tables.written, "docs/settings.md:1: is of other settings", {"docs/settings.md": ""}),
+]
+
+
+def said(rule, files) -> list[str]:
+    return [str(finding) for finding in house.findings(rule, Checkout(ROOT, files))]
+
+
+def test_what_breaks_a_rule_is_named():
+    unseen = [
+        (words_, said(rule, files))
+        for rule, words_, files in BROKEN
+        if not any(line.startswith(words_) for line in said(rule, files))
+    ]
+
+    assert unseen == []
+    assert {rule for rule, _, _ in BROKEN} == set(house.CHECKS)
+
+
+def test_a_rule_that_finds_nothing_to_look_at_is_broken():
+    silent = [rule for rule in house.CHECKS if not said(rule, {"LICENSE": "", ".ci/checks/z.py": ""})]
+
+    assert silent == []
+
+
+def test_an_answer_that_alibaba_cloud_does_not_give_is_named():
+    answer = {"ScalingGroups": [{"ScalingGroupId": "asg-1", "Desired": 1}]}
+
+    assert misfit("DescribeScalingGroups", ["ScalingGroupIds.1"], answer).endswith("answers no ['Desired']")
+    assert "takes no ['GroupIds']" in misfit("DescribeScalingGroups", ["GroupIds.1"], {})
+    assert misfit("DescribeScalingGroups", ["Action", "RegionId", "ScalingGroupIds.1"], {}) == ""
+    assert misfit("RunInstances", [], {}) == "RunInstances is in no row of alicloud_api.toml"
