@@ -622,6 +622,8 @@ def _made() -> tuple[Any, Any]:
         for process in (session, own):
             process.events.register("before-call", _before_call)
             process.events.register("after-call", _after_call)
+        made = cache(partial(session.client, region_name=REGION))
+        session.client = lambda service, *_, **__: made(service)
         return session, aws_session.clients(REGION)
 
 
