@@ -2,10 +2,13 @@
 
 import concurrent.futures
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,23 +95,40 @@ def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, instance_that_
     assert json.loads((first.folder / build.REPORT).read_text())["size_bytes"] == 7
 
 
-def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, instance_that_may):
+def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, instance_that_may, monkeypatch):
     made, others = [], []
+    waits, alone = threading.Event(), build_requirements.alone
+
+    def told(folder):
+        if made:
+            waits.set()
+        return alone(folder)
 
     def make(folder, _listener):
         made.append(folder)
         if len(made) == 1:
             others.append(pool.submit(build.kept, "rootfs", FILES, tmp_path, make, silent))
-            # long enough for a second bake that does not wait to begin, and to be counted
-            concurrent.futures.wait(others, timeout=0.3)
+            assert waits.wait(60)
+            with opened(tmp_path) as held, pytest.raises(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return 7, {"base": 1.0}
 
+    monkeypatch.setattr(build_requirements, "alone", told)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = build.kept("rootfs", FILES, tmp_path, make, silent)
         second = others[0].result()
 
     assert second == first
     assert len(made) == 1
+
+
+@contextmanager
+def opened(folder):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, instance_that_may):

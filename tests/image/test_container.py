@@ -11,7 +11,7 @@ import pytest
 from image import build
 from tests.image.progress import report
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(1500)]
 
 LARGEST_GIB = 1.5
 # not on the path that the container has

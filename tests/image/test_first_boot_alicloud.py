@@ -20,7 +20,7 @@ from tests.image.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.alicloud import OSS, POOL, REGION, STACK, alicloud_account
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(3600)]
 
 SETTINGS = next(pool for pool in stack_files.settings_of(STACK).pools if pool.name == POOL)
 

@@ -158,7 +158,7 @@ def results(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
     return {name: (int(status), rest.strip()) for _, name, status, rest in lines}
 
 
-pytestmark = [pytest.mark.image]
+pytestmark = [pytest.mark.image, pytest.mark.prove]
 
 
 def test_a_user_logs_in_by_their_key_to_a_home_of_their_own(results):

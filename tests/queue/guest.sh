@@ -2,9 +2,10 @@
 # One instance of the stack, as far as its queue goes: a copy of this computer's files, processes and name of its own, and
 # the network namespace it was started in. It does what its user data says, without systemd: `systemctl` only writes down
 # what is to be started, and init.py starts that.
-#   guest.sh FOLDER NAME HOMES
+#   guest.sh FOLDER NAME HOMES [THIS_COMPUTER_S_FOLDER...]
 set -euo pipefail
 folder=$1 name=$2 homes=$3
+shift 3
 root=$folder/root
 hostname "$name"
 mkdir -p "$folder/upper" "$folder/work" "$root"
@@ -23,6 +24,12 @@ ln -s /proc/self/fd "$root/dev/fd"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --bind "$homes" "$root/home"
+# what the folders above would hide
+for needed in "$@"; do
+    own=$(mktemp -d -p "$folder")
+    mkdir -p "$own/upper" "$own/work" "$root$needed"
+    mount -t overlay overlay -o "lowerdir=$needed,upperdir=$own/upper,workdir=$own/work" "$root$needed"
+done
 # its own name, as the cloud's resolver has it; any other name is refused at once
 address=${name#ip-}
 printf '%s %s\n' "${address//-/.}" "$name" >>"$root/etc/hosts"

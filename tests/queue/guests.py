@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ BRIDGE = "gpufleet0"
 # RFC 2544's network for benchmarks: where guests find this computer, and nobody's else
 OUTSIDE, OUTSIDE_NET = "198.18.0.1", "198.18.{}.{}/15"
 TEMPLATES = "aws:ec2/launchTemplate:LaunchTemplate"
+# Where guests have folders of their own (guest.sh).
+OWN = ("/dev/", "/home/", "/run/", "/tmp/")
 POLL_S = 0.25
 START_S = 10  # of a process
 
@@ -42,6 +45,14 @@ def command(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
     return done.stdout
+
+
+@cache
+def hidden_from_guests() -> tuple[str, ...]:
+    """This computer's own trainer and Python, as far as they lie where guests have folders of their own."""
+    trainer = command(sys.executable, "-I", "-c", "import gpu_fleet; print(*gpu_fleet.__path__)").strip()
+    folders = (sys.base_prefix, sys.prefix, str(Path(trainer).parent))
+    return tuple(dict.fromkeys(folder for folder in folders if folder.startswith(OWN)))
 
 
 @contextmanager
@@ -192,9 +203,10 @@ class Fleet:
         }
         own = ["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL"]
         words = [*("nsenter", f"--net=/run/netns/{network}", "unshare"), *own, str(HERE / "guest.sh")]
+        words += [str(folder), f"ip-{address.replace('.', '-')}", str(self.homes), *hidden_from_guests()]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [*words, str(folder), f"ip-{address.replace('.', '-')}", str(self.homes)],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

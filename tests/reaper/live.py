@@ -54,7 +54,7 @@ from tests.reaper.moto_fleet import policy_json, pool_policy
 REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"
 RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
 TICK = timedelta(seconds=5)
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+EPOCH, START = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 11, 24, 12, tzinfo=UTC)
 WRITES = "a write"
 IDLE_HOURS = 3  # of heartbeats from before the test
 POOL = {
@@ -308,7 +308,7 @@ class Live:
     cloud = "aws"
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.now = datetime.now(UTC).replace(microsecond=0, second=0)
+        self.now = START
         self.instances: dict[str, Instance] = {}
         self.metrics = Metrics(self)
         self.calls: list[str] = []
@@ -622,6 +622,8 @@ def _made() -> tuple[Any, Any]:
         for process in (session, own):
             process.events.register("before-call", _before_call)
             process.events.register("after-call", _after_call)
+        made = cache(partial(session.client, region_name=REGION))
+        session.client = lambda service, *_, **__: made(service)
         return session, aws_session.clients(REGION)
 
 

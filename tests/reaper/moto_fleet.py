@@ -13,8 +13,9 @@ from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 REGION = "us-east-1"
 STACK = "test"
 BUCKET = "gpu-fleet-test-records"
-# moto starts every instance now: the sweeps of the tests happen three days later.
-NOW = datetime.now(UTC).replace(second=30, microsecond=0) + timedelta(days=3)
+# When sweeps happen, three days after ``fake_aws`` has started what they find.
+NOW = datetime(2026, 11, 24, 12, 0, 30, tzinfo=UTC)
+STARTED = NOW - timedelta(days=3)
 HEARTBEAT_S = 300  # sparse enough for moto, which looks at every point for every period
 TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
 
@@ -90,14 +91,15 @@ def client(service: str) -> Any:
 
 
 def set_clock(monkeypatch: Any, now: datetime) -> None:
-    """Let ``gpu-fleet sweep`` see this time; a live one takes no other than the present."""
+    """Let commands see this time; a live sweep takes no other than the present."""
 
     class Clock(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
             return now.astimezone(tz)
 
-    monkeypatch.setattr("image.reaper.sweep.command.datetime", Clock)
+    for command in ("people.report", "people.unfreeze", "sweep.command"):
+        monkeypatch.setattr(f"image.reaper.{command}.datetime", Clock)
     # moto's answers carry the present
     monkeypatch.setattr("image.reaper.calls.Calls._note_time", lambda *_: None)
 

@@ -1,6 +1,7 @@
 """A real agent process on a fast clock, against a CloudWatch of moto."""
 
 import json
+import secrets
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from image.reaper.agent.command import boot_time
 from stacks.rehearsal.metadata import metadata_service
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.one_instance import client, one_instance
+from tests.reaper.programs import LONGEST_WAIT_S, until
 
 HOURS = 26
 NAMESPACE = "GpuFleet/aws-dev"
@@ -25,8 +27,8 @@ def environment(tmp_path_factory):
 
 
 @contextmanager
-def running(*command):
-    process = subprocess.Popen(command)
+def running(*command, **options):
+    process = subprocess.Popen(command, **options)
     try:
         yield process
     finally:
@@ -40,10 +42,10 @@ def run_agent(environment, run_dir, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def heartbeats(environment, instance_id, start, metric="SecondsSinceActivity"):
+def heartbeats(environment, instance_id, start):
     answer = client(environment, "cloudwatch").get_metric_statistics(
         Namespace=NAMESPACE,
-        MetricName=metric,
+        MetricName="SecondsSinceActivity",
         Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
         StartTime=start - timedelta(minutes=2),
         EndTime=start + timedelta(hours=HOURS, minutes=2),
@@ -87,61 +89,83 @@ def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
 
 
 @pytest.fixture
-def metadata(environment, tmp_path):
-    """A metadata service, the environment that leads to it, and a keep folder with one file."""
+def bucket(environment):
+    """One of the test's own."""
+    made = f"made-up-{secrets.token_hex(4)}"
+    client(environment, "s3").create_bucket(Bucket=made)
+    return made
+
+
+@pytest.fixture
+def instance_file(bucket, tmp_path):
+    file = tmp_path / "instance.toml"
+    file.write_text(INSTANCE_TOML.replace("made-up", bucket))
+    return file
+
+
+@pytest.fixture
+def metadata(environment, instance_file, tmp_path):
+    """A metadata service, the environment of an instance that asks it, and a keep folder with one file."""
     (tmp_path / "keep").mkdir()
     (tmp_path / "keep/notes.txt").write_text("hello")
-    s3 = client(environment, "s3")
-    if "made-up" not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}:
-        s3.create_bucket(Bucket="made-up")
+    own = {"GPU_FLEET_INSTANCE_FILE": str(instance_file), "GPU_FLEET_RUN_DIR": str(tmp_path / "run")}
     with metadata_service() as service:
         service.answers["/latest/meta-data/instance-id"] = "i-told"
-        yield service, environment | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
+        yield service, environment | own | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
 
 
-def watch_idle(environment, tmp_path, start):
-    with running("sleep", "600") as process:
-        return run_agent(
-            environment,
-            tmp_path / "run",
-            *("--watch-pid", str(process.pid), "--keep-folder", str(tmp_path / "keep"), "--duration", "7200"),
-            *("--clock-start", start.isoformat(), "--clock-speed", "3600"),
-        )
+def watch_until(found, environment, tmp_path, *arguments):
+    """Let an agent run, an hour in each second, until something is found; gives its log."""
+    log = tmp_path / "agent.log"
+    words = [sys.executable, "-m", "image.reaper", "agent", "--keep-folder", tmp_path / "keep", *arguments]
+    with (
+        log.open("w") as file,
+        running(*words, "--clock-speed", "3600", env=environment, stderr=file) as agent,
+    ):
+        until(lambda: agent.poll() is not None or found(log.read_text()), "what the agent should do")
+        agent.terminate()
+        assert agent.wait(LONGEST_WAIT_S) == 0, log.read_text()
+    return log.read_text()
 
 
-def kept(environment):
-    listed = client(environment, "s3").list_objects_v2(Bucket="made-up").get("Contents", [])
+def kept(environment, bucket):
+    listed = client(environment, "s3").list_objects_v2(Bucket=bucket).get("Contents", [])
     return [entry["Key"] for entry in listed]
 
 
-def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment, metadata, tmp_path):
+def test_an_instance_that_its_group_terminates_is_stopped_and_saved(
+    environment, metadata, bucket, instance_file, tmp_path
+):
     service, environment_of_metadata = metadata
     service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
-    instance_file = tmp_path / "instance.toml"
-    instance_file.write_text(INSTANCE_TOML.replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
+    # moto completes no hook
+    instance_file.write_text(instance_file.read_text().replace('"gpu-fleet-drain"', '""'))
 
-    ended = watch_idle(
-        environment_of_metadata | {"GPU_FLEET_INSTANCE_FILE": str(instance_file)}, tmp_path, datetime.now(UTC)
-    )
+    with running("sleep", "600") as process:
+        watched = ("--watch-pid", str(process.pid))
+        watch_until(lambda log: "event=drained" in log, environment_of_metadata, tmp_path, *watched)
 
-    assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
-    assert "dev/keep/i-told/notes.txt" in kept(environment)
+    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
 
 
 def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
-    environment, metadata, tmp_path
+    environment, metadata, bucket, tmp_path
 ):
     service, environment_of_metadata = metadata
     start = datetime.now(UTC).replace(microsecond=0)
     service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
 
-    ended = watch_idle(environment_of_metadata, tmp_path, start)
+    def answers(_log=""):
+        return [key for key in kept(environment, bucket) if "handshake" in key]
 
-    assert ended.returncode == 0, ended.stderr
-    assert "dev/keep/i-told/notes.txt" in kept(environment)
-    answer = f":i-told/{start:%Y%m%dT%H%M%SZ}/idle.json"
-    assert [key.endswith(answer) for key in kept(environment) if "handshake" in key] == [True]
+    with running("sleep", "600") as process:
+        watched = ("--watch-pid", str(process.pid), "--clock-start", start.isoformat())
+        watch_until(answers, environment_of_metadata, tmp_path, *watched)
+
+    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+    (answer,) = answers()
+    assert answer.endswith(f":i-told/{start:%Y%m%dT%H%M%SZ}/idle.json")
 
 
 def test_the_instance_booted_as_long_ago_as_it_runs():
@@ -152,40 +176,38 @@ def test_the_instance_booted_as_long_ago_as_it_runs():
     assert before_s - 1 <= runs_s <= after_s + 1  # the kernel says whole seconds
 
 
-def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment, metadata, tmp_path):
-    service, environment_of_metadata = metadata
-    service.answers["/latest/meta-data/instance-id"] = "i-unfit"
+def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment, tmp_path):
     start = datetime.now(UTC).replace(microsecond=0)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/ready.json").write_text('{"schema_version": 1, "ready": false}')
+    (tmp_path / "ready.json").write_text('{"schema_version": 1, "ready": false}')
 
-    ended = watch_idle(environment_of_metadata, tmp_path, start)
+    with running("sleep", "600") as process:
+        ended = run_agent(
+            environment,
+            tmp_path,
+            *("--instance-id", "i-unfit", "--watch-pid", str(process.pid), "--duration", "1800"),
+            *("--clock-start", start.isoformat(), "--clock-speed", "3600"),
+        )
 
     assert ended.returncode == 0, ended.stderr
-    assert set(heartbeats(environment, "i-unfit", start, "SecondsSinceActivity")) == {-3.0}
+    assert set(heartbeats(environment, "i-unfit", start)) == {-3.0}
 
 
-def test_a_program_that_the_stack_names_is_work(environment, metadata, tmp_path):
+def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, tmp_path):
     """By the door of the product: the policy in the records bucket, read by the instance's own agent."""
     _, environment_of_metadata = metadata
     policy = {"pools": {"dev": {"sensors": sensors(watch=["blender"], cpu_cores=64, disk_kib_per_s=2**20)}}}
     client(environment, "s3").put_object(
-        Bucket="made-up", Key="reaper/policy.json", Body=json.dumps(policy).encode()
+        Bucket=bucket, Key="reaper/policy.json", Body=json.dumps(policy).encode()
     )
-    file = tmp_path / "instance.toml"
-    file.write_text(INSTANCE_TOML)
     (tmp_path / "blender").symlink_to("/usr/bin/sleep")
+    activity = tmp_path / "run/activity.json"
 
     with running(tmp_path / "blender", "600") as process:
-        ended = run_agent(
-            environment_of_metadata | {"GPU_FLEET_INSTANCE_FILE": str(file)},
-            tmp_path / "run",
-            *("--instance-id", "i-watch", "--clock-speed", "3600", "--duration", "7200"),
-        )
+        reason = f"process: blender ({process.pid}, root)"
+        reasons = lambda _log: activity.exists() and reason in json.loads(activity.read_text())["reasons"]  # noqa: E731
+        watch_until(reasons, environment_of_metadata, tmp_path)
 
-    assert ended.returncode == 0, ended.stderr
-    reasons = json.loads((tmp_path / "run/activity.json").read_text())["reasons"]
-    assert f"process: blender ({process.pid}, root)" in reasons
+        assert reasons("")
 
 
 def sensors(**values):

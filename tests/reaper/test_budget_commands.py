@@ -1,7 +1,7 @@
 """What users do about the budget: see it, lift a freeze, read a day. Against moto."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
@@ -15,6 +15,7 @@ from tests.reaper.moto_fleet import (
     BUCKET,
     NOW,
     STACK,
+    STARTED,
     MotoFleet,
     budget_json,
     client,
@@ -34,8 +35,9 @@ def fleet(monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
     """Runs ``gpu-reaper`` under a policy whose budget is as told."""
+    set_clock(monkeypatch, NOW)
 
     def invoke(*arguments, **budget):
         pools = {"dev": pool_policy(idle_after_hours=200)}
@@ -56,8 +58,8 @@ def metric(fleet, name, pool=None):
         Namespace=namespace(STACK),
         MetricName=name,
         Dimensions=dimensions,
-        StartTime=datetime.now(UTC) - timedelta(hours=1),
-        EndTime=datetime.now(UTC) + timedelta(hours=1),
+        StartTime=STARTED - timedelta(hours=1),
+        EndTime=STARTED + timedelta(hours=1),
         Period=60,
         Statistics=["Maximum"],
     )
@@ -67,7 +69,6 @@ def metric(fleet, name, pool=None):
 def test_a_sweep_meters_and_freezes_and_a_user_unfreezes(fleet, run):
     members = fleet.start_group("pool", desired=2)
 
-    # a budget of nothing is spent on any day of the month
     swept = run("sweep", "--live", monthly="0")
 
     assert "pools that freeze are closed" in swept.output
@@ -90,9 +91,8 @@ def test_a_sweep_meters_and_freezes_and_a_user_unfreezes(fleet, run):
     ]
 
 
-def test_status_shows_what_is_spent(fleet, run, monkeypatch):
+def test_status_shows_what_is_spent(fleet, run):
     fleet.start()
-    set_clock(monkeypatch, NOW)
     run("sweep", "--live")
 
     shown = run("status", "--now", (NOW + timedelta(hours=1)).isoformat())
@@ -111,7 +111,7 @@ def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
 
 def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
     instance = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
-    yesterday = (datetime.now(UTC) - timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    yesterday = (NOW - timedelta(days=1)).replace(hour=0, minute=0, second=0)
     day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
     key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))

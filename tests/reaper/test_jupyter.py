@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,17 +14,17 @@ from image.reaper.agent.sensors.jupyter import kernel_sessions, server_of
 from image.reaper.agent.sensors.processes import Process
 
 TOKEN = "0123456789abcdef"
-DROP_S = 0.05  # from one drop of an answer to the next
+LONGEST_S = 60.0  # a busy computer may stand still for seconds
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """How long an answer is waited for: a busy computer may stand still for seconds."""
-    monkeypatch.setattr(sensor, "TIMEOUT_S", 60.0)
+    """How long an answer is waited for."""
+    monkeypatch.setattr(sensor, "TIMEOUT_S", LONGEST_S)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with what the test says: (status, headers, body)."""
+    """Answers with what the test says, (status, headers, body), and is silent then until it may end."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Authorization")))
@@ -34,13 +33,9 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        for piece in body if isinstance(body, list) else [body]:
-            try:
-                self.wfile.write(piece)
-                self.wfile.flush()
-            except OSError:  # the other end gave up
-                return
-            time.sleep(DROP_S if isinstance(body, list) else 0)
+        self.wfile.write(body)
+        self.server.answered.set()
+        self.server.may_end.wait(LONGEST_S)
 
     def log_message(self, *_arguments):
         pass
@@ -50,8 +45,11 @@ class Handler(BaseHTTPRequestHandler):
 def server(answer):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.answer, made.asked = answer, []
+        made.answered, made.may_end = threading.Event(), threading.Event()
+        made.may_end.set()
         threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         yield made
+        made.may_end.set()
         made.shutdown()
 
 
@@ -149,16 +147,50 @@ def test_a_server_whose_answer_says_nothing_is_unknown_without_its_token(noteboo
     assert TOKEN not in unknown
 
 
-def test_a_server_that_answers_drop_by_drop_is_given_up(notebook, monkeypatch):
-    """Never silent for long, and not at an end for a minute."""
-    monkeypatch.setattr(sensor, "TIMEOUT_S", 5 * DROP_S)
+@pytest.mark.parametrize(
+    ("protocol", "headers"),
+    [
+        ("HTTP/1.0", {}),
+        ("HTTP/1.1", {"Connection": "close"}),
+        ("HTTP/1.1", {"Content-Length": "1000"}),
+        ("HTTP/1.1", {"Transfer-Encoding": "chunked"}),
+    ],
+)
+def test_a_question_whose_answer_does_not_end_is_given_up_with_its_thread(
+    notebook, monkeypatch, protocol, headers
+):
+    """Of an answer that is JSON so far, too."""
+    monkeypatch.setattr(Handler, "protocol_version", protocol)
+    asked = []
+    with server((200, headers, b"2\r\n[]" if "Transfer-Encoding" in headers else b"[]")) as jupyter:
+        jupyter.may_end.clear()
+        join = sensor._Asking.join
 
-    with server((200, {}, [b"["] + [b" "] * 1200)) as jupyter:
+        def time_is_over(asking, _seconds):
+            asked.append(asking)
+            assert jupyter.answered.wait(LONGEST_S)
+
+        monkeypatch.setattr(sensor._Asking, "join", time_is_over)
         sessions, (unknown,) = notebook(jupyter.server_port)
+        (asking,) = asked
+        join(asking, LONGEST_S / 2)
 
+        assert not asking.is_alive()
     assert sessions == []
     assert "does not answer: TimeoutError" in unknown
     assert TOKEN not in unknown
+
+
+def test_a_question_that_is_given_up_before_it_is_asked_is_never_asked(notebook):
+    with server(kernels("idle")) as jupyter:
+        notebook(jupyter.server_port)
+        asking = sensor._Asking(server_of(notebook.kernel, {notebook.own.pid: notebook.own}), "api", None)
+
+        asking.give_up()
+        asking.run()
+
+    assert isinstance(asking.refused, TimeoutError)
+    assert len(jupyter.asked) == 1
 
 
 def test_a_server_that_is_not_there_is_unknown(notebook):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moto import mock_aws
 
 from image.reaper.aws.leftovers import Leftovers
 from image.reaper.calls import Calls
@@ -16,6 +15,7 @@ from image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Le
 from image.reaper.sweep.leftovers import GIB_MONTH, Step, judge
 from image.reaper.sweep.tidy import look
 from image.reaper.times import format_time
+from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client
 from tests.reaper.sweeping import policy
 
@@ -99,11 +99,8 @@ def test_the_report_says_since_when_and_what_it_costs_where_that_is_known():
 
 
 @pytest.fixture
-def ec2(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with mock_aws():
+def ec2():
+    with fake_aws():
         yield client("ec2")
 
 

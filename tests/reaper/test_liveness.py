@@ -46,7 +46,7 @@ def sweep(world, checked):
         sweep_world(world, checked)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.prove) for seed in (1, 2))])
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_each_forgotten_instance_is_terminated_in_time_once_sweeps_live_again(cloud, seed):
     world, chance = KillingWorld(seed), random.Random(seed)

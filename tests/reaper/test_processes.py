@@ -59,14 +59,12 @@ def command_of(line):
     return [word.replace("_[", " [") for word in line.split()]
 
 
-@pytest.mark.parametrize("line", WORK)
-def test_work_is_known_by_its_command(line):
-    assert is_watched(command_of(line))
+def test_work_is_known_by_its_command():
+    assert [line for line in WORK if not is_watched(command_of(line))] == []
 
 
-@pytest.mark.parametrize("line", NO_WORK)
-def test_what_only_waits_or_merely_looks_alike_is_not(line):
-    assert not is_watched(command_of(line))
+def test_what_only_waits_or_merely_looks_alike_is_not():
+    assert [line for line in NO_WORK if is_watched(command_of(line))] == []
 
 
 def test_the_stack_s_own_words_are_program_names():

@@ -45,6 +45,24 @@ def python(code):
 
 # Ends its start before it says so, then waits in a read.
 WAITING = "import sys\nprint(1, flush=True)\nsys.stdin.read()"
+# Says so before it computes, which it does once it is asked to, and after it.
+COMPUTING = """
+import sys, time
+print(1, flush=True)
+sys.stdin.readline()
+end = time.process_time() + 0.3
+while time.process_time() < end:
+    pass
+print(2, flush=True)
+sys.stdin.read()
+"""
+
+
+def let_compute(process):
+    """Returns when a process has computed for 0.3 s."""
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"2\n"
 
 
 def burn_cpu(seconds):
@@ -203,14 +221,13 @@ def test_rdma_bytes_count_as_network(tmp_path):
 
 def test_a_process_that_computes_in_a_child_is_busy():
     child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
-    loop = "import time\nprint(1, flush=True)\nwhile True: pass"
-    with running(sys.executable, "-S", "-c", child, loop) as process:
+    with running(sys.executable, "-S", "-c", child, COMPUTING) as process:
         process.stdout.readline()
         counters = TreeCounters(process.pid)
         before = counters()
-        burn_cpu(0.3)
+        let_compute(process)
 
-        assert counters().cpu_s - before.cpu_s > 0
+        assert counters().cpu_s - before.cpu_s >= 0.2
         assert len(counters.pids()) == 2
         psutil.Process(process.pid).children()[0].kill()
 
@@ -255,10 +272,8 @@ def test_a_process_that_never_was_is_refused():
         TreeCounters(process.pid)
 
 
-def table(pids=(), root="/"):
-    return ProcessTable(
-        lambda: frozenset(pids), time.monotonic, lambda *_arguments: ([], []), root=Path(root)
-    )
+def table(pids=(), root="/", real_s=time.monotonic):
+    return ProcessTable(lambda: frozenset(pids), real_s, lambda *_arguments: ([], []), root=Path(root))
 
 
 def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
@@ -275,22 +290,28 @@ def use_of(presence, pid):
     return use
 
 
-def test_a_gpu_process_that_computes_gets_on():
-    with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
+@contextmanager
+def looked_at(code):
+    """A process that has begun, a table that has looked at it, and the seconds of that table's clock."""
+    seconds = [0.0]
+    with running(*python(code)) as process:
         process.stdout.readline()
-        look = table([process.pid])
+        look = table([process.pid], real_s=lambda: seconds[0])
         look.read()
-        burn_cpu(0.3)
+        yield process, look, seconds
+
+
+def test_a_gpu_process_that_computes_gets_on():
+    with looked_at(COMPUTING) as (process, look, seconds):
+        let_compute(process)
+        seconds[0] = 5.0
 
         assert use_of(look.read(), process.pid).gets_on
 
 
 def test_a_gpu_process_that_only_holds_memory_does_not():
-    with running(*python(WAITING)) as process:
-        process.stdout.readline()
-        look = table([process.pid])
-        look.read()
-        burn_cpu(0.1)
+    with looked_at(WAITING) as (process, look, seconds):
+        seconds[0] = 5.0
 
         assert not use_of(look.read(), process.pid).gets_on
 
@@ -300,16 +321,14 @@ def test_a_gpu_process_is_judged_from_the_second_look_on():
 
 
 def test_a_look_in_between_does_not_hide_what_was_done_before_it():
-    with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
-        process.stdout.readline()
-        look = table([process.pid])
-        look.read()
-        burn_cpu(0.3)
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    with looked_at(COMPUTING) as (process, look, seconds):
+        let_compute(process)
+        seconds[0] = 5.0
 
         assert use_of(look.read(keep=True), process.pid).gets_on
+        seconds[0] = 10.0
         assert use_of(look.read(), process.pid).gets_on
+        seconds[0] = 15.0
         assert not use_of(look.read(), process.pid).gets_on
 
 

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 
 import pytest
 from click.testing import CliRunner, Result
-from moto import mock_aws
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.sesv2.models import sesv2_backends
 
@@ -21,7 +20,8 @@ from image.reaper.model import (
     TAG_REAP_AFTER,
     TAG_USERS,
 )
-from tests.reaper.moto_fleet import BUCKET, NOW, REGION, MotoFleet, client, set_clock, write_policy
+from tests.reaper.fake_aws import fake_aws
+from tests.reaper.moto_fleet import BUCKET, NOW, REGION, STARTED, MotoFleet, client, set_clock, write_policy
 
 NOTICE = "test: 1 idle GPU instance(s) of ada will be stopped or terminated"
 AFTER_GRACE = NOW + timedelta(minutes=31)
@@ -30,10 +30,7 @@ AFTER_GRACE = NOW + timedelta(minutes=31)
 @pytest.fixture
 def fleet(monkeypatch):
     """An empty stack in moto, and an environment that leads to it."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with mock_aws():
+    with fake_aws():
         made = MotoFleet()
         for name, value in made.environ().items():
             monkeypatch.setenv(name, value)
@@ -150,8 +147,8 @@ def published(metric):
     answer = client("cloudwatch").get_metric_statistics(
         Namespace="GpuFleet/test",
         MetricName=metric,
-        StartTime=datetime.now(NOW.tzinfo) - timedelta(hours=1),
-        EndTime=datetime.now(NOW.tzinfo) + timedelta(hours=1),
+        StartTime=STARTED - timedelta(hours=1),
+        EndTime=STARTED + timedelta(hours=1),
         Period=86400,
         Statistics=["Sum"],
     )

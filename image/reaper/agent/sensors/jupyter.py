@@ -223,8 +223,9 @@ def ask(
     asking.join(2 * TIMEOUT_S)
     if asking.is_alive():
         asking.give_up()
-    if asking.refused is not None or asking.status is None:
-        raise SensorError(f"its API does not answer: {type(asking.refused or TimeoutError()).__name__}")
+        raise SensorError("its API does not answer: TimeoutError")
+    if asking.refused is not None:
+        raise SensorError(f"its API does not answer: {type(asking.refused).__name__}")
     if asking.status not in ANSWERED:
         raise SensorError(f"its API answers {asking.status}, so nobody knows what its kernels do")
     return asking.answer
@@ -247,6 +248,9 @@ class _Asking(threading.Thread):
         self._path = f"/{server.base_url.strip('/')}/".replace("//", "/") + path
         self._namespace = namespace
         self._connection = _connection(server)
+        # http.client lets go of its own before an answer that ends with the connection
+        self._socket: socket.socket | None = None
+        self._is_given_up = False
         self.method = "GET"
         self.body: str | None = None
         self.status: int | None = None
@@ -259,10 +263,16 @@ class _Asking(threading.Thread):
             if self._namespace is not None:
                 self._move(self._namespace)
             headers = {"Authorization": f"token {self._server.token}"} if self._server.token else {}
+            self._connection.connect()
+            self._socket = self._connection.sock
+            if self._is_given_up:
+                raise TimeoutError
             self._connection.request(self.method, self._path, self.body, headers)
-            answer = self._connection.getresponse()
-            self.answer = json.loads(answer.read(LARGEST_ANSWER)) if answer.status == http.client.OK else None
-            self.status = answer.status
+            with self._connection.getresponse() as answer:
+                self.answer = (
+                    json.loads(answer.read(LARGEST_ANSWER)) if answer.status == http.client.OK else None
+                )
+                self.status = answer.status
         except (OSError, http.client.HTTPException, ValueError, RecursionError, OverflowError) as error:
             self.refused = error
         finally:
@@ -275,10 +285,11 @@ class _Asking(threading.Thread):
                 raise OSError(ctypes.get_errno(), "setns")
 
     def give_up(self) -> None:
-        """End a question whose answer comes drop by drop."""
-        if (sock := self._connection.sock) is not None:
+        """End a question whose answer comes drop by drop; one that is not asked yet is never asked."""
+        self._is_given_up = True
+        if self._socket is not None:
             with contextlib.suppress(OSError):  # it ended by itself
-                sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _connection(server: Server) -> http.client.HTTPConnection:
