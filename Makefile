@@ -52,9 +52,10 @@ boot: $(READY) ## Bake an image, boot it, end it as idle: needs root and Debian 
 test-libraries: $(READY) ## Check the callbacks with the libraries themselves, which this brings from PyPI
 	@$(PY) -m pytest -m "libraries and not prove" $(ARGS)
 
-lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
+lint: $(READY) ## Format and lint with ruff, hold the house's rules, type-check with mypy --strict
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
+	@$(PY) .ci/house.py
 	@$(VENV)/bin/mypy
 
 format: $(READY) ## Let ruff rewrite what it can

@@ -1,4 +1,4 @@
-"""Which modules of ``make test-image`` run in one process, one after another.
+"""Which modules of ``make boot`` and ``make prove-image`` run in one process, one after another.
 
 ``xdist_group`` would say so at each module, but pytest 9.2 hides it from xdist 3.8, which then spreads the
 tests without a word (github.com/pytest-dev/pytest-xdist/issues/1386).

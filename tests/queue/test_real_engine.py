@@ -192,7 +192,7 @@ def record(name: str, seconds: float, goal: str | None = None) -> None:
     ``queue_node_boot_s`` says.
     """
     entry = {"value": round(seconds, 1), "unit": "s", "peer": None, "ratio": None, "goal": goal}
-    merge(TARGET, {name: entry | {"command": "make test-queue"}})
+    merge(TARGET, {name: entry | {"command": "make prove-queue"}})
 
 
 @contextmanager
