@@ -1,16 +1,21 @@
-"""Every command that a README shows works, run block by block as a reader would."""
+"""Every command that a README shows takes its arguments; the quick ones run, as a reader would run them.
 
-import json
+Those that train or rehearse run for real by `make prove-readme`. Commands of pytest are held by `make lint`.
+"""
+
 import os
 import re
 import shlex
 import subprocess
-import time
-import urllib.request
-from functools import cache
 from pathlib import Path
 
+import click
 import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from gpu_fleet import config
+from tests.console.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("stacks", "image", "training", "tests")
@@ -20,12 +25,17 @@ READMES = [
     *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md"))),
 ]
 BLOCK = re.compile(r"^```(?:sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# .ci/run calls these on every change, on a clean checkout
-BY_CI = {"make rehearse", "make test", "make test-image", "make lint"}
-# What takes root and minutes, beyond what CI has: that it finds its tests.
-BY_HAND = {"make test-queue"}
-# a server stays until it is told to go
-SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
+PYTEST = ".venv/bin/python -m pytest "
+SERVER = ".venv/bin/moto_server -p "
+TORCHRUN = ".venv/bin/torchrun "
+# What reads a run or trains one, the whole rehearsal, an environment of its own: seconds to a minute each.
+SLOW = re.compile(
+    r"\S*torchrun |gpu-fleet rehearse |gpu-fleet train (?:prepare|train|report) |make (?:policy|up)"
+)
+POLICY = "make policy"
+# The targets that stand a stack up; the others run what CI and `make prove` run.
+TARGETS = (POLICY, "make up ")
+NOT_RUN = (PYTEST, SERVER, "source ")
 # asks a cloud; without an account it says so
 ASKING = {"gpu-fleet preflight aws-dev": "Unable to locate credentials"}
 PATIENCE_S = 280
@@ -36,33 +46,32 @@ READY_AFTER = (
     "pyproject.toml",
     ".ci/environment.py",
 )
-PYTEST = ".venv/bin/python -m pytest "
-# {command: its words} to {command: [exit status, what was said]}; in one process, for each would load for 2 s
-COLLECT = """
-import contextlib, io, json, sys
-import pytest
-
-answers = {}
-for command, words in json.load(sys.stdin).items():
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        status = pytest.main([*words, "--collect-only", "-s", "-p", "no:cacheprovider"])
-    answers[command] = (status, said.getvalue())
-json.dump(answers, sys.stdout)
-"""
 
 
-def blocks() -> list[tuple[str, list[str]]]:
-    """(README and place, its commands) of every block, comments and empty lines left out."""
-    found = []
+def blocks() -> dict[str, list[str]]:
+    """README and place -> its commands, of every block; comments and empty lines left out."""
+    found = {}
     for path in READMES:
         for number, text in enumerate(BLOCK.findall(path.read_text())):
             joined = text.replace("\\\n", " ")
             lines = [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
-            found.append((f"{path.relative_to(ROOT)}[{number}]", lines))
+            found[f"{path.relative_to(ROOT)}[{number}]"] = lines
     return found
 
 
-BLOCKS = dict(blocks())
+def is_run(command: str) -> bool:
+    """Whether a test runs it, rather than the whole suite or a server."""
+    return command.startswith(TARGETS) if command.startswith("make ") else not command.startswith(NOT_RUN)
+
+
+BLOCKS = blocks()
+EVERY = sorted({command for commands in BLOCKS.values() for command in commands})
+# Each quick command once, with those of its block.
+QUICK = {place: [] for place in BLOCKS}
+for command in EVERY:
+    if is_run(command) and not SLOW.match(command):
+        QUICK[next(place for place in BLOCKS if command in BLOCKS[place])].append(command)
+WHOLE = {place: commands for place, commands in BLOCKS.items() if any(map(SLOW.match, commands))}
 
 
 @pytest.fixture
@@ -104,30 +113,11 @@ def say(command: str, checkout: Path, **environment: str) -> subprocess.Complete
 
 
 def run(command: str, checkout: Path) -> None:
+    if command in ASKING:
+        ask_without_account(command, ASKING[command], checkout)
+        return
     done = say(command, checkout)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-
-
-@cache
-def collected() -> dict[str, tuple[int, str]]:
-    """What pytest finds for each command of a README that calls it: exit status and words."""
-    commands = [line for lines in BLOCKS.values() for line in lines if line.startswith(PYTEST)]
-    done = subprocess.run(
-        [ROOT / ".venv/bin/python", "-c", COLLECT],
-        input=json.dumps({command: shlex.split(command.removeprefix(PYTEST)) for command in commands}),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    return json.loads(done.stdout)
-
-
-def find_tests(command: str) -> None:
-    """Tests that a README names are there; they run on each change anyway."""
-    status, said = collected()[command]
-    assert status == 0, f"{command}\n{said[-2000:]}"
 
 
 def ask_without_account(command: str, answer: str, checkout: Path) -> None:
@@ -137,69 +127,79 @@ def ask_without_account(command: str, answer: str, checkout: Path) -> None:
     assert answer in done.stdout, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def serve(command: str, url: str, checkout: Path) -> None:
-    """Start a server, see it answer, end it."""
-    process = subprocess.Popen(
-        command.split(), cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not _answers(url):
-            assert process.poll() is None, f"{command} ended with {process.returncode}"
-            assert time.monotonic() < deadline, f"{command} does not answer"
-            time.sleep(0.1)  # polls another process; its clock is not ours to inject
-    finally:
-        process.kill()
-        process.wait()
+def read(words: list[str]) -> None:
+    """Take a command line of `gpu-fleet` as the console does, up to where the command itself would begin.
+
+    Raises:
+        click.ClickException: there is no such command, or it does not take these words.
+        ConfigError: there is no such key of a run, or it has no such value.
+    """
+    path = next(path for at in range(len(words), -1, -1) if (path := tuple(words[:at])) in COMMANDS)
+    with COMMANDS[path].make_context(" ".join(path), words[len(path) :], resilient_parsing=False) as context:
+        if file := context.params.get("config_file"):
+            config.load(ROOT / file, context.params["overrides"])
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as response:
-            return response.status == 200
-    except OSError:
-        return False
+def read_torchrun(words: list[str]) -> None:
+    """Take a command line of torchrun and of what it starts, a script of the checkout or the trainer."""
+    options = get_args_parser().parse_args(words)
+    if options.module:
+        assert options.training_script == "gpu_fleet"
+        read(["train", *options.training_script_args])
+    else:
+        assert (ROOT / options.training_script).is_file()
 
 
-LINKED = [*READMES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+def taken(command: str) -> bool:
+    """Whether a command line is one that its program takes."""
+    words = shlex.split(command)
+    if command.startswith("make "):
+        dry = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, check=False)
+        return dry.returncode == 0
+    if command.startswith(TORCHRUN):
+        read_torchrun(words[1:])
+    elif Path(words[0]).name == "gpu-fleet":
+        try:
+            read(words[1:])
+        except click.exceptions.Exit as end:  # --help
+            return end.exit_code == 0
+    else:  # run, or held elsewhere; `source FILE`
+        return is_run(command) or command.startswith(PYTEST) or (ROOT / words[words[0] == "source"]).exists()
+    return True
 
 
-@pytest.mark.parametrize("page", sorted(set(LINKED)), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_to_a_file_leads_somewhere(page):
-    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+def test_every_command_of_a_readme_takes_its_arguments():
+    refused = []
+    for command in EVERY:
+        try:
+            assert taken(command)
+        except (AssertionError, click.ClickException, config.ConfigError, SystemExit) as error:
+            refused.append(f"{command}: {error}")
 
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert len(EVERY) > 30
+    assert refused == []
 
 
-def test_every_room_has_a_readme():
-    for room in ROOMS:
-        assert ROOT / room / "README.md" in READMES
+def test_the_server_of_a_readme_is_the_one_that_the_local_stack_asks():
+    ports = {command.removeprefix(SERVER) for command in EVERY if command.startswith(SERVER)}
+    settings = yaml.safe_load((ROOT / "stacks/Pulumi.local.yaml").read_text())["config"]
+
+    assert [settings["gpu-fleet:endpoint_url"]] == [f"http://127.0.0.1:{port}" for port in ports]
+    assert (ROOT / ".venv/bin/moto_server").exists()
 
 
-@pytest.mark.parametrize("place", BLOCKS)
-def test_the_commands_of_a_readme_work(place, checkout):
-    by_ci = (ROOT / ".ci" / "run").read_text()
-
+@pytest.mark.parametrize("place", [place for place, commands in QUICK.items() if commands])
+def test_the_quick_commands_of_a_readme_work(place, checkout):
     for command in BLOCKS[place]:
-        if command in BY_CI:
-            target = command.replace("make", "target")
-            assert re.search(rf"^{target}( \|\| test_again)?$", by_ci, re.MULTILINE)
-        elif command in BY_HAND:
-            run(f"{command} ARGS='--collect-only --quiet'", checkout)
-        elif command.startswith(PYTEST):
-            find_tests(command)
-        elif command in SERVERS:
-            serve(command, SERVERS[command], checkout)
-        elif command in ASKING:
-            ask_without_account(command, ASKING[command], checkout)
-        else:
+        if command in QUICK[place]:
             run(command, checkout)
 
 
-def test_the_table_of_dependencies_names_every_package_that_is_pinned():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    files = (ROOT / "requirements.txt", *sorted(ROOT.glob("[!.b]*/**/requirements.txt")))
-    pinned = [name for path in files for name in re.findall(r"^([\w-]+).*==", path.read_text(), re.MULTILINE)]
-
-    assert len(pinned) > len(files)
-    assert [name for name in pinned if name not in text] == []
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("place", WHOLE)
+def test_the_commands_of_a_readme_work(place, checkout):
+    if any(command.startswith(TARGETS) for command in WHOLE[place]):
+        run(POLICY, ROOT)  # through the link its programs would name the test's folder
+    for command in filter(is_run, WHOLE[place]):
+        run(command, checkout)
