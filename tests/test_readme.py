@@ -15,7 +15,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from gpu_fleet import config
-from tests.console.commands import COMMANDS
+from tests.console.commands import COMMANDS, LEAVES
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("stacks", "image", "training", "tests")
@@ -131,11 +131,12 @@ def read(words: list[str]) -> None:
     """Take a command line of `gpu-fleet` as the console does, up to where the command itself would begin.
 
     Raises:
-        click.ClickException: there is no such command, or it does not take these words.
+        click.ClickException: the command does not take these words.
         ConfigError: there is no such key of a run, or it has no such value.
     """
     path = next(path for at in range(len(words), -1, -1) if (path := tuple(words[:at])) in COMMANDS)
-    with COMMANDS[path].make_context(" ".join(path), words[len(path) :], resilient_parsing=False) as context:
+    assert path in LEAVES or words == [*path, "--help"], "no such command"
+    with COMMANDS[path].make_context(" ".join(path), words[len(path) :]) as context:
         if file := context.params.get("config_file"):
             config.load(ROOT / file, context.params["overrides"])
 
