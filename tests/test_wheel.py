@@ -32,6 +32,25 @@ OPTIONAL = {"lightning", "nvidia", "datasets", "pyarrow"}
 # What another one brings, whose very versions it goes with.
 BROUGHT = {"botocore": "boto3", "pydantic_core": "pydantic", "tokenizers": "transformers"}
 CONSOLE = "from image.console.cli import main; main()"
+HELPS = """
+import contextlib, sys
+from image.console.cli import main
+
+for name in sys.argv[1:]:
+    with contextlib.suppress(SystemExit):
+        main([name, "--help"])
+"""
+# Without the list of files that setuptools would write into the checkout: all data is named.
+COPY = (sys.executable, "-c", "import setuptools; setuptools.setup(include_package_data=False)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel would install: by the step of its build that copies, over what an earlier one has left."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "removed_since.py").touch()
+    subprocess.run([*COPY, "build_py", "--build-lib", folder], cwd=ROOT, check=True, capture_output=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +70,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the wheel is installed."""
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def python(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment with the wheel and the libraries; of the checkout it knows nothing."""
     folder = tmp_path_factory.mktemp("environment")
@@ -74,18 +84,27 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False)
 
 
-def test_it_has_every_file_of_its_packages_and_no_other(wheel: Path) -> None:
-    wanted = {"image/__init__.py"} | {
+def wanted() -> set[str]:
+    """The files of what users need, as a checkout has them."""
+    return {"image/__init__.py"} | {
         f"{name}/{path.relative_to(folder)}"
         for name, folder in FOLDERS.items()
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".pyc" and path.name not in FOR_READERS
     }
-    with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
 
-    assert "gpu_fleet/py.typed" in wanted
-    assert found == wanted
+
+def test_it_has_every_file_of_its_packages_and_no_other(site: Path) -> None:
+    found = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+
+    assert "gpu_fleet/py.typed" in found
+    assert {name for name in found if not name.endswith(".pyc")} == wanted()
+
+
+@pytest.mark.prove
+def test_a_wheel_that_pip_builds_has_these_files(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == wanted()
 
 
 def module(node: ast.ImportFrom, alias: ast.alias) -> bool:
@@ -142,6 +161,7 @@ def test_torch_is_no_older_than_what_is_tested() -> None:
     assert f"torch>={tested}" in PROJECT["optional-dependencies"]["train"]
 
 
+@pytest.mark.prove
 def test_the_trainer_works_beside_a_users_own_folders(python: Path, site: Path, tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__init__.py").write_text("OWNER = 'the researcher'\n")
@@ -178,10 +198,10 @@ def test_the_trainer_says_what_it_lacks(site: Path, tmp_path: Path) -> None:
     assert done.returncode == 65
 
 
-@pytest.mark.parametrize(
-    "command", ["take", "status", "connect", "submit", "runs", "sweep", "report", "agent"]
-)
-def test_a_command_loads_from_the_wheel_alone(command: str, python: Path, tmp_path: Path) -> None:
-    done = run(python, tmp_path, "-c", CONSOLE, command, "--help")
+def test_the_commands_load_from_the_wheel_alone(python: Path, tmp_path: Path) -> None:
+    names = ("take", "status", "connect", "submit", "runs", "sweep", "report", "agent")
+
+    done = run(python, tmp_path, "-c", HELPS, *names)
 
     assert done.returncode == 0, done.stderr
+    assert re.findall(r"^Usage: gpu-fleet ([a-z]+)", done.stdout, re.MULTILINE) == [*names]

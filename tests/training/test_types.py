@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_environment import environment
+import environment
 
+# `test_environment.py` holds the path by which mypy finds the package, `test_wheel.py` the marker of its types.
+pytestmark = pytest.mark.prove
 SCRIPT = """\
 import image
 import training
