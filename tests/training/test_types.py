@@ -9,7 +9,7 @@ import pytest
 
 import environment
 
-# `test_environment.py` holds the path by which mypy finds the package, `test_wheel.py` the marker of its types.
+# `test_environment.py` holds the path by which mypy finds the package, `test_wheel.py` its marker of types.
 pytestmark = pytest.mark.prove
 SCRIPT = """\
 import image
