@@ -166,12 +166,12 @@ def run_ci(folder, *, failed, failing):
     return ran, (folder / "asked").read_text().splitlines()
 
 
-def test_ci_names_a_test_that_passes_only_when_it_is_run_again(tmp_path):
+def test_ci_runs_the_module_of_a_failure_again_and_names_what_passes_then(tmp_path):
     ran, asked = run_ci(tmp_path, failed=["tests/test_a.py::test_b"], failing=1)
 
     assert ran.returncode == 0, ran.stderr
-    assert asked[1:3] == ["test", "test ARGS=-n 0 --last-failed --last-failed-no-failures none"]
-    assert "passed only when run again, please look: tests/test_a.py::test_b" in ran.stdout
+    assert asked[1:3] == ["test", "test ARGS=-n 0 tests/test_a.py "]
+    assert "passed with its module run again, mend it: tests/test_a.py::test_b" in ran.stdout
 
 
 @pytest.mark.parametrize(("tests", "failing"), [(1, 2), (4, 1), (0, 1)])
