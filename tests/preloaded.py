@@ -113,7 +113,7 @@ def _module_of(words: Sequence[str], environment: Mapping[str, str]) -> Command 
     if not words or shutil.which(words[0], path=environment.get("PATH")) != sys.executable:
         return None
     rest = [*words[1:]]
-    if rest[:1] == ["-u"]:
+    if rest[:1] in (["-u"], ["-P"]):
         del rest[0]
     if rest[:1] == ["-m"] and rest[1:2] in ([TORCHRUN], [TRAINER]):
         return rest[1], rest[2:]
@@ -275,7 +275,7 @@ def _look_new(wanted: Mapping[str, Any]) -> None:
     threads = environment.get("OMP_NUM_THREADS") or str(os.cpu_count())
     sys.modules["torch"].set_num_threads(int(threads))
     folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:0] = [str(Path.cwd()), *folders]
+    sys.path[:0] = [*([] if words[1:2] == ["-P"] else [str(Path.cwd())]), *folders]
     importlib.invalidate_caches()
 
 
