@@ -4,18 +4,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import ClassVar
 
-from stacks.aws.stack import build
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_examples, iam, ram
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.conftest import AWS_STACKS
 from tests.stacks.examples import pool, stack
 from tests.stacks.iam import Request, Verdict
+from tests.stacks.registrations import declared, stood
 
 MAY, DENIED = {Verdict.ALLOWED}, {Verdict.DENIED}
 MAY_NOT = {Verdict.NOT_ALLOWED, Verdict.DENIED}
@@ -297,22 +295,18 @@ ALICLOUD_PAIR = alicloud_examples.stack(
         "webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}],
     },
 )
-_OWN = {settings.name: settings for settings in (AWS_PAIR, MAILING, ALICLOUD_PAIR)}
+_OWN = {settings.name: settings for settings in (AWS_PAIR, MAILING, ALICLOUD_PAIR)} | {
+    "everything": programs.EVERYTHING
+}
 PAIRS = (AWS_PAIR.name, ALICLOUD_PAIR.name)
 AWS_ACCOUNTS = (*AWS_STACKS, AWS_PAIR.name)
 ALICLOUD_ACCOUNTS = (*programs.STACKS, "everything", ALICLOUD_PAIR.name)
 
 
-@cache
 def judge_of(name: str) -> Judge:
     """The account of a shipped stack, or of one of those above; on AWS its ids are given by moto."""
-    if name == "everything":
-        return AlicloudJudge(programs.EVERYTHING, programs.everything())
     settings = _OWN.get(name) or stack_files.settings_of(name)
+    of = settings if name in _OWN else name
     if settings.cloud == "alicloud":
-        found = programs.register(settings) if name in _OWN else programs.shipped(name)
-        return AlicloudJudge(settings, found)
-    with moto_server(settings.region):
-        if name in _OWN:
-            return AwsJudge(settings, run_program(name, program=lambda: build(settings), config={}))
-        return AwsJudge(settings, run_program(name))
+        return AlicloudJudge(settings, declared(of))
+    return AwsJudge(settings, stood(of))
