@@ -17,13 +17,13 @@ from moto.core.responses import ActionResult
 from image.capacity.command import LOOK_EVERY_S, Desk
 from image.console.cli import main
 from image.reaper.errors import CloudError
-from stacks.aws.stack import build
 from stacks.rehearsal import lambda_runtime, sweeps
 from stacks.rehearsal.archives import zip_bytes
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
+from stacks.rehearsal.program import Rehearsed
 from tests.capacity.door import BUCKET, REGION, Door
 from tests.stacks import examples
+from tests.stacks.registrations import run
+from tests.stacks.standing import standing
 
 NO_ROOM = "InsufficientInstanceCapacity: we currently do not have sufficient g5.xlarge capacity"
 WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", "123456789012")
@@ -84,15 +84,18 @@ def door(tmp_path, request):
     size = {"min": 0, "desired": 0, "max": 2}
     pool = examples.pool(name="train", types=["g5.xlarge"], size=size, purpose="training", **own)
     settings = examples.stack(pools=[pool])
-    with moto_server(REGION):
-        rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
-        s3 = boto3.client("s3", REGION)
+
+    def make() -> Rehearsed:
+        rehearsed = run(settings)
         # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
-        s3.delete_bucket_policy(Bucket=BUCKET)
+        boto3.client("s3", REGION).delete_bucket_policy(Bucket=BUCKET)
+        sweeps.by_function(sweeps.unpacked(rehearsed, tmp_path / "sweep"))  # it begins to meter
+        return rehearsed
+
+    with standing(("door", repr(settings)), REGION, make) as rehearsed:
         made = Door(rehearsed, tmp_path / "code", lambda_runtime.laid_out(tmp_path / "runtime"))
         with zipfile.ZipFile(BytesIO(zip_bytes(made.function.inputs["code"]))) as archive:
             archive.extractall(made.code)
-        sweeps.by_function(sweeps.unpacked(rehearsed, tmp_path / "sweep"))  # it begins to meter
         yield made
 
 

@@ -10,10 +10,10 @@ import boto3
 import pytest
 
 from stacks.rehearsal import monitor, program
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
 from tests.stacks import registrations
+from tests.stacks.standing import standing
 
 declared_resources, AnyType = registrations.declared, registrations.AnyType
 
@@ -35,8 +35,8 @@ class StoodUp:
 @contextmanager
 def stood_up(name: str) -> Iterator[StoodUp]:
     settings = stack_files.settings_of(name)
-    with moto_server(settings.region):
-        yield StoodUp(settings, run_program(name), partial(boto3.client, region_name=settings.region))
+    with standing(name, settings.region, lambda: registrations.run(name)) as rehearsed:
+        yield StoodUp(settings, rehearsed, partial(boto3.client, region_name=settings.region))
 
 
 @pytest.fixture(scope="module", params=AWS_STACKS)

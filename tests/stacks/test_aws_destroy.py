@@ -8,13 +8,12 @@ from typing import Any
 import boto3
 import pytest
 
-from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.rehearsal.registrations import Registration
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import Destroyed, destroy
+from tests.stacks.standing import usable
 
 REGION = "us-east-1"
 BUCKET = "aws:s3/bucket:Bucket"
@@ -69,9 +68,9 @@ class Applied:
 
 @contextmanager
 def applied(name: str) -> Iterator[Applied]:
-    with moto_server(REGION), conditions_left_out():
+    with usable(name) as rehearsed:
         clients = RegionClients(REGION)
-        yield Applied(run_program(name), clients)
+        yield Applied(rehearsed, clients)
         clients.pool.close()
 
 

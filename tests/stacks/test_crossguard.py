@@ -18,8 +18,8 @@ from stacks.crossguard.governance_rules import TAGGED
 from stacks.crossguard.model import Profile, Resource, Severity
 from stacks.crossguard.rules import RULES, ProfileError, profile_of
 from stacks.settings import stack_files
-from tests.stacks.conftest import declared_resources
 from tests.stacks.policy_judge import Violation, violations
+from tests.stacks.registrations import declared
 
 PACK = Path(rules.__file__).parent
 ANYWHERE = Profile(regions=("*",))
@@ -32,7 +32,7 @@ ANYBODY = json.dumps(
 @cache
 def shipped(name: str) -> tuple[Resource, ...]:
     """Every resource that a shipped stack declares."""
-    found = declared_resources(name).registrations
+    found = declared(name).registrations
     return tuple(Resource(resource.type, resource.name, resource.inputs) for resource in found)
 
 

@@ -16,13 +16,11 @@ from image.accounts.aws import IdentityCenterGroups
 from image.accounts.directory import MemberProfile
 from image.queue.accounting import TeamLimits, limits_of
 from image.reaper.calls import Calls
-from stacks.aws.stack import build
 from stacks.errors import SettingsError
 from stacks.payload import sweep_archive
 from stacks.rehearsal import lambda_runtime
 from stacks.rehearsal.archives import zip_bytes
 from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
 from stacks.settings.people import directory_text
 from stacks.settings.reader import from_mapping
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, serving
@@ -31,6 +29,8 @@ from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import register, role_statements
 from tests.stacks.examples import stack, stack_file
 from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.registrations import declared, run
+from tests.stacks.standing import standing
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
 REGION, STORE = "us-east-1", "d-1234567890"
@@ -103,13 +103,9 @@ def test_what_is_of_identity_center_is_refused_on_alibaba_cloud():
 class Reader:
     """A stack in moto, its directory, and its function as Lambda would run it."""
 
-    def __init__(self, folder, settings_of):
+    def __init__(self, folder, group, rehearsed):
         self.store = boto3.client("identitystore", REGION)
-        self.group = self.store.create_group(IdentityStoreId=STORE, DisplayName="vision")["GroupId"]
-        settings = settings_of(self.group)
-        self.rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
-        # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
-        boto3.client("s3", REGION).delete_bucket_policy(Bucket=BUCKET)
+        self.group, self.rehearsed = group, rehearsed
         found = self.rehearsed.of_type("aws:lambda/function:Function")
         self.function = next(item for item in found if item.name.endswith("-people"))
         self.code, self.runtime = folder / "code", lambda_runtime.laid_out(folder / "runtime")
@@ -151,14 +147,21 @@ class Reader:
         return [user["name"] for user in self.roster()["users"]]
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory):
+def with_a_directory():
+    """The directory's group, and what a stack registers that reads it."""
+    store = boto3.client("identitystore", REGION)
+    group = store.create_group(IdentityStoreId=STORE, DisplayName="vision")["GroupId"]
     named = {"alice": {"uid": 5001, "team": "speech"}}
-    with moto_server(REGION):
-        yield Reader(
-            tmp_path_factory.mktemp("reader"),
-            lambda group: stack(access={"people": named, "directory": directory(group)}),
-        )
+    rehearsed = run(stack(access={"people": named, "directory": directory(group)}))
+    # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
+    boto3.client("s3", REGION).delete_bucket_policy(Bucket=BUCKET)
+    return group, rehearsed
+
+
+@pytest.fixture
+def reader(tmp_path):
+    with standing("directory", REGION, with_a_directory) as (group, rehearsed):
+        yield Reader(tmp_path, group, rehearsed)
 
 
 def test_members_come_and_leave_by_the_functions_own_archive(reader):
@@ -191,12 +194,10 @@ def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(r
     )
     written = json.loads(directory_text(stack_file_says, stack_file_says.access.directory, ()))
     file = reader.code / sweep_archive.DIRECTORY_FILE
-    kept = file.read_text()
-    file.write_text(json.dumps(json.loads(kept) | {"queue_teams": written["queue_teams"]}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"queue_teams": written["queue_teams"]}))
 
     done = reader.run()
 
-    file.write_text(kept)
     assert done.returncode == 0, done.stderr
     assert reader.roster()["teams"] == limits
     assert limits_of(reader.roster()) == {"vision": TeamLimits(3, 8)}
@@ -207,14 +208,12 @@ def test_a_group_that_cannot_be_read_locks_no_account(reader):
     reader.run()
     before = reader.roster()
     policy_file = reader.code / sweep_archive.DIRECTORY_FILE
-    kept = policy_file.read_text()
-    said = json.loads(kept)
+    said = json.loads(policy_file.read_text())
     said["teams"].append({"name": "lost", "gid": 31_000, "group": GROUP, "admin": False})
     policy_file.write_text(json.dumps(said))
 
     done = reader.run()
 
-    policy_file.write_text(kept)
     assert done.returncode != 0
     assert "ResourceNotFoundException" in done.stderr
     assert reader.roster() == before
@@ -224,14 +223,12 @@ def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_func
     s3 = boto3.client("s3", REGION)
     reader.run()
     whole, book_key = reader.roster(), f"{sweep_archive.PEOPLE_BOOK}/numbers.json"
-    book = s3.get_object(Bucket=BUCKET, Key=book_key)["Body"].read()
 
     s3.put_object(Bucket=BUCKET, Key=sweep_archive.ACCOUNTS_KEY, Body=b'{"schema_version": 1, "us')
     assert reader.run().returncode == 0
     assert reader.roster() == whole
     s3.put_object(Bucket=BUCKET, Key=book_key, Body=b'{"accounts": []}')
     done = reader.run()
-    s3.put_object(Bucket=BUCKET, Key=book_key, Body=book)
 
     assert done.returncode != 0
     assert "book of numbers is damaged" in done.stderr
@@ -278,8 +275,7 @@ def test_the_function_reads_its_groups_and_writes_the_roster_and_nothing_else(re
 def test_a_directory_of_another_account_is_read_by_its_role_alone():
     role = "arn:aws:iam::999999999999:role/reads-the-identity-store"
     settings = stack(access={"directory": directory(role=role)})
-    with moto_server(REGION):
-        rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
+    rehearsed = declared(settings)
 
     (policy,) = [
         json.loads(each.inputs["policy"])

@@ -10,15 +10,14 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import stack_files
 from stacks.teardown import command
 from stacks.teardown.aws import connect
 from stacks.teardown.command import destroy
 from stacks.teardown.state import StateResource
 from tests.stacks import pulumi_stand_in
+from tests.stacks.standing import usable
 
 REGION = "us-east-1"
 KEY, BUCKET = "aws:kms/key:Key", "aws:s3/bucket:Bucket"
@@ -78,23 +77,21 @@ class Fleet:
         return {resource.type for resource in pulumi_stand_in.read(self.state)}
 
 
-def standing(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
-    with moto_server(REGION), conditions_left_out():
-        rehearsed = run_program(name)
-        with pulumi_stand_in.installed(folder, rehearsed.registrations) as state:
-            monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
-            monkeypatch.setenv("PATH", str(folder), prepend=":")
-            yield Fleet(name, rehearsed, state)
+def fleet(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
+    with usable(name) as rehearsed, pulumi_stand_in.installed(folder, rehearsed.registrations) as state:
+        monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+        yield Fleet(name, rehearsed, state)
 
 
 @pytest.fixture
 def dev(tmp_path, monkeypatch) -> Iterator[Fleet]:
-    yield from standing("aws-dev", tmp_path, monkeypatch)
+    yield from fleet("aws-dev", tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def prod(tmp_path, monkeypatch) -> Iterator[Fleet]:
-    yield from standing("aws-prod", tmp_path, monkeypatch)
+    yield from fleet("aws-prod", tmp_path, monkeypatch)
 
 
 def test_data_that_was_not_given_up_stays_readable_and_everything_else_is_deleted(dev):

@@ -1,0 +1,107 @@
+"""Stacks that stand in moto, made once a process and given back to each test as they were."""
+
+import copy
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from moto.core.base_backend import BackendDict
+from moto.moto_api._internal import mock_random
+from moto.s3.models import FakeKey, FakeMultipart
+from moto.ssm.models import ParameterDict
+
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed
+from stacks.settings import stack_files
+from tests.stacks import registrations
+
+Made = TypeVar("Made")
+
+
+def _copied_parameters(parameters: Any, memo: dict[int, Any]) -> Any:
+    """A copy of SSM's parameters, whose constructor takes what copy.deepcopy does not know."""
+    made = memo[id(parameters)] = parameters.__class__.__new__(parameters.__class__)
+    made.default_factory = parameters.default_factory
+    vars(made).update(copy.deepcopy(vars(parameters), memo))
+    dict.update(made, copy.deepcopy(dict(parameters), memo))
+    return made
+
+
+copy._deepcopy_dispatch[ParameterDict] = _copied_parameters  # type: ignore[attr-defined]
+copy._deepcopy_dispatch[type(threading.RLock())] = lambda lock, _: lock  # type: ignore[attr-defined] # SQS has one
+
+
+class Snapshot:
+    """All that moto holds at a moment."""
+
+    def __init__(self) -> None:
+        self._services = [(service, dict(service)) for service in BackendDict._instances]
+        self._accounts = [
+            (regions, dict(regions)) for _, accounts in self._services for regions in accounts.values()
+        ]
+        self._backends = [backend for _, regions in self._accounts for backend in regions.values()]
+        self._shared = [
+            (vars(service)[name], dict(value))
+            for service, _ in self._services
+            for name, value in vars(service).items()
+            if isinstance(value, dict)
+        ]
+        tracked = [(kind.instances_tracked, len(kind.instances_tracked)) for kind in (FakeKey, FakeMultipart)]
+        self._contents = self._copied([vars(backend) for backend in self._backends])
+        for instances, count in tracked:
+            del instances[count:]  # moto would close the files of this copy when it is emptied
+        self._chance = mock_random.getstate()
+
+    def _copied(self, contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Copies of what backends hold, which lead to the same backends."""
+        held = (service for service, _ in self._services), (regions for regions, _ in self._accounts)
+        memo = {id(one): one for some in (self._backends, *held) for one in some}
+        return copy.deepcopy(contents, memo)
+
+    def restore(self) -> None:
+        """Give moto back what it held; it may be changed and given back again."""
+        BackendDict.reset()
+        BackendDict._instances.extend(service for service, _ in self._services)
+        for service, accounts in self._services:
+            service.update(accounts)
+        for regions, backends in self._accounts:
+            dict.clear(regions)
+            regions.update(backends)
+        for backend, content in zip(self._backends, self._copied(self._contents), strict=True):
+            vars(backend).clear()
+            vars(backend).update(content)
+        for value, content in self._shared:
+            value.update(content)
+        mock_random.setstate(self._chance)
+
+
+_made: dict[Hashable, tuple[Any, Snapshot]] = {}
+
+
+@contextmanager
+def standing(key: Hashable, region: str, make: Callable[[], Made]) -> Iterator[Made]:
+    """Serve moto as it is after ``make``, which runs only the first time.
+
+    Args:
+        key: one for all that is made in the same way.
+        make: makes it in an empty moto, and gives what it knows of it; a test changes nothing of that.
+    """
+    with moto_server(region):
+        if key in _made:
+            _made[key][1].restore()
+        else:
+            _made[key] = (make(), Snapshot())
+        yield _made[key][0]
+
+
+@contextmanager
+def usable(name: str) -> Iterator[Rehearsed]:
+    """Serve moto with a shipped stack in it whose buckets take what people write, as in the cloud."""
+    region = stack_files.settings_of(name).region
+    with (
+        conditions_left_out(),
+        standing(("usable", name), region, lambda: registrations.run(name)) as rehearsed,
+    ):
+        yield rehearsed
