@@ -53,7 +53,13 @@ def table_of(tokens: Path, directory: Path, layers: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("size", "parallel", "layers"),
-    [(1, {}, 1), (2, {}, 1), (2, FSDP, 2), (2, TENSOR, 1), (4, PIPELINE, 2)],
+    [
+        (1, {}, 1),
+        pytest.param(2, {}, 1, marks=pytest.mark.prove),
+        (2, FSDP, 2),
+        pytest.param(2, TENSOR, 1, marks=pytest.mark.prove),
+        pytest.param(4, PIPELINE, 2, marks=pytest.mark.prove),
+    ],
     ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
 )
 def test_a_compiled_model_learns_what_the_plain_one_learns(
