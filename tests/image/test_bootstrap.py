@@ -9,6 +9,7 @@ import pytest
 from image import bootstrap, payload
 from image.bootstrap import RecipePlace, marked
 from stacks.payload import wheels_command
+from tests.image.recipe import do_nothing, lay_down
 
 ORDER = (payload.PROJECT / "image" / "steps" / "ORDER").read_text()
 
@@ -136,10 +137,9 @@ def test_a_report_that_cannot_be_written_terminates_nothing(place, capsys):
 @pytest.fixture
 def recipe(tmp_path):
     """The payload, its steps done by nothing."""
-    payload.write(payload.assemble(), tmp_path / "payload")
-    for step in (tmp_path / "payload" / "steps").glob("*.sh"):
-        step.write_text('set -euo pipefail\n. "$PAYLOAD/lib.sh"\n')
-    return tmp_path / "payload"
+    folder = lay_down(tmp_path / "payload")
+    do_nothing(folder)
+    return folder
 
 
 def provision(recipe, *steps, **environment):

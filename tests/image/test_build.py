@@ -99,7 +99,7 @@ def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, ins
     made, others = [], []
     waits, alone = threading.Event(), build_requirements.alone
 
-    def told(folder):
+    def announced(folder):
         if made:
             waits.set()
         return alone(folder)
@@ -113,7 +113,7 @@ def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, ins
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return 7, {"base": 1.0}
 
-    monkeypatch.setattr(build_requirements, "alone", told)
+    monkeypatch.setattr(build_requirements, "alone", announced)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = build.kept("rootfs", FILES, tmp_path, make, silent)
         second = others[0].result()

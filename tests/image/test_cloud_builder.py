@@ -11,31 +11,21 @@ import zipfile
 import pytest
 
 from image import build_requirements, lock, payload
-from tests.image import archives
+from tests.image import archives, recipe
 
 VERSIONS = "versions/ubuntu-24.04.tsv"
 DROP_IN = "nvidia-fabricmanager.service.d/10-nvswitch.conf"
 
 
-@pytest.fixture(scope="module")
-def recipe():
-    """The payload, less the 1,300 files of Python that no step here asks for."""
-    return {
-        name: content
-        for name, content in payload.assemble().items()
-        if not name.startswith(("python/", "vendor/"))
-    }
-
-
 @pytest.fixture
-def cloud_builder(recipe, tmp_path):
+def cloud_builder(tmp_path):
     """Runs a step as a cloud would: /etc is made up, and programs only write down how they were called.
 
     Gives what was said and, in their order, the calls.
     """
     if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
         pytest.skip("a step changes the instance: in mounts of its own, which need root and unshare")
-    payload.write(recipe, tmp_path)
+    recipe.lay_down(tmp_path)
     for folder in ("apt.conf.d", "sources.list.d", "preferences.d"):
         (tmp_path / "etc/apt" / folder).mkdir(parents=True)
     (tmp_path / "etc/os-release").write_text('ID=ubuntu\nVERSION_ID="24.04"\n')

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from image import bake, build_requirements, payload
+from image import bake, build_requirements
 from tests.image import archives
+from tests.image.recipe import do_nothing, lay_down
 
 PROVISION = Path(bake.__file__).with_name("provision.sh")
 
@@ -38,9 +39,8 @@ def recipe(tmp_path):
     """The payload on this computer, with steps that do nothing, for a base that is this computer's."""
     if build_requirements.hindrance() is not None:
         pytest.skip(f"the recipe runs on Debian as root: {build_requirements.hindrance()}")
-    payload.write(payload.assemble(), tmp_path)
-    for step in (tmp_path / "steps").glob("*.sh"):
-        step.write_text('set -euo pipefail\n. "$PAYLOAD/lib.sh"\n')
+    lay_down(tmp_path)
+    do_nothing(tmp_path)
     if "debian-12" not in provision(PROVISION, {"TARGET": "qemu"}, "x").stderr + this_base():
         pytest.skip(f"the recipe knows no base {this_base()}")
     return tmp_path

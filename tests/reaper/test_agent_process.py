@@ -55,21 +55,21 @@ def heartbeats(environment, instance_id, start):
     return [point["Minimum"] for point in sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])]
 
 
-def watch(environment, run_dir, pid, hours):
-    """Watch a process for some hours in three real seconds: (how that ended, each SecondsSinceActivity)."""
+def watch(environment, run_dir, pid, hours, real_s):
+    """Watch a process for hours in some real seconds: (how that ended, each SecondsSinceActivity)."""
     start = datetime.now(UTC) - timedelta(hours=hours)
     ended = run_agent(
         environment,
         run_dir,
         *("--instance-id", f"i-{pid}", "--watch-pid", str(pid), "--duration", str(hours * 3600)),
-        *("--clock-start", start.isoformat(), "--clock-speed", str(hours * 1200)),
+        *("--clock-start", start.isoformat(), "--clock-speed", str(hours * 3600 / real_s)),
     )
     return ended, heartbeats(environment, f"i-{pid}", start)
 
 
 def test_a_process_that_does_nothing_is_idle_all_the_time_with_a_heartbeat_each_minute(environment, tmp_path):
     with running("sleep", "600") as process:
-        ended, values = watch(environment, tmp_path, process.pid, HOURS)
+        ended, values = watch(environment, tmp_path, process.pid, HOURS, 0.5)
 
     assert ended.returncode == 0, ended.stderr
     assert len(values) == HOURS * 60
@@ -80,7 +80,7 @@ def test_a_process_that_does_nothing_is_idle_all_the_time_with_a_heartbeat_each_
 def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
     hours = 5
     with running(sys.executable, "-c", "while True: pass") as process:
-        ended, values = watch(environment, tmp_path, process.pid, hours)
+        ended, values = watch(environment, tmp_path, process.pid, hours, 3)
 
     assert ended.returncode == 0, ended.stderr
     assert len(values) == hours * 60

@@ -1,7 +1,6 @@
 """Why an instance is kept or terminated, with the heartbeats as a picture."""
 
 import os
-import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,6 +18,7 @@ from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.one_instance import one_instance
 from tests.reaper.samples import NOON, gpu, presence, sample, use
+from tests.reaper.test_sensors import running
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,13 @@ def test_live_shows_each_sensor_with_what_makes_it_busy():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees everybody's processes")
 def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
-    with one_instance(tmp_path) as environment, subprocess.Popen(["/usr/bin/sleep", "600"]) as process:
-        (tmp_path / "mpirun").symlink_to("/usr/bin/sleep")
-        with subprocess.Popen([tmp_path / "mpirun", "600"]) as launcher:
-            for name, value in environment.items():
-                monkeypatch.setenv(name, value)
-            monkeypatch.setattr(explain_live, "COMPARED_S", 0.2)
+    (tmp_path / "mpirun").symlink_to("/usr/bin/sleep")
+    with one_instance(tmp_path) as environment, running(tmp_path / "mpirun", "600") as launcher:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(explain_live, "COMPARED_S", 0.2)
 
-            result = CliRunner().invoke(main, ["explain", "--live"], catch_exceptions=False)
-            launcher.kill()
-        process.kill()
+        result = CliRunner().invoke(main, ["explain", "--live"], catch_exceptions=False)
 
     assert result.exit_code == 0
     assert f"mpirun ({launcher.pid}, root)" in result.output
