@@ -38,7 +38,7 @@ def run(
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
     library: str, workers: int, python: Path, tmp_path: Path
@@ -56,6 +56,7 @@ def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
     assert "not exact" not in undisturbed[1]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
     library: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,6 +73,7 @@ def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
     assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("ranks", "stop_at"), [(1, 6), (2, 9)], ids=["before a validation", "in the second epoch"]
 )
@@ -94,6 +96,7 @@ def test_a_rate_that_follows_the_validation_of_lightning_is_as_if_undisturbed(
     assert "not exact" not in resumed[1]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("every", "stop_at"),
     [(11, 13), (4, 6), (4, 15)],
@@ -117,6 +120,7 @@ def test_a_notice_in_an_evaluation_of_the_trainer_ends_it_and_loses_nothing(
         assert (broken / file).read_text() == (straight / file).read_text()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("library", "key"),
     [
@@ -138,6 +142,7 @@ def test_another_learning_rate_in_the_same_folder_is_refused(
     assert "Traceback" not in said
 
 
+@pytest.mark.prove
 def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_path: Path) -> None:
     status, said = run(python, "plain_lightning", tmp_path, workers=0)
 
@@ -145,6 +150,7 @@ def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_p
     assert "gpu-fleet: not exact in the midst of an epoch: DataLoader has no state_dict" in said
 
 
+@pytest.mark.prove
 def test_a_folder_of_hugging_faces_datasets_is_trained_from(python: Path, tmp_path: Path) -> None:
     """Four steps and then four more are eight; a column that is not there is named."""
     data = str(tmp_path / "data")

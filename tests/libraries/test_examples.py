@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "training/examples"
 STOP_AT = 4
 
-pytestmark = [pytest.mark.libraries, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.libraries, pytest.mark.prove, pytest.mark.timeout(900)]
 
 
 def run(python: Path, example: str, folder: Path, workers: int, stop_at: int = 0) -> str:

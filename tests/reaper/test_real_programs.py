@@ -17,7 +17,7 @@ from image.reaper.agent.sensors.jupyter import kernel_sessions
 from image.reaper.agent.sensors.processes import ProcessTable, processes
 from tests.reaper.programs import DEBIAN_PACKAGES, Jupyter, at_a_terminal, environment, running, until
 
-pytestmark = [pytest.mark.image]
+pytestmark = [pytest.mark.image, pytest.mark.prove]
 
 AS_ROOT = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM")
 MPI_AS_ROOT = {f"{part}_{name}": "1" for part in ("OMPI", "PRTE") for name in AS_ROOT}
