@@ -39,14 +39,14 @@ def stood_up(name: str) -> Iterator[StoodUp]:
         yield StoodUp(settings, rehearsed, partial(boto3.client, region_name=settings.region))
 
 
-@pytest.fixture(scope="module", params=AWS_STACKS)
+@pytest.fixture(params=AWS_STACKS)
 def shipped(request) -> Iterator[StoodUp]:
     """Each shipped AWS stack in turn."""
     with stood_up(request.param) as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prod() -> Iterator[StoodUp]:
     with stood_up("aws-prod") as found:
         yield found
