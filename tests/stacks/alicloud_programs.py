@@ -1,15 +1,12 @@
 """Alibaba Cloud stacks under the rehearsal's monitor, where everything of this cloud is recorded."""
 
 import json
-from functools import cache
 from typing import Any
 
-import pulumi
-
-from stacks.alicloud.stack import build
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
 from tests.stacks.alicloud_examples import pool, stack
+from tests.stacks.registrations import declared, run
 
 CLUSTER = pool(
     name="cluster",
@@ -49,26 +46,19 @@ EVERYTHING = stack(
 STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "alicloud"]
 
 
-@cache
 def shipped(name: str) -> Rehearsed:
     """What the project's own program registers for a shipped stack."""
-    return run_program(name)
+    return declared(name)
 
 
-@cache
 def everything() -> Rehearsed:
     """What the stack registers that uses every key there is."""
-    return register(EVERYTHING)
+    return declared(EVERYTHING)
 
 
 def register(settings: Stack) -> Rehearsed:
-    """What any settings register and export."""
-
-    def program() -> None:
-        for name, value in build(settings).items():
-            pulumi.export(name, value)
-
-    return run_program(settings.name, program=program, config={})
+    """What any settings register and export, made anew."""
+    return run(settings)
 
 
 def inputs(rehearsed: Rehearsed, token: str, name: str = "") -> list[dict[str, Any]]:
@@ -130,11 +120,6 @@ def programs() -> dict[str, Rehearsed]:
     """All of them by name: both shipped stacks, each shape by itself, and every key at once."""
     return {
         **{name: shipped(name) for name in STACKS},
-        **{name: _shape(name) for name in VARIANTS},
+        **{name: declared(settings) for name, settings in VARIANTS.items()},
         "everything": everything(),
     }
-
-
-@cache
-def _shape(name: str) -> Rehearsed:
-    return register(VARIANTS[name])

@@ -17,7 +17,7 @@ from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples, iam
-from tests.stacks import alicloud_programs as programs
+from tests.stacks.registrations import declared
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
 KINDS = ("data", "checkpoints", "records")
@@ -92,20 +92,17 @@ def test_s3_delivers_for_the_buckets_of_the_stack(logged):
     assert may(logged, DELIVERY, "s3:PutObject", **OF_DATA)
 
 
-@pytest.mark.parametrize(
-    ("principal", "action", "context"),
-    [
+def test_nothing_else_is_let_in_by_the_policy(logged):
+    refused = [
         (DELIVERY, "s3:PutObject", OF_DATA | {"aws:SourceArn": "arn:aws:s3:::somebody-elses"}),
         (DELIVERY, "s3:PutObject", OF_DATA | {"aws:SourceAccount": "210987654321"}),
         (DELIVERY, "s3:PutObject", OF_DATA | {"aws:SecureTransport": "false"}),
         (DELIVERY, "s3:GetObject", OF_DATA),
         ("delivery.logs.amazonaws.com", "s3:PutObject", OF_DATA),
         (f"arn:aws:iam::{ACCOUNT}:role/gpu-fleet-logged-dev-instance", "s3:PutObject", OF_DATA),
-    ],
-    ids=["bucket", "account", "plain-http", "reading", "service", "instance"],
-)
-def test_nothing_else_is_let_in_by_the_policy(principal, action, context, logged):
-    assert not may(logged, principal, action, **context)
+    ]
+
+    assert [request for request in refused if may(logged, *request[:2], **request[2])] == []
 
 
 def test_instances_have_no_right_on_the_logs(logged):
@@ -124,8 +121,8 @@ def test_a_bucket_is_logged_once_the_policy_stands_by_which_s3_delivers(logged):
         assert policy.urn in part.dependencies
 
 
-def test_without_the_setting_there_is_no_such_bucket(register):
-    found = register(examples.stack("logged"))
+def test_without_the_setting_there_is_no_such_bucket():
+    found = declared(examples.stack("logged"))
 
     assert found.of_type("aws:s3/bucketLogging:BucketLogging") == ()
     assert LOGS not in {bucket.inputs["bucket"] for bucket in found.of_type("aws:s3/bucket:Bucket")}
@@ -137,7 +134,7 @@ def test_without_the_setting_there_is_no_such_bucket(register):
 def on_alibaba_cloud() -> dict[str, Any]:
     """Each bucket's inputs, by its kind."""
     made = alicloud_examples.stack("logged", logs={"bucket_access": True, "retention_days": 400})
-    found = programs.register(made)
+    found = declared(made)
     return {bucket.name.removeprefix("gpu-fleet-logged-"): bucket.inputs for bucket in found.of_type(BUCKET)}
 
 
@@ -154,7 +151,7 @@ def test_oss_writes_below_each_buckets_prefix_into_a_private_bucket_under_its_ow
 
 
 def test_the_logs_on_oss_are_neither_public_nor_reached_without_tls():
-    found = programs.register(alicloud_examples.stack("logged", logs={"bucket_access": True}))
+    found = declared(alicloud_examples.stack("logged", logs={"bucket_access": True}))
 
     def part(kind: str) -> dict[str, Any]:
         (inputs,) = [

@@ -1,6 +1,7 @@
 """Every registered resource against the installed SDK and what the provider checks before any call."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -41,49 +42,48 @@ def test_the_installed_sdk_knows_every_input_and_misses_none(resources):
     assert found == []
 
 
-@pytest.mark.parametrize(("where", "allowed"), ALLOWED.items(), ids=map(str, ALLOWED))
-def test_a_value_is_one_that_the_provider_takes(resources, where, allowed):
-    token, path = where
-
-    found = {
-        value for resource in resources if resource.type == token for value in values(resource.inputs, path)
-    }
-
+def registered(resources, token, path):
+    """Every value at a path of a type; there must be one, or nothing is held."""
+    found = [value for each in resources if each.type == token for value in values(each.inputs, path)]
     assert found, f"nothing registers {path} of {token}"
-    assert found <= allowed
+    return found
 
 
-@pytest.mark.parametrize(("where", "bounds"), BETWEEN.items(), ids=map(str, BETWEEN))
-def test_a_number_is_within_what_the_provider_takes(resources, where, bounds):
-    (token, path), (low, high) = where, bounds
-
-    found = [
-        value for resource in resources if resource.type == token for value in values(resource.inputs, path)
-    ]
-
-    assert found, f"nothing registers {path} of {token}"
-    assert [value for value in found if not low <= value <= high] == []
+def test_a_value_is_one_that_the_provider_takes(resources):
+    assert [
+        f"{where}: {value!r} is none of {sorted(allowed)}"
+        for where, allowed in ALLOWED.items()
+        for value in registered(resources, *where)
+        if value not in allowed
+    ] == []
 
 
-@pytest.mark.parametrize(("where", "pattern"), PATTERNS.items(), ids=map(str, PATTERNS))
-def test_a_name_is_one_that_the_provider_takes(resources, where, pattern):
-    token, key = where
+def test_a_number_is_within_what_the_provider_takes(resources):
+    assert [
+        f"{where}: {value} is not from {low} to {high}"
+        for where, (low, high) in BETWEEN.items()
+        for value in registered(resources, *where)
+        if not low <= value <= high
+    ] == []
 
-    found = [resource.inputs[key] for resource in resources if resource.type == token]
 
-    assert found, f"nothing registers {key} of {token}"
-    assert [text for text in found if not re.fullmatch(pattern, text)] == []
+def test_a_name_is_one_that_the_provider_takes(resources):
+    assert [
+        f"{where}: {text!r} is not {pattern}"
+        for where, pattern in PATTERNS.items()
+        for text in registered(resources, *where)
+        if not re.fullmatch(pattern, text)
+    ] == []
 
 
-@pytest.mark.parametrize(("token", "pairs"), CONFLICTS.items(), ids=map(str, CONFLICTS))
-def test_inputs_that_the_provider_refuses_together_never_meet(resources, token, pairs):
-    found = [resource for resource in resources if resource.type == token]
-
-    assert found, f"nothing registers {token}"
-    for first, second in pairs:
-        assert [
-            resource.name for resource in found if first in resource.inputs and second in resource.inputs
-        ] == []
+def test_inputs_that_the_provider_refuses_together_never_meet(resources):
+    assert CONFLICTS.keys() <= {resource.type for resource in resources}
+    assert [
+        f"{resource.name}: {first} with {second}"
+        for resource in resources
+        for first, second in CONFLICTS.get(resource.type, ())
+        if first in resource.inputs and second in resource.inputs
+    ] == []
 
 
 def test_options_of_cost_optimized_groups_stand_there_alone(resources):
@@ -108,21 +108,24 @@ def test_a_standard_or_extreme_file_system_names_no_network(resources):
         assert ("vswitchId" in system) is ("vpcId" in system) is needed
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_no_two_resources_of_a_stack_are_called_the_same(name):
+def repeated(names):
+    return [name for name, times in Counter(names).items() if times > 1]
+
+
+def test_no_two_resources_of_a_stack_are_called_the_same():
     """The engine refuses a second resource of one URN; the rehearsal's monitor takes it."""
-    urns = [registration.urn for registration in shipped(name).registrations]
+    urns = {name: [registration.urn for registration in shipped(name).registrations] for name in STACKS}
 
-    assert len(set(urns)) == len(urns)
+    assert {name: repeated(found) for name, found in urns.items() if repeated(found)} == {}
 
 
-@pytest.mark.parametrize(
-    ("token", "key"), [where for where in PATTERNS if where[1].endswith("Name")], ids=str
-)
-def test_no_two_resources_of_a_kind_want_the_same_name_of_the_cloud(token, key):
-    named = [
-        [resource.inputs[key] for resource in rehearsed.of_type(token)] for rehearsed in programs().values()
-    ]
+def test_no_two_resources_of_a_kind_want_the_same_name_of_the_cloud():
+    named = {
+        (program, token): [resource.inputs[key] for resource in rehearsed.of_type(token)]
+        for program, rehearsed in programs().items()
+        for token, key in PATTERNS
+        if key.endswith("Name")
+    }
 
-    assert any(named)
-    assert all(len(set(names)) == len(names) for names in named)
+    assert {token for (_, token), names in named.items() if names} == {token for _, token in named}
+    assert {where: repeated(names) for where, names in named.items() if repeated(names)} == {}

@@ -163,9 +163,10 @@ BAD_INPUTS = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
-def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
-    assert message in refusal(stack_file(**changes))
+def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed():
+    said = {fault: refusal(stack_file(**changes)) for fault, (changes, _) in BAD_INPUTS.items()}
+
+    assert {fault: said[fault] for fault, row in BAD_INPUTS.items() if row[1] not in said[fault]} == {}
 
 
 def test_a_usd_budget_is_accepted_with_a_rate():
@@ -225,9 +226,10 @@ KEYS_OF_ALIBABA = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), KEYS_OF_ALIBABA.values(), ids=KEYS_OF_ALIBABA.keys())
-def test_a_key_of_alibaba_cloud_is_refused_on_aws(changes, message):
-    assert message in refusal(aws_stack_file(**changes))
+def test_a_key_of_alibaba_cloud_is_refused_on_aws():
+    said = {fault: refusal(aws_stack_file(**changes)) for fault, (changes, _) in KEYS_OF_ALIBABA.items()}
+
+    assert {fault: said[fault] for fault, row in KEYS_OF_ALIBABA.items() if row[1] not in said[fault]} == {}
 
 
 def test_gpu_memory_is_held_on_aws_too():

@@ -1,16 +1,16 @@
 """Buckets as folders of the shared scratch: what is linked, who may read them, what is refused."""
 
 import json
+from unittest.mock import patch
 
 import pytest
 
-from stacks.aws.stack import build
 from stacks.errors import SettingsError
 from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
 from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.registrations import kept, run
 
 STORAGE = {
     "scratch_gib": 1200,
@@ -47,18 +47,16 @@ def test_alibaba_clouds_cpfs_is_linked_to_no_bucket():
     assert "is of FSx for Lustre on AWS" in refusal(alicloud_examples.stack_file(storage=storage))
 
 
-@pytest.fixture(scope="module")
-def declared(monkeymodule):
-    monkeymodule.setattr("stacks.aws.existing.look_at_buckets", lambda *_: None)  # it stands nowhere here
+@pytest.fixture
+def declared():
     settings = examples.stack(storage=STORAGE)
-    with moto_server(settings.region):
-        return run_program(settings.name, program=lambda: build(settings), config={})
 
+    def made():
+        # the bucket stands nowhere here
+        with moto_server(settings.region), patch("stacks.aws.existing.look_at_buckets"):
+            return run(settings)
 
-@pytest.fixture(scope="module")
-def monkeymodule():
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
+    return kept("cached buckets", settings, made)
 
 
 def links(declared):

@@ -8,17 +8,16 @@ import yaml
 from click.testing import CliRunner
 
 from stacks.alicloud import launch as alicloud_launch
-from stacks.alicloud.stack import build as build_alicloud
 from stacks.aws import launch as aws_launch
 from stacks.cost import check, notice
 from stacks.errors import SettingsError, StacksError
 from stacks.payload import user_data
 from stacks.payload.instance_file import instance_toml
-from stacks.rehearsal.program import run_program
 from stacks.settings import stack_files
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack
 from tests.stacks.first_boots import ALICLOUD, AWS, STARTS
+from tests.stacks.registrations import declared
 
 OBJECTS = {"aws:s3/bucketObjectv2:BucketObjectv2", "alicloud:oss/bucketObject:BucketObject"}
 AMI, IMAGE = "ami-0123456789abcdef0", "m-wz90000000000000000"
@@ -45,18 +44,11 @@ def payloads(rehearsed):
     ]
 
 
-def on_alicloud(mode):
-    settings = alicloud_examples.stack(image={"id": IMAGE} | MODES[mode])
-    return run_program(settings.name, program=lambda: build_alicloud(settings), config={})
-
-
 @pytest.fixture(params=["aws", "alicloud"])
 def build(request):
     """Registers a stack of either cloud in a mode."""
-    if request.param == "alicloud":
-        return on_alicloud
-    register = request.getfixturevalue("register")
-    return lambda mode: register(stack(image={"id": AMI} | MODES[mode]))
+    stack_of, image = {"aws": (stack, AMI), "alicloud": (alicloud_examples.stack, IMAGE)}[request.param]
+    return lambda mode: declared(stack_of(image={"id": image} | MODES[mode]))
 
 
 def test_the_default_is_to_bootstrap_and_production_boots_what_it_builds():

@@ -2,14 +2,16 @@
 
 import base64
 import tomllib
+from functools import partial
 
 import pytest
 import yaml
 
 from stacks.payload.instance_file import PATH
-from tests.stacks import alicloud_examples, examples, test_alicloud_access, test_aws_access, test_queue
+from tests.stacks import alicloud_examples, examples, judges, test_queue
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.judges import MAY, MAY_NOT, Right
 
 GROUP, STORE = "aws:cloudwatch/logGroup:LogGroup", "alicloud:log/store:Store"
 INDEX = "alicloud:log/storeIndex:StoreIndex"
@@ -18,12 +20,12 @@ READS_AND_DELETES = ["GetLogEvents", "FilterLogEvents", "StartQuery", "DeleteLog
 
 @pytest.fixture
 def aws():
-    return test_aws_access.account_of(test_aws_access.PAIR.name)
+    return judges.judge_of(judges.AWS_PAIR.name)
 
 
 @pytest.fixture
 def alicloud():
-    return test_alicloud_access.account_of("pair")
+    return judges.judge_of(judges.ALICLOUD_PAIR.name)
 
 
 def aws_group(aws) -> str:
@@ -57,37 +59,36 @@ def test_cloudwatch_logs_may_use_the_key_for_the_group(aws):
         f"logs.{aws.settings.region}.amazonaws.com",
         {"kms:EncryptionContext:aws:logs:arn": group},
     )
-    policies, must = aws.resource(aws.key)
 
-    assert decide(request, [], policies, [], resource_must_allow=must) is Verdict.ALLOWED
-
-
-@pytest.mark.parametrize("pool", ["dev", "dev-large"])
-def test_an_instance_writes_the_streams_of_its_own_pool_alone(aws, pool):
-    other = {"dev": "dev-large", "dev-large": "dev"}[pool]
-    group = aws_group(aws)
-
-    assert aws.may(f"{pool}-instance", "logs:CreateLogStream", f"{group}:log-stream:")
-    assert aws.may(f"{pool}-instance", "logs:PutLogEvents", f"{group}:log-stream:{pool}/i-1")
-    assert not aws.may(f"{pool}-instance", "logs:PutLogEvents", f"{group}:log-stream:{other}/i-1")
+    policies = aws.of_resource(aws.key)
+    assert decide(request, [], policies, [], resource_must_allow=True) is Verdict.ALLOWED
 
 
-@pytest.mark.parametrize("action", ["CreateLogStream", "PutLogEvents"])
-@pytest.mark.parametrize(
-    "group", ["/gpu-fleet/{stack}/flow", "/aws/lambda/gpu-fleet-{stack}-reaper", "/gpu-fleet/x/instances"]
-)
-def test_an_instance_writes_no_other_log(aws, action, group):
-    arn = aws.arn("logs", f"log-group:{group.format(stack=aws.settings.name)}:log-stream:dev/i-1")
+def test_an_instance_writes_the_streams_of_its_own_pool_and_no_other_log(aws):
+    group, writes = aws_group(aws), ["logs:CreateLogStream", "logs:PutLogEvents"]
+    others = [f"/gpu-fleet/{aws.settings.name}/flow", f"/aws/lambda/gpu-fleet-{aws.settings.name}-reaper"]
 
-    assert not aws.may("dev-instance", f"logs:{action}", arn)
+    def rights():
+        for name in aws.pools:
+            own = partial(Right, f"{name}-instance")
+            yield own("makes streams", MAY, writes[:1], f"{group}:log-stream:")
+            for place in aws.pools:
+                verdicts = MAY if place == name else MAY_NOT
+                yield own("writes its pool's alone", verdicts, writes[1:], f"{group}:log-stream:{place}/i-1")
+            for other in (*others, "/gpu-fleet/x/instances"):
+                arn = aws.arn("logs", f"log-group:{other}:log-stream:dev/i-1")
+                yield own("writes no other log", MAY_NOT, writes, arn)
+
+    assert [*aws.wrong(rights())] == []
 
 
-@pytest.mark.parametrize("action", READS_AND_DELETES)
-def test_an_instance_reads_and_deletes_no_log(aws, action):
-    group = aws_group(aws)
+def test_an_instance_reads_and_deletes_no_log(aws):
+    actions = [f"logs:{action}" for action in READS_AND_DELETES]
+    places = (aws_group(aws), f"{aws_group(aws)}:log-stream:dev/i-1")
 
-    assert not aws.may("dev-instance", f"logs:{action}", group)
-    assert not aws.may("dev-instance", f"logs:{action}", f"{group}:log-stream:dev/i-1")
+    rights = [Right("dev-instance", "reads and deletes no log", MAY_NOT, actions, place) for place in places]
+
+    assert [*aws.wrong(rights)] == []
 
 
 def test_the_store_is_encrypted_and_keeps_lines_as_long_as_the_setting_says(alicloud):
@@ -110,11 +111,9 @@ def test_an_instance_writes_the_store_of_its_stack_alone(alicloud):
     assert not alicloud.may("dev-instance", write, alicloud_store(alicloud, "another"))
 
 
-@pytest.mark.parametrize(
-    "action", ["GetLogStoreLogs", "PullLogs", "DeleteLogStore", "UpdateLogStore", "DeleteProject"]
-)
-def test_an_instance_reads_and_deletes_no_store(alicloud, action):
-    assert not alicloud.may("dev-instance", f"log:{action}", alicloud_store(alicloud))
+def test_an_instance_reads_and_deletes_no_store(alicloud):
+    for action in ("GetLogStoreLogs", "PullLogs", "DeleteLogStore", "UpdateLogStore", "DeleteProject"):
+        assert not alicloud.may("dev-instance", f"log:{action}", alicloud_store(alicloud))
 
 
 def files(found, kind):

@@ -10,15 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks import naming
-from stacks.aws.stack import build
 from stacks.errors import SettingsError
-from stacks.rehearsal import program
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Grouping, Stack, stack_files
 from stacks.settings.neighbours import clashes, group_labels, one_group_each
 from tests.stacks import alicloud_examples, examples
-from tests.stacks.alicloud_programs import register as register_alicloud
-from tests.stacks.conftest import AnyType
+from tests.stacks.registrations import declared
 
 # Inputs that fix what a resource is called; everything else gets a random ending from Pulumi, or an id.
 NAMES = {
@@ -49,15 +46,11 @@ def alicloud_stack() -> Stack:
     return alicloud_examples.stack(STACK, pools=pools)
 
 
-@pytest.fixture(scope="module", params=["aws", "alicloud"])
+@pytest.fixture(scope="module", params=[aws_stack, alicloud_stack])
 def registered(request) -> tuple[Stack, Rehearsed]:
     """A stack with a pool in one group and a pool in one group for each zone, and what it registers."""
-    if request.param == "alicloud":
-        return (settings := alicloud_stack()), register_alicloud(settings)
-    settings = aws_stack()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(program, "CREATORS", AnyType())
-        return settings, run_program(STACK, program=lambda: build(settings), config={})
+    settings = request.param()
+    return settings, declared(settings)
 
 
 def fixed_names(found: Rehearsed) -> set[tuple[str, str]]:

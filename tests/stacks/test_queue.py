@@ -3,22 +3,19 @@
 import json
 from decimal import Decimal
 
-import pulumi
 import pytest
 
 from image.queue import accounting, configuration
 from stacks.aws import firewall
-from stacks.aws.stack import build
 from stacks.cost.estimate import estimate
 from stacks.errors import SettingsError
 from stacks.payload import sweep_archive
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
 from stacks.settings import people, queue_rules
 from stacks.settings.quantities import Level
 from tests.stacks import examples
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.registered import files_of, named
+from tests.stacks.registrations import stood
 
 PEOPLE = {"people": {"ada": {"uid": 5001}}}
 POOLS = [
@@ -31,24 +28,14 @@ TEMPLATE, GROUP = "aws:ec2/launchTemplate:LaunchTemplate", "aws:autoscaling/grou
 INTERFACE, SECRET = "aws:ec2/networkInterface:NetworkInterface", "aws:secretsmanager/secret:Secret"
 
 
-def registered(**changes):
-    settings = examples.stack(**changes)
-
-    def program() -> None:
-        pulumi.export("people_policy", build(settings)["people_policy"])
-
-    with moto_server(settings.region):
-        return run_program(settings.name, program=program, config={})
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def queued():
-    return registered(**QUEUED)
+    return stood(examples.stack(**QUEUED))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def without():
-    return registered(**WITHOUT)
+    return stood(examples.stack(**WITHOUT))
 
 
 def test_a_stack_without_a_queue_declares_nothing_of_it(without):

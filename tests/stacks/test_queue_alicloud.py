@@ -18,10 +18,11 @@ from stacks.payload import sweep_archive
 from stacks.settings.quantities import HOURS_PER_MONTH, Level
 from stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack, stack_file
-from tests.stacks.alicloud_programs import ACCESS, STORAGE, register
+from tests.stacks.alicloud_programs import ACCESS, STORAGE
 from tests.stacks.iam import Request, Verdict
 from tests.stacks.ram import decide
 from tests.stacks.registered import files_of, named
+from tests.stacks.registrations import declared
 
 POOLS = [
     pool(name="train", size={"min": 0, "desired": 0, "max": 4}),
@@ -34,14 +35,14 @@ TEMPLATE, POLICY = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "alicloud
 CONTROLLER, NODE = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def queued():
-    return register(stack(**QUEUED))
+    return declared(stack(**QUEUED))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def without():
-    return register(stack(**WITHOUT))
+    return declared(stack(**WITHOUT))
 
 
 def test_a_stack_without_a_queue_declares_nothing_of_it(without):
@@ -107,7 +108,7 @@ def test_a_new_payload_or_image_leaves_the_running_controller_alone(queued):
 @pytest.mark.parametrize("protected", [True, False])
 def test_a_protected_stack_protects_its_controller_from_deletion(protected):
     storage = QUEUED["storage"] | {"redundancy": "ZRS"}
-    found = register(stack(**QUEUED | {"storage": storage}, protected=protected))
+    found = declared(stack(**QUEUED | {"storage": storage}, protected=protected))
 
     assert named(found, INSTANCE, CONTROLLER).inputs["deletionProtection"] is protected
 

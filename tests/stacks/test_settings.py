@@ -374,6 +374,18 @@ BAD_INPUTS = {
         {"budget": {"currency": "EUR", "recipients": ["a@b.org"]}},
         "budget.currency = 'EUR': must be USD on aws",
     ),
+    "a zone without a slot": (
+        {"network": network(slots={"us-east-1a": 0})},
+        "network.slots.us-east-1b = None: required, and missing; the first free slot is 1",
+    ),
+    "a slot of two zones": (
+        {"network": network(slots={"us-east-1a": 2, "us-east-1b": 2})},
+        "network.slots = 2: given to 2 zones; each slot to one zone",
+    ),
+    "a slot that no network has": (
+        {"network": network(slots={"us-east-1a": 8, "us-east-1b": 1})},
+        "network.slots.us-east-1a = 8: must be less than or equal to 7",
+    ),
     "a peer with bits beyond its prefix": (
         {"network": network(peers=["192.168.1.1/16"])},
         "network.peers[0] = '192.168.1.1/16': has bits set beyond its prefix: the network is 192.168.0.0/16",
@@ -381,16 +393,16 @@ BAD_INPUTS = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
-def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
-    assert message in refusal(**changes)
+def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed():
+    said = {fault: refusal(**changes) for fault, (changes, _) in BAD_INPUTS.items()}
+
+    assert {fault: said[fault] for fault, row in BAD_INPUTS.items() if row[1] not in said[fault]} == {}
 
 
-@pytest.mark.parametrize("own", [ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER])
-def test_no_pool_takes_the_name_of_a_security_group_that_the_stack_has_anyway(own):
-    assert f"pools[0].name = '{own}': names a security group of the stack itself" in refusal(
-        pools=[pool(name=own)]
-    )
+def test_no_pool_takes_the_name_of_a_security_group_that_the_stack_has_anyway():
+    for own in (ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER):
+        told = f"pools[0].name = '{own}': names a security group of the stack itself"
+        assert told in refusal(pools=[pool(name=own)])
 
 
 def test_an_owner_may_be_named_in_any_script():
@@ -507,12 +519,14 @@ def message_of(*faults: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_single_fault_is_the_only_problem_of_its_file(fault):
-    text = message_of(fault)
+def test_a_single_fault_is_the_only_problem_of_its_file():
+    said = {fault: message_of(fault) for fault in FAULTS}
 
-    assert f"- {fault}" in text
-    assert "has 1 problem:" in text
+    assert {
+        fault: text
+        for fault, text in said.items()
+        if f"- {fault}" not in text or "has 1 problem:" not in text
+    } == {}
 
 
 def test_no_fault_hides_another():
@@ -576,40 +590,19 @@ def test_with_slots_the_order_of_zones_is_preference_alone():
     assert network.home_zone == "us-east-1a"
 
 
-@pytest.mark.parametrize(
-    ("slots", "says"),
-    [
-        (
-            {"us-east-1a": 0},
-            "network.slots.us-east-1b = None: required, and missing; the first free slot is 1",
-        ),
-        ({"us-east-1a": 2, "us-east-1b": 2}, "network.slots = 2: given to 2 zones; each slot to one zone"),
-        ({"us-east-1a": 8, "us-east-1b": 1}, "network.slots.us-east-1a = 8: must be less than or equal to 7"),
-    ],
-)
-def test_a_zone_has_a_slot_of_its_own(slots, says):
-    network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a", "us-east-1b"], "slots": slots}
-    with pytest.raises(SettingsError) as caught:
-        from_mapping("test", stack_file(network=network))
-
-    assert says in str(caught.value)
-
-
 def stack_settings(**network):
     return from_mapping("test", stack_file(network={"cidr": "10.0.0.0/16"} | network)).network
 
 
-@pytest.mark.parametrize(
-    "webhooks",
-    [
-        "https://hooks.example.com/SECRET",
-        ["https://hooks.example.com/SECRET"],
-        [{"kind": "slack", "url": "https://hooks.example.com/SECRET"}],
-        [{"kind": "https://hooks.example.com/SECRET", "secret": "room"}],
-    ],
-)
-def test_no_problem_shows_the_address_of_a_webhook(webhooks):
-    with pytest.raises(SettingsError, match=r"notify\.webhooks") as caught:
-        stack(notify={"webhooks": webhooks})
+def test_no_problem_shows_the_address_of_a_webhook():
+    address = "https://hooks.example.com/SECRET"
+    for webhooks in (
+        address,
+        [address],
+        [{"kind": "slack", "url": address}],
+        [{"kind": address, "secret": "room"}],
+    ):
+        told = refusal(notify={"webhooks": webhooks})
 
-    assert "SECRET" not in str(caught.value)
+        assert "notify.webhooks" in told
+        assert "SECRET" not in told

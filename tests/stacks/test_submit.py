@@ -4,19 +4,15 @@ import base64
 import json
 import re
 
-import pulumi
 import pytest
 
 from image.runs import alicloud, aws, model
 from stacks import naming
-from stacks.aws.stack import build
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
 from tests.stacks import ram
 from tests.stacks.alicloud_examples import stack as alicloud_stack
-from tests.stacks.alicloud_programs import register
 from tests.stacks.examples import stack
 from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.registrations import declared, stood
 
 PEOPLE = {"ada": {"uid": 5001}, "bob": {"uid": 5002}}
 NAMED, NOBODY = stack(access={"people": PEOPLE}), stack()
@@ -44,26 +40,19 @@ JOB = model.Job(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def named():
-    with moto_server(NAMED.region):
-        yield run_program(NAMED.name, program=lambda: declared(NAMED), config={})
+    return stood(NAMED)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nobody():
-    with moto_server(NOBODY.region):
-        yield run_program(NOBODY.name, program=lambda: declared(NOBODY), config={})
+    return stood(NOBODY)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def assistant():
-    return register(ON_ALICLOUD)
-
-
-def declared(settings):
-    for name, value in build(settings).items():
-        pulumi.export(name, value)
+    return declared(ON_ALICLOUD)
 
 
 def documents(found):

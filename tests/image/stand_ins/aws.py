@@ -31,7 +31,7 @@ from tests.image.stand_ins.hours import Heartbeat
 from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys, SignatureError, check
 from tests.image.virtual_machine import Network, VirtualMachine
-from tests.stacks.test_aws_access import Account
+from tests.stacks.judges import AwsJudge
 
 STACK, POOL, REGION = "aws-dev", "spot", "us-east-1"
 # The machine's network holds every address that it can reach.
@@ -260,7 +260,7 @@ class Rights:
     """
 
     def __init__(self, rehearsed: Rehearsed) -> None:
-        self._registered = Account(stack_files.settings_of(STACK), rehearsed)
+        self._registered = AwsJudge(stack_files.settings_of(STACK), rehearsed)
         self.instance_id = ""
 
     def hold(self, request: Request, service: str) -> None:

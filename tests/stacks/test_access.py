@@ -1,0 +1,497 @@
+"""Who may do what, by the policies that the stacks register, judged as both clouds judge them."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from image.reaper.agent import kept_files
+from stacks.settings import Nat
+from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.judges import (
+    ALICLOUD_ACCOUNTS,
+    ALICLOUD_PAIR,
+    AWS_ACCOUNTS,
+    AWS_PAIR,
+    DENIED,
+    EVERYTHING,
+    MAILING,
+    MAY,
+    MAY_NOT,
+    NEIGHBOUR,
+    PAIRS,
+    SELF,
+    AlicloudJudge,
+    AwsJudge,
+    Judge,
+    Right,
+    judge_of,
+)
+
+Rights = Iterator[Right]
+LEDGER = "reaper/ledger/2026/11/21/i-1.json"
+PAYLOAD = "image/payload/00.tar.gz"
+KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:users"]
+WITHDRAWN = "gpu-fleet:withdrawn"
+TAGS = ["ec2:CreateTags", "ec2:DeleteTags"]
+SSE, SSE_KEY = "s3:x-amz-server-side-encryption", "s3:x-amz-server-side-encryption-aws-kms-key-id"
+READS_AND_WRITES = ("GetObject", "PutObject")
+WRITES = ("PutObject", "DeleteObject", "AbortMultipartUpload")
+DESTROYS = ("DeleteObjectVersion", "PutBucketPolicy")
+
+
+@pytest.fixture
+def pair() -> AwsJudge:
+    return judge_of(AWS_PAIR.name)
+
+
+def of_instances(judge: Judge, name: str) -> Rights:
+    """What instances of a pool may do on either cloud."""
+    own, tags = partial(Right, f"{name}-instance"), judge.tags(name)
+    stores, bucket = judge.stores, judge.bucket
+    for target in (SELF, NEIGHBOUR):
+        ends = "neither ends nor changes itself or a neighbour"
+        yield own(ends, MAY_NOT, judge.ends, judge.instance(target), judge.on(target, name))
+    yield own("changes nothing about its group", MAY_NOT, judge.group_changes, judge.group(name), tags)
+    drains = [
+        f"{judge.scaling}:{act}" for act in ("CompleteLifecycleAction", "RecordLifecycleActionHeartbeat")
+    ]
+    yield own("speaks of drains in its pool", MAY, drains, judge.group(name), tags)
+    alone = partial(own, "speaks of drains in its own pool alone", MAY_NOT, drains)
+    yield alone(judge.group(name), judge.tags("another"))
+    yield alone(judge.group(name), judge.tags(name, stack="other"))
+    yield from (alone(judge.group(other), judge.tags(other)) for other in judge.pools if other != name)
+    for kind in ("data", "checkpoints"):
+        yield own(
+            "writes and deletes below its own prefix", MAY, stores(*WRITES), bucket(kind, f"{name}/run/1")
+        )
+        for place in {*judge.pools, "another", f"{name}-more", "keep"} - {name}:
+            yield own("writes below no other", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
+        for place in judge.pools:
+            yield own("reads every pool's", MAY, stores("GetObject"), bucket(kind, f"{place}/run/1"))
+        yield own("lists what is stored", MAY, stores(judge.listing), bucket(kind))
+    for resource in (bucket("data"), bucket("data", f"{name}/file")):
+        changes = "destroys no old version and changes no bucket"
+        yield own(changes, MAY_NOT, stores(*DESTROYS, "DeleteBucket"), resource)
+    for key in ("reaper/lease.json", LEDGER):
+        ledger = "reads and writes no ledger"
+        yield own(ledger, MAY_NOT, stores(*READS_AND_WRITES, "DeleteObject"), bucket("records", key))
+    policy = bucket("records", "reaper/policy.json")
+    yield own("reads the policy", MAY, stores("GetObject"), policy)
+    yield own("does not change the policy", MAY_NOT, stores("PutObject", "DeleteObject"), policy)
+    wheels = MAY if judge.settings.network.nat is Nat.NONE else MAY_NOT
+    for key, verdicts in {PAYLOAD: MAY, "image/wheels/torch.whl": wheels}.items():
+        yield own("reads its payload and its wheels", verdicts, stores("GetObject"), bucket("records", key))
+    for key in ("image/files/driver.run", "image/00.tar", "image/payload-of-others/00.tar.gz", "meter.json"):
+        yield own("reads nothing else of the records", MAY_NOT, stores("GetObject"), bucket("records", key))
+    yield own("does not list the records", MAY_NOT, stores(judge.listing), bucket("records"))
+    yield own("changes no payload", MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", PAYLOAD))
+    yield own("reads no roster", MAY_NOT, stores("GetObject"), bucket("records", "reaper/roster.json"))
+    yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
+
+
+def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
+    own = partial(Right, f"{name}-instance")
+    me, neighbour = judge.on(SELF, name), judge.on(NEIGHBOUR, name)
+    for keys in (KEEP, KEEP[:1], [WITHDRAWN]):
+        kept = {"aws:TagKeys": keys}
+        yield own("keeps, releases and withdraws itself", MAY, TAGS, judge.instance(SELF), me | kept)
+        yield own("marks no neighbour", MAY_NOT, TAGS, judge.instance(NEIGHBOUR), neighbour | kept)
+    for tag in ("managed", "stack", "pool", "owner", "protected", "idle-since", "reap-after"):
+        for keys in ([f"gpu-fleet:{tag}"], [*KEEP, f"gpu-fleet:{tag}"]):
+            changed = me | {"aws:TagKeys": keys}
+            yield own("changes no other tag of itself", MAY_NOT, TAGS, judge.instance(SELF), changed)
+    yield own("deletes not all its tags by naming none", MAY_NOT, TAGS[1:], judge.instance(SELF), me)
+    # EC2 gives a role's session the instance's id for a name, and nobody else may take the role
+    session = {"aws:userid": f"AROAEXAMPLE:{SELF}"}
+    callers = {
+        f"AROAEXAMPLE:{SELF}": MAY,
+        f"AROAEXAMPLE:{NEIGHBOUR}": MAY_NOT,
+        f"AROAEXAMPLE:{SELF}0": MAY_NOT,
+        f"AROAOTHER:{SELF}": MAY_NOT,
+        "AROAEXAMPLE:*": MAY_NOT,
+    }
+    for caller, verdicts in callers.items():
+        where = judge.bucket("records", f"reaper/handshake/{caller}/20261121T120000Z/idle.json")
+        said = "answers the sweep under its own name alone"
+        yield own(said, verdicts, judge.stores(*READS_AND_WRITES), where, session)
+        yield own("takes back no answer", MAY_NOT, judge.stores("DeleteObject"), where, session)
+    for context, verdicts in (
+        ({"kms:ViaService": f"s3.{judge.settings.region}.amazonaws.com"}, MAY),
+        ({"kms:ViaService": f"ec2.{judge.settings.region}.amazonaws.com"}, MAY_NOT),
+        ({}, MAY_NOT),
+    ):
+        yield own("uses the key through S3 alone", verdicts, ["kms:Decrypt"], judge.key, context)
+    spaces = {f"GpuFleet/{judge.settings.name}": MAY, "GpuFleet/other": MAY_NOT, "AWS/EC2": MAY_NOT}
+    for space, verdicts in spaces.items():
+        says, context = "publishes metrics of its own stack alone", {"cloudwatch:namespace": space}
+        yield own(says, verdicts, ["cloudwatch:PutMetricData"], "*", context)
+    takes = ["iam:PassRole", "sts:AssumeRole", "iam:PutRolePolicy", "ec2:RunInstances"]
+    role = f"arn:aws:iam::{judge.settings.account_id}:role/x"
+    yield own("gives itself no other rights", MAY_NOT, takes, role)
+    put = partial(own, actions=["s3:PutObject"], resource=judge.bucket("checkpoints", f"{name}/file"))
+    own_key = {SSE: "aws:kms", SSE_KEY: judge.key}
+    for context in ({}, own_key):
+        yield put("writes by TLS under the stack's key", MAY, context=context)
+    for context in (
+        {"aws:SecureTransport": "false"},
+        {"s3:TlsVersion": "1.1"},
+        {SSE: "AES256"},
+        {SSE: "aws:kms", SSE_KEY: "arn:aws:kms:us-east-1:999999999999:key/theirs"},
+    ):
+        yield put("writes by no plain HTTP, old TLS or other key", DENIED, context=context)
+
+
+def of_alicloud_instances(judge: AlicloudJudge, name: str) -> Rights:
+    own, records = partial(Right, f"{name}-instance"), partial(judge.bucket, "records")
+    # RAM knows no variable for the caller: within the pool one instance can speak for another
+    for place, verdicts in {name: MAY, f"{name}-large": MAY_NOT, "another": MAY_NOT}.items():
+        where = records(f"reaper/handshake/{place}.i-1/20261121T120000Z/idle.json")
+        answers = judge.stores(*READS_AND_WRITES, "GetObjectVersion")
+        yield own("answers the sweep for its pool alone", verdicts, answers, where)
+        yield own("takes back no answer", MAY_NOT, judge.stores("DeleteObject"), where)
+    lists = partial(own, actions=judge.stores("ListObjectVersions"), resource=records())
+    decision = f"reaper/handshake/{name}.i-1/20261121T120000Z/decision.json"
+    yield lists("lists what its pool said", MAY, context={"oss:Prefix": decision})
+    for prefix in ("reaper/ledger/", "reaper/handshake/", "reaper/handshake/another.i-1/", ""):
+        yield lists("lists nothing else of the records", MAY_NOT, context={"oss:Prefix": prefix})
+    yield lists("lists nothing else of the records", MAY_NOT)
+    for key, verdicts in {
+        f"users/{name}/i-1": MAY,
+        f"users/{name}-more/i-1": MAY_NOT,
+        "roster": MAY_NOT,
+    }.items():
+        says = "says who is on its own pool's instances"
+        yield own(says, verdicts, judge.stores("PutObject"), records(f"reaper/{key}.json"))
+
+
+def of_the_sweep(judge: Judge) -> Rights:
+    """What the sweep may do on either cloud."""
+    sweep, tags = partial(Right, "reaper"), judge.tags
+    stores, records = judge.stores, partial(judge.bucket, "records")
+    target, refused = judge.instance(NEIGHBOUR), judge.refusal
+    yield sweep("terminates what its stack licenses", MAY, judge.sweeps, target, tags("dev"))
+    unlicensed = [tags("dev", stack="other"), tags("dev", managed="false"), {}]
+    protected = [tags("dev", protected=value) for value in ("true", "by the auditors", "")]
+    for context in (*unlicensed, *protected):
+        yield sweep("terminates nothing else", refused, judge.sweeps, target, context)
+    for name in judge.pools:
+        detach = partial(sweep, actions=[f"{judge.scaling}:DetachInstances"], resource=judge.group(name))
+        yield detach("takes instances out of its stack's groups", MAY, context=tags(name))
+        yield detach("takes none out of another stack's", MAY_NOT, context=tags(name, stack="other"))
+    yield sweep("starts and changes no instance", MAY_NOT, judge.starts, judge.instance(SELF), tags("dev"))
+    yield sweep("writes its ledger", MAY, stores(*READS_AND_WRITES), records(LEDGER))
+    yield sweep("deletes no ledger", MAY_NOT, stores("DeleteObject", *DESTROYS), records(LEDGER))
+    for place in (
+        judge.bucket("data", "dev/keep/i-1/notes.txt"),
+        judge.bucket("checkpoints", "dev/run/step-1"),
+    ):
+        yield sweep("reads and writes nothing that users store", MAY_NOT, stores(*READS_AND_WRITES), place)
+    yield sweep("does not write what instances boot", MAY_NOT, stores("PutObject"), records(PAYLOAD))
+    yield sweep("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
+    yield sweep("lists the records", MAY, stores(judge.listing), records())
+
+
+def of_the_aws_sweep(judge: AwsJudge) -> Rights:
+    sweep, me = partial(Right, "reaper"), judge.instance(SELF)
+    said = judge.bucket("records", f"reaper/handshake/AROAEXAMPLE:{SELF}/20261121T120000Z/decision.json")
+    yield sweep("hears what instances say and decides", MAY, judge.stores(*READS_AND_WRITES), said)
+    for name in judge.pools:
+        withdrawn = judge.tags(name, withdrawn="2026-11-21T12:00:00Z")
+        yield sweep("terminates no instance that has withdrawn itself", DENIED, judge.sweeps, me, withdrawn)
+        lifted = judge.tags(name) | {"aws:TagKeys": [WITHDRAWN]}
+        yield sweep("lifts no withdrawal", MAY_NOT, TAGS, me, lifted)
+    tags = judge.tags("dev")
+    for tag in ("managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason", "users"):
+        context = tags | {"aws:TagKeys": ["gpu-fleet:idle-since", f"gpu-fleet:{tag}"]}
+        yield sweep("never widens its licence by a tag", DENIED, TAGS, me, context)
+    marks = {"aws:TagKeys": ["gpu-fleet:idle-since", "gpu-fleet:reap-after"]}
+    yield sweep("marks instances of its own stack", MAY, TAGS[:1], me, tags | marks)
+    for context in (judge.tags("dev", stack="other") | marks, tags | {"aws:TagKeys": ["Name"]}, tags):
+        yield sweep("marks nothing else", MAY_NOT, TAGS[:1], me, context)
+
+
+def of_the_alicloud_sweep(judge: AlicloudJudge) -> Rights:
+    sweep = partial(Right, "reaper")
+    said = judge.bucket("records", "reaper/handshake/dev.i-1/20261121T120000Z/decision.json")
+    hears = judge.stores(*READS_AND_WRITES, "GetObjectVersion")
+    yield sweep("hears what instances say and decides", MAY, hears, said)
+    for role, place in {f"{judge.pools[0]}-instance": "data", "reaper": "records"}.items():
+        reads = partial(Right, role, actions=["oss:GetObject"], resource=judge.bucket(place, "reaper/x"))
+        yield reads("reads by TLS", MAY)
+        yield reads("reads no bucket by plain HTTP", DENIED, context={"acs:SecureTransport": "false"})
+
+
+@pytest.mark.parametrize("name", AWS_ACCOUNTS)
+def test_instances_may_do_on_aws_what_is_said_of_them_and_no_more(name):
+    judge = judge_of(name)
+    rights = (
+        right for pool in judge.pools for of in (of_instances, of_aws_instances) for right in of(judge, pool)
+    )
+
+    assert [*judge.wrong(rights)] == []
+
+
+@pytest.mark.parametrize("name", ALICLOUD_ACCOUNTS)
+def test_instances_may_do_on_alibaba_cloud_what_is_said_of_them_and_no_more(name):
+    judge = judge_of(name)
+    both = (of_instances, of_alicloud_instances)
+    rights = (right for pool in judge.pools for of in both for right in of(judge, pool))
+
+    assert [*judge.wrong(rights)] == []
+
+
+@pytest.mark.parametrize("name", AWS_ACCOUNTS)
+def test_the_sweep_may_do_on_aws_what_is_said_of_it_and_no_more(name):
+    judge = judge_of(name)
+
+    assert [*judge.wrong(of_the_sweep(judge)), *judge.wrong(of_the_aws_sweep(judge))] == []
+
+
+@pytest.mark.parametrize("name", ALICLOUD_ACCOUNTS)
+def test_the_sweep_may_do_on_alibaba_cloud_what_is_said_of_it_and_no_more(name):
+    judge = judge_of(name)
+
+    assert [*judge.wrong(of_the_sweep(judge)), *judge.wrong(of_the_alicloud_sweep(judge))] == []
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(name):
+    judge = judge_of(name)
+    action, leftover = judge.removes
+    remove = partial(
+        Right, "reaper", actions=[action], resource=judge.arn(action.partition(":")[0], leftover)
+    )
+    others = ({"stack": "other"}, {"protected": "yes"}, {"protected": ""})
+
+    rights = [
+        remove("removes leftovers", MAY, context=judge.tags("dev")),
+        *(remove("removes no others", MAY_NOT, context=judge.tags("dev", **tags)) for tags in others),
+    ]
+
+    assert [*judge.wrong(rights)] == []
+
+
+WRITABLE = {
+    AWS_PAIR.name: [
+        "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/dev/*",
+        "arn:aws:s3:::gpu-fleet-aws-pair-checkpoints-123456789012/dev/*",
+        "arn:aws:s3:::gpu-fleet-aws-pair-records-123456789012/reaper/handshake/${aws:userid}/*",
+    ],
+    ALICLOUD_PAIR.name: [
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/dev/*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-checkpoints-1234567890123456/dev/*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/handshake/dev.*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/users/dev/*",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_instance_writes_nowhere_else(name):
+    judge = judge_of(name)
+    statements = [
+        statement for text in judge.identity("dev-instance") for statement in json.loads(text)["Statement"]
+    ]
+    (write,) = judge.stores("PutObject")
+
+    places = [each["Resource"] for each in statements if write in each["Action"]]
+
+    listed = [[place] if isinstance(place, str) else place for place in places]
+    assert [place for each in listed for place in each] == WRITABLE[name]
+
+
+def test_what_the_agent_saves_lies_where_its_role_may_write():
+    """The agent's own function and the registered policy: neither knows the other."""
+    judge = judge_of(AWS_PAIR.name)
+    saved = kept_files.place(f"s3://gpu-fleet-{AWS_PAIR.name}-data", "dev", SELF)
+
+    assert judge.may("dev-instance", "s3:PutObject", judge.bucket("data", f"{saved.prefix}notes.txt"))
+
+
+def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(pair):
+    tags = [
+        {tag["key"]: tag["value"] for tag in group.inputs["tags"]}
+        for group in pair.found.of_type("aws:autoscaling/group:Group")
+    ]
+
+    assert {(tag["gpu-fleet:stack"], tag["gpu-fleet:pool"]) for tag in tags} == {
+        (pair.settings.name, "dev"),
+        (pair.settings.name, "dev-large"),
+    }
+
+
+# what a setting adds on AWS
+
+
+def test_the_sweep_reads_the_roster_that_its_settings_name(pair):
+    assert pair.may("reaper", "s3:GetObject", pair.bucket("records", "reaper/roster.json"))
+
+
+def test_the_sweep_reads_the_webhooks_that_the_settings_name_and_no_other_secret(pair):
+    secret = pair.arn("secretsmanager", "secret:rooms/vision-AbCdEf")
+    key = {"kms:ViaService": f"secretsmanager.{pair.settings.region}.amazonaws.com"}
+
+    assert pair.may("reaper", "secretsmanager:GetSecretValue", secret)
+    assert pair.may("reaper", "kms:Decrypt", pair.key, key)
+    for other in ("secret:rooms/vision-more-AbCdEf", "secret:rooms/other-AbCdEf"):
+        other_secret = pair.arn("secretsmanager", other)
+        assert not pair.may("reaper", "secretsmanager:GetSecretValue", other_secret)
+    assert not pair.may("reaper", "secretsmanager:PutSecretValue", secret)
+
+
+def test_the_sweep_mails_from_the_sender_that_the_settings_name_alone():
+    account = judge_of(MAILING.name)
+    identity = account.arn("ses", "identity/mail.example.com")
+    ask = partial(account.may, "reaper", "ses:SendEmail")
+
+    assert ask(identity, {"ses:FromAddress": "fleet@mail.example.com"})
+    assert not ask(identity, {"ses:FromAddress": "ceo@mail.example.com"})
+    assert not ask(account.arn("ses", "identity/example.com"), {"ses:FromAddress": "fleet@mail.example.com"})
+
+
+def test_a_sweep_without_notify_sends_no_mail_and_reads_no_secret(pair):
+    account = judge_of(AWS_ACCOUNTS[0])
+    identity = pair.arn("ses", "identity/mail.example.com")
+
+    assert not pair.may("reaper", "ses:SendEmail", identity, {"ses:FromAddress": "fleet@mail.example.com"})
+    assert not account.may(
+        "reaper", "secretsmanager:GetSecretValue", account.arn("secretsmanager", "secret:rooms/vision-AbCdEf")
+    )
+
+
+def test_users_subscribe_to_their_own_notices_alone(pair):
+    found = pair.found.of_type("aws:sns/topicSubscription:TopicSubscription")
+
+    filters = {resource.inputs["endpoint"]: resource.inputs.get("filterPolicy") for resource in found}
+
+    # who hears everything already gets no second subscription
+    assert filters == {"team@example.com": None, "ada@example.com": '{"user": ["ada", "lovelace"]}'}
+
+
+def test_where_mail_is_sent_no_recipient_has_to_subscribe():
+    found = judge_of(MAILING.name).found.of_type("aws:sns/topicSubscription:TopicSubscription")
+
+    assert [resource.inputs["endpoint"] for resource in found] == ["team@example.com"]
+
+
+def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_users(pair):
+    def watched(found):
+        alarms = [resource.inputs for resource in found.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+        return [alarm["name"] for alarm in alarms if alarm.get("metricName") == "SweepUsersUnreached"]
+
+    assert watched(pair.found) == [f"gpu-fleet-{pair.settings.name}-reaper-unreached"]
+    assert watched(judge_of("aws-dev").found) == []
+
+
+def test_a_freeze_limits_groups_of_training_pools_by_their_largest_size_alone(pair):
+    ask = partial(pair.may, "reaper", "autoscaling:UpdateAutoScalingGroup")
+
+    assert ask(pair.group("dev-large"), pair.tags("dev-large") | {"autoscaling:MaxSize": "3"})
+    assert not ask(pair.group("dev"), pair.tags("dev") | {"autoscaling:MaxSize": "3"})
+    for part in ("MinSize", "LaunchTemplateVersionSpecified", "VPCZoneIdentifiers"):
+        changed = pair.tags("dev-large") | {"autoscaling:MaxSize": "3", f"autoscaling:{part}": "1"}
+        assert not ask(pair.group("dev-large"), changed)
+
+
+# what a setting adds on Alibaba Cloud
+
+
+def test_the_sweep_mails_and_reads_the_webhooks_that_the_settings_name():
+    account = judge_of(ALICLOUD_PAIR.name)
+    ask = partial(account.may, "reaper")
+
+    assert ask("dm:SingleSendMail", "*")
+    assert ask("oss:GetObject", account.bucket("records", "reaper/roster.json"))
+    assert ask("kms:GetSecretValue", account.arn("kms", "secret/rooms/vision"))
+    assert not ask("kms:GetSecretValue", account.arn("kms", "secret/rooms/other"))
+
+
+def test_the_sweep_of_a_stack_without_recipients_neither_mails_nor_reads_secrets():
+    account = judge_of("everything")
+    assert not account.settings.notify.anybody
+
+    assert not account.may("reaper", "dm:SingleSendMail", "*")
+    assert not account.may("reaper", "kms:GetSecretValue", account.arn("kms", "secret/rooms/vision"))
+
+
+def test_a_freeze_closes_groups_of_training_pools_alone():
+    account = judge_of(ALICLOUD_PAIR.name)
+    ask = partial(account.may, "reaper", "ess:SuspendProcesses", account.group("dev"))
+
+    assert ask(account.tags("dev-large"))
+    assert not ask(account.tags("dev"))
+
+
+# the way to buckets on AWS, and who takes its roles
+
+SERVICE_BUCKETS = (
+    "amazon-ssm-{region}",
+    "aws-ssm-{region}",
+    "{region}-birdwatcher-prod",
+    "patch-baseline-snapshot-{region}",
+    "prod-{region}-starport-layer-bucket",
+    "ec2imagebuilder-toe-{region}-prod",
+)
+
+
+@pytest.mark.parametrize("name", AWS_ACCOUNTS)
+def test_the_gateway_leads_to_the_stacks_buckets_and_carries_nothing_out(name):
+    """The usual theft: somebody brings keys of an account of theirs and copies to a bucket there."""
+    judge = judge_of(name)
+    own, theirs, ask = judge.settings.account_id, "999999999999", partial(judge.lets_through, "s3")
+
+    for kind in ("data", "checkpoints", "records"):
+        assert ask("s3:GetObject", judge.bucket(kind, "x"), own)
+        assert ask("s3:ListBucket", judge.bucket(kind), own)
+    for owner in (theirs, own, None):
+        assert not ask("s3:PutObject", "arn:aws:s3:::exfiltration/secrets", owner)
+    assert not ask("s3:PutObject", judge.bucket("data", "dev/x"), theirs)
+
+
+@pytest.mark.parametrize("name", AWS_ACCOUNTS)
+def test_what_services_keep_for_instances_can_be_read_and_not_written(name):
+    judge = judge_of(name)
+    kept = [f"arn:aws:s3:::{bucket.format(region=judge.settings.region)}/file" for bucket in SERVICE_BUCKETS]
+    owners = (None, judge.settings.account_id)  # without a signature, and with one
+
+    def may(action, resource):
+        return {judge.lets_through("s3", action, resource, owner) for owner in owners}
+
+    assert [place for place in kept if may("s3:GetObject", place) != {True}] == []
+    assert [place for place in kept if may("s3:PutObject", place) != {False}] == []
+
+
+def test_the_buckets_that_the_settings_name_pass_the_gateway_too(pair):
+    for bucket in ("our-datasets", "open-images"):
+        assert pair.lets_through("s3", "s3:ListBucket", f"arn:aws:s3:::{bucket}", None)
+        assert pair.lets_through("s3", "s3:GetObject", f"arn:aws:s3:::{bucket}/a", None)
+    assert not pair.lets_through("s3", "s3:GetObject", "arn:aws:s3:::our-datasets-2/a", None)
+
+
+def test_interface_endpoints_are_for_callers_of_the_account_alone(pair):
+    for service in ("ssm", "ec2", "monitoring", "kms", "sts"):
+        ask = partial(pair.lets_through, service, "any:Action", "*")
+        assert (ask(pair.settings.account_id), ask("999999999999")) == (True, False)
+
+
+@pytest.mark.parametrize("name", AWS_ACCOUNTS)
+def test_a_role_is_taken_by_its_service_alone(name):
+    services = {"instance": "ec2.amazonaws.com", "reaper": "lambda.amazonaws.com"}
+    strangers = {"ecs-tasks.amazonaws.com", "arn:aws:iam::999999999999:root", *services.values()}
+    roles = [
+        (role.inputs["assumeRolePolicy"], end)
+        for role in judge_of(name).found.of_type("aws:iam/role:Role")
+        for end in services
+        if role.name.endswith(f"-{end}")
+    ]
+
+    def takes(policy, principal):
+        context = {"aws:SourceAccount": "123456789012"}
+        request = Request("sts:AssumeRole", "arn:aws:iam::1:role/r", principal, context)
+        return decide(request, [EVERYTHING], [policy], resource_must_allow=True) is Verdict.ALLOWED
+
+    assert {end for _, end in roles} == services.keys()
+    for policy, end in roles:
+        assert {principal for principal in strangers if takes(policy, principal)} == {services[end]}
