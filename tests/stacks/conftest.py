@@ -15,8 +15,6 @@ from stacks.settings import Stack, stack_files
 from tests.stacks import registrations
 from tests.stacks.standing import standing
 
-declared_resources, AnyType = registrations.declared, registrations.AnyType
-
 AWS_STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
 
 
