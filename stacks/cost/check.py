@@ -1,11 +1,10 @@
 """``gpu-fleet check STACK``: can a stack file be built, and within its budget; asks no cloud."""
 
-import datetime
 from collections.abc import Iterator
 
 import click
 
-from stacks.cost import notice, view
+from stacks.cost import lines, notice, view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, hold_to_budget, warnings
 from stacks.settings import Pool, Stack, stack_files
@@ -23,7 +22,7 @@ def check(name: str) -> None:
     """
     stack = stack_files.alone_of(name)
     cost = estimate(stack)
-    said = warnings(cost, datetime.datetime.now(datetime.UTC).date())
+    said = warnings(cost, lines.today())
     if no_image := notice.image_warning(stack):
         said.append(no_image)
     for warning in said:

@@ -107,6 +107,11 @@ class Cost:
         return tuple(quote for quote in self.quotes if quote.amount and quote.region != self.region)
 
 
+def today() -> datetime.date:
+    """The day by which prices are old."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 def warnings(cost: Cost, today: datetime.date) -> list[str]:
     """What to know before trusting the sums: unknown, stale and foreign prices. One sentence each."""
     sentences = []

@@ -6,7 +6,6 @@ to read. So ``gpu-fleet preview|up`` asks before it starts the program, and hand
 environment variable; a bare ``pulumi preview`` says the cost alone, and shows the output's difference.
 """
 
-import datetime
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import pulumi
 
 from stacks.catalog.money import CENT, Money
-from stacks.cost import view
+from stacks.cost import lines, view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, hold_to_budget, warnings
 from stacks.errors import StacksError
@@ -107,7 +106,7 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
         # what another version of this program exported must not stand in the way of deploying this one
         pulumi.log.warn(f"cost of {cost.stack}: no difference to the deployed stack: {error}")
     pulumi.log.info("; ".join(part for part in said if part))
-    for warning in warnings(cost, datetime.datetime.now(datetime.UTC).date()):
+    for warning in warnings(cost, lines.today()):
         pulumi.log.warn(f"cost of {cost.stack}: {warning}")
     return view.output(cost, monthly)
 

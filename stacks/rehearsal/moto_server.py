@@ -17,6 +17,8 @@ from werkzeug.exceptions import InternalServerError
 from werkzeug.serving import make_server
 from werkzeug.test import run_wsgi_app
 
+from stacks.rehearsal.errors import RehearsalError
+
 LOOPBACK = "127.0.0.1"
 ACCOUNT_ID = DEFAULT_ACCOUNT_ID
 IDENTIFIER_SEED = 3
@@ -30,6 +32,8 @@ _UNSET = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
 )
 _ENDPOINT_OF_ONE_SERVICE = "AWS_ENDPOINT_URL_"
+
+_only_one = threading.Lock()
 
 
 class _Dispatcher(DomainDispatcherApplication):
@@ -114,7 +118,7 @@ class _Handler(MotoRequestHandler):
 def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
     """Serve an empty moto, and point every AWS client of this process and its children at it.
 
-    moto keeps its state in this process, so two servers at once would share it: nest none.
+    moto keeps its state in this process, so two servers at once would share it.
 
     Args:
         region: becomes AWS_REGION and AWS_DEFAULT_REGION.
@@ -122,7 +126,21 @@ def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
 
     Yields:
         the endpoint's URL. The environment, the port and the threads are given back at the end.
+
+    Raises:
+        RehearsalError: another is open in this process.
     """
+    if not _only_one.acquire(blocking=False):
+        raise RehearsalError("a moto server is open in this process: a second would empty its state")
+    try:
+        with _served(region, seed) as endpoint:
+            yield endpoint
+    finally:
+        _only_one.release()
+
+
+@contextmanager
+def _served(region: str, seed: int) -> Iterator[str]:
     connections: set[socket.socket] = set()
     closing = threading.Event()
     handler = type("_ConnectionHandler", (_Handler,), {"connections": connections, "closing": closing})

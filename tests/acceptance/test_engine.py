@@ -28,6 +28,9 @@ case "$1 $2" in
 esac
 """
 
+# An up that goes on until Ctrl-C, and says when it is ready for one.
+TRAPPED = "trap 'echo saved; exit 1' INT; echo up > ready; while :; do sleep 0.05; done"
+
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
@@ -121,8 +124,24 @@ def test_a_failure_says_the_end_of_what_the_cli_said(cli):
         made.up(60)
 
 
-def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path):
-    made = cli("trap 'echo saved; exit 1' INT; while :; do sleep 0.05; done")
+def await_ready(folder: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until the stand-in has set its trap, or fail as soon as the process that starts it ends."""
+    while not (folder / "ready").exists():
+        assert process.poll() is None
+        threading.Event().wait(0.05)  # polls another process; its clock is not ours
+
+
+def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path, monkeypatch):
+    made = cli(TRAPPED)
+
+    class OverWhenReady(subprocess.Popen):
+        def wait(self, timeout=None):
+            if timeout != 5:
+                return super().wait(timeout)
+            await_ready(tmp_path, self)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(engine.subprocess, "Popen", OverWhenReady)
 
     with pytest.raises(EngineError, match="not done after 5 s"):
         made.up(5)
@@ -149,13 +168,11 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_reaches_an_up_through_us_and_waits_for_its_state(cli, tmp_path):
-    cli("trap 'echo saved; exit 1' INT; echo up > ready; while :; do sleep 0.05; done")
+    cli(TRAPPED)
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
     )
-    while not (tmp_path / "ready").exists():
-        assert process.poll() is None
-        threading.Event().wait(0.05)  # polls another process; its clock is not ours
+    await_ready(tmp_path, process)
 
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)

@@ -20,7 +20,7 @@ from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
 
 # a trainer three times, a dozen agents: two minutes on two quiet cores
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.prove]
 EPOCHS = 12.0
 REGION = "us-east-1"
 

@@ -17,11 +17,11 @@ from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.cast import PARTS
 from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.metadata import metadata_service
-from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ChildError, child, run
-from stacks.rehearsal.program import run_program
 from stacks.rehearsal.reaper_act import timeline
 from stacks.settings import Idle
+from tests.stacks import registrations
+from tests.stacks.standing import standing
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TRAINER = {"resume_equal": True, "metric": 0.99, "baseline": 0.88, "baseline_name": "nearest centroid"}
@@ -112,10 +112,10 @@ def test_the_metadata_service_wants_its_token_and_knows_a_notice_once_it_is_sent
         assert '"2026-11-21T12:02:00Z"' in service.answers[notice]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def local():
-    with moto_server("us-east-1"):
-        yield run_program("local")
+    with standing("local", "us-east-1", lambda: registrations.run("local")) as rehearsed:
+        yield rehearsed
 
 
 def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(local):

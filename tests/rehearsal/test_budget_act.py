@@ -5,18 +5,16 @@ from dataclasses import asdict
 import pytest
 
 from stacks.rehearsal import budget_act, closing, sweeps
-from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.errors import RehearsalError
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
 from stacks.settings import stack_files
+from tests.stacks.standing import usable
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def local():
-    with moto_server("us-east-1"), conditions_left_out():
-        yield run_program("local"), RegionClients("us-east-1", ClientPool())
+    with usable("local") as rehearsed:
+        yield rehearsed, RegionClients("us-east-1", ClientPool())
 
 
 def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_instance_is_touched(local, tmp_path):

@@ -8,6 +8,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 
 BUCKET = "rehearsal-bucket"
@@ -96,6 +97,14 @@ def test_a_second_server_starts_empty():
         boto3.client("sns").create_topic(Name="first")
     with moto_server("us-east-1"):
         assert boto3.client("sns").list_topics()["Topics"] == []
+
+
+def test_a_second_server_within_the_first_is_refused_and_leaves_it_whole():
+    with moto_server("us-east-1"):
+        boto3.client("sns").create_topic(Name="first")
+        with pytest.raises(RehearsalError, match="a moto server is open"), moto_server("us-east-1"):
+            pass
+        assert len(boto3.client("sns").list_topics()["Topics"]) == 1
 
 
 def test_environment_and_threads_are_given_back(monkeypatch):

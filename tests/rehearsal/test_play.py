@@ -68,6 +68,7 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.prove
 def test_production_stands_up_with_its_p4d_groups(tmp_path):
     done = run("aws-prod", "--folder", str(tmp_path))
 
@@ -79,6 +80,7 @@ def test_production_stands_up_with_its_p4d_groups(tmp_path):
     assert "p4d.24xlarge" in done.stdout
 
 
+@pytest.mark.prove
 def test_a_stack_of_alibaba_cloud_is_recorded_whole(tmp_path):
     done = run("alicloud-dev", "--folder", str(tmp_path))
 
@@ -96,7 +98,7 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.prove), signal.SIGTERM])
 def test_a_rehearsal_that_is_terminated_during_training_leaves_no_process_behind(how, tmp_path):
     with started(tmp_path / "log") as process:
         family = wait_for_child(process, "gpu_fleet train")

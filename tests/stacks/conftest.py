@@ -15,8 +15,6 @@ from stacks.settings import Stack, stack_files
 from tests.stacks import registrations
 from tests.stacks.standing import standing
 
-declared_resources, AnyType = registrations.declared, registrations.AnyType
-
 AWS_STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
 
 
@@ -39,14 +37,14 @@ def stood_up(name: str) -> Iterator[StoodUp]:
         yield StoodUp(settings, rehearsed, partial(boto3.client, region_name=settings.region))
 
 
-@pytest.fixture(scope="module", params=AWS_STACKS)
+@pytest.fixture(params=AWS_STACKS)
 def shipped(request) -> Iterator[StoodUp]:
     """Each shipped AWS stack in turn."""
     with stood_up(request.param) as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prod() -> Iterator[StoodUp]:
     with stood_up("aws-prod") as found:
         yield found

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,13 +13,14 @@ from pathlib import Path
 import boto3
 
 from stacks.rehearsal import first_boot
-from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import stack_files
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.metadata_server import metadata_server
+from tests.stacks.registrations import declared
+from tests.stacks.standing import usable
 
 STARTS = {
     "aws:ec2/launchTemplate:LaunchTemplate",
@@ -100,12 +102,14 @@ class CustomMetrics:
 def aws(name: str) -> Iterator[Cloud]:
     """A shipped AWS stack in moto, and the metadata service of an instance in it."""
     settings = stack_files.settings_of(name)
-    with moto_server(settings.region) as endpoint, conditions_left_out(), metadata_service() as metadata:
+    with usable(name) as rehearsed, metadata_service() as metadata:
         metadata.give_role("pool")
         metadata.answers["/latest/meta-data/instance-id"] = INSTANCE
         metadata.answers["/latest/meta-data/instance-type"] = settings.pools[0].types[0]
-        services = {"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint}
-        rehearsed = run_program(name)
+        services = {
+            "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
+        }
         heartbeats = Heartbeats(rehearsed.outputs["metric_namespace"], settings.region)
         yield Cloud(rehearsed, services, heartbeats)
 
@@ -135,7 +139,7 @@ def alicloud(name: str) -> Iterator[Cloud]:
             "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
             "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
         }
-        rehearsed = run_program(name)
+        rehearsed = declared(name)
         store(rehearsed, settings.region)
         yield Cloud(rehearsed, services, heartbeats)
 

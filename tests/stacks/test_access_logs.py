@@ -1,7 +1,6 @@
 """Who asked what of the stack's buckets: where it is written, who may write it, and how long it stays."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,7 @@ class Logged:
 
 
 @pytest.fixture(scope="module")
-def logged() -> Iterator[Logged]:
+def logged() -> Logged:
     with moto_server(REGION), conditions_left_out():
         rehearsed = run_program("logged", program=lambda: build(settings(retention_days=400)), config={})
         s3 = boto3.client("s3", region_name=REGION)
@@ -55,7 +54,7 @@ def logged() -> Iterator[Logged]:
             "public": s3.get_public_access_block(Bucket=LOGS)["PublicAccessBlockConfiguration"],
             "rules": s3.get_bucket_lifecycle_configuration(Bucket=LOGS)["Rules"],
         }
-        yield Logged(rehearsed, targets, of_logs)
+        return Logged(rehearsed, targets, of_logs)
 
 
 def test_every_bucket_writes_below_its_own_prefix_and_the_logs_log_nothing(logged):

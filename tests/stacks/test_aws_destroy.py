@@ -8,12 +8,14 @@ from typing import Any
 import boto3
 import pytest
 
+from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.program import Rehearsed
 from stacks.rehearsal.registrations import Registration
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import Destroyed, destroy
-from tests.stacks.standing import usable
+from tests.stacks.registrations import run
+from tests.stacks.standing import standing, usable
 
 REGION = "us-east-1"
 BUCKET = "aws:s3/bucket:Bucket"
@@ -74,12 +76,22 @@ def applied(name: str) -> Iterator[Applied]:
         clients.pool.close()
 
 
-@pytest.fixture(scope="module")
+def filled_and_destroyed() -> tuple[Rehearsed, Destroyed]:
+    clients = RegionClients(REGION)
+    stack = Applied(run("aws-dev"), clients)
+    stack.fill()
+    done = stack.destroy()
+    clients.pool.close()
+    return stack.rehearsed, done
+
+
+@pytest.fixture
 def destroyed() -> Iterator[tuple[Applied, Destroyed]]:
     """aws-dev with an object in each bucket, after a destroy."""
-    with applied("aws-dev") as stack:
-        stack.fill()
-        yield stack, stack.destroy()
+    with conditions_left_out(), standing("destroyed", REGION, filled_and_destroyed) as (rehearsed, done):
+        clients = RegionClients(REGION)
+        yield Applied(rehearsed, clients), done
+        clients.pool.close()
 
 
 def test_kept_data_is_read_after_a_destroy(destroyed):
@@ -144,8 +156,8 @@ def test_a_protected_stack_is_refused_before_anything_is_touched():
 
         assert done.asked == ()
         assert {resource.urn for resource in stack.rehearsed.of_type(BUCKET)} < set(done.refused)
-        standing = stack.client("s3").list_buckets()["Buckets"]
-        assert {bucket["Name"] for bucket in standing} == {
+        left = stack.client("s3").list_buckets()["Buckets"]
+        assert {bucket["Name"] for bucket in left} == {
             resource.id for resource in stack.rehearsed.of_type(BUCKET)
         }
 

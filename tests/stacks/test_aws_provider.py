@@ -17,9 +17,13 @@ from tests.stacks.terraform import MIRROR, VERSION, configuration, provider_sche
 HERE = bool(shutil.which("terraform", path="/usr/local/bin:/usr/bin:/bin")) and any(
     MIRROR.rglob(f"*v{VERSION}*")
 )
-pytestmark = pytest.mark.skipif(
-    not HERE, reason=f"needs terraform and terraform-provider-aws {VERSION} under {MIRROR}, which PyPI lacks"
-)
+pytestmark = [
+    pytest.mark.prove,
+    pytest.mark.skipif(
+        not HERE,
+        reason=f"needs terraform and terraform-provider-aws {VERSION} under {MIRROR}, which PyPI lacks",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

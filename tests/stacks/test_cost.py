@@ -314,11 +314,13 @@ def test_a_price_is_stale_after_180_days_and_not_on_the_last_of_them():
 
 
 def test_stale_prices_are_warned_of_in_one_sentence_with_the_oldest():
-    fresh = shipped("aws-dev")
+    cost = shipped("aws-dev")
+    oldest = min((quote for quote in cost.quotes if quote.date), key=lambda quote: quote.date)
+    last_day = oldest.date + datetime.timedelta(days=180)
 
-    assert warnings(fresh, datetime.date(2026, 1, 2)) == []
-    (sentence,) = warnings(fresh, TODAY)
-    assert "prices are older than 180 days, the oldest (disk) of 2026-01-01" in sentence
+    assert warnings(cost, last_day) == []
+    (sentence,) = warnings(cost, last_day + datetime.timedelta(days=1))
+    assert f"older than 180 days, the oldest ({oldest.what}) of {oldest.date}" in sentence
 
 
 def test_prices_of_another_region_are_said_to_be():

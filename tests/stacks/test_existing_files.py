@@ -12,15 +12,13 @@ import yaml
 
 from stacks.alicloud import existing_files as of_alicloud
 from stacks.aws import existing_files as of_aws
-from stacks.aws.stack import build
 from stacks.cost.estimate import estimate
 from stacks.errors import SettingsError
 from stacks.payload import instance_file
 from stacks.rehearsal import monitor
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
@@ -28,6 +26,8 @@ from tests.stacks import alicloud_examples, examples
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 from tests.stacks.existing import NETWORK_OF_FILES, NO_FILES, alicloud_answering, answering, lead_out
+from tests.stacks.registrations import run
+from tests.stacks.standing import standing
 
 REGION = "us-east-1"
 LUSTRE = {"id": "fs-0fedcba9876543210", "mount_name": "abcdefgh"}
@@ -98,20 +98,21 @@ class Guest:
 
     files: str
     rehearsed: Rehearsed
-    clients: RegionClients
     before: Any
     after: Any
 
 
-@pytest.fixture(scope="module")
+def with_foreign_files() -> Guest:
+    network, files = made_by_hand()
+    before = somebody_elses(files)
+    rehearsed = run(using({"home": {"id": files}, "scratch": LUSTRE}, network))
+    return Guest(files, rehearsed, before, somebody_elses(files))
+
+
+@pytest.fixture
 def guest() -> Iterator[Guest]:
-    with moto_server(REGION), conditions_left_out():
-        network, files = made_by_hand()
-        settings = using({"home": {"id": files}, "scratch": LUSTRE}, network)
-        before, clients = somebody_elses(files), RegionClients(REGION)
-        rehearsed = run_program("guest", program=lambda: build(settings), config={})
-        yield Guest(files, rehearsed, clients, before, somebody_elses(files))
-        clients.pool.close()
+    with conditions_left_out(), standing("with foreign files", REGION, with_foreign_files) as made:
+        yield made
 
 
 def test_an_up_declares_and_changes_nothing_of_the_file_systems(guest):
@@ -146,7 +147,9 @@ def test_the_pools_own_group_opens_to_the_vpc_and_no_group_of_the_owners_changes
 
 
 def test_a_destroy_leaves_the_file_system_with_its_mount_targets(guest):
-    destroy(guest.rehearsed.registrations, guest.clients, DELETERS)
+    clients = RegionClients(REGION)
+    destroy(guest.rehearsed.registrations, clients, DELETERS)
+    clients.pool.close()
 
     assert somebody_elses(guest.files) == guest.before
 

@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import boto3
-import pulumi
 import pulumi_aws as aws
 import pytest
 
 from stacks.aws.existing import ExistingNetworkError
-from stacks.aws.stack import build
 from stacks.cost.estimate import estimate
 from stacks.errors import SettingsError
 from stacks.rehearsal import monitor
@@ -18,7 +16,7 @@ from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import CreationError
 from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack
 from stacks.settings.quantities import CostKind
 from tests.rehearsal.deletions import DELETERS
@@ -26,6 +24,8 @@ from tests.rehearsal.destroy import destroy
 from tests.stacks.edits import EXISTING
 from tests.stacks.examples import pool, stack
 from tests.stacks.existing import answering, lead_out
+from tests.stacks.registrations import run
+from tests.stacks.standing import standing
 
 REGION, CIDR = "us-east-1", "172.20.0.0/16"
 ZONES = (f"{REGION}a", f"{REGION}b")
@@ -89,24 +89,20 @@ class Guest:
 
     existing: dict[str, Any]
     rehearsed: Rehearsed
-    clients: RegionClients
     before: dict[str, Any]
     after: dict[str, Any]
 
 
-def exported(settings: Stack) -> None:
-    for key, value in build(settings).items():
-        pulumi.export(key, value)
+def in_a_foreign_vpc() -> Guest:
+    existing = foreign_vpc()
+    before = of_the_vpc()
+    return Guest(existing, run(within(existing)), before, of_the_vpc())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def guest() -> Iterator[Guest]:
-    with moto_server(REGION), conditions_left_out():
-        existing = foreign_vpc()
-        before, clients = of_the_vpc(), RegionClients(REGION)
-        rehearsed = run_program("guest", program=lambda: exported(within(existing)), config={})
-        yield Guest(existing, rehearsed, clients, before, of_the_vpc())
-        clients.pool.close()
+    with conditions_left_out(), standing("in a foreign VPC", REGION, in_a_foreign_vpc) as made:
+        yield made
 
 
 def test_an_up_changes_nothing_of_the_vpc(guest):
@@ -145,10 +141,12 @@ def test_outputs_name_what_is_used(guest):
 
 
 def test_a_destroy_leaves_the_vpc_and_takes_the_stacks_groups(guest):
-    first = destroy(guest.rehearsed.registrations, guest.clients, DELETERS)
+    clients = RegionClients(REGION)
+    first = destroy(guest.rehearsed.registrations, clients, DELETERS)
     for bucket in boto3.resource("s3", region_name=REGION).buckets.all():
         bucket.object_versions.delete()
-    destroy(first.left, guest.clients, DELETERS)
+    destroy(first.left, clients, DELETERS)
+    clients.pool.close()
 
     assert of_the_vpc() == guest.before
     assert [group["GroupName"] for group in groups_of_ec2() if group["GroupName"] != "default"] == []
@@ -220,7 +218,7 @@ def test_a_transit_gateway_is_a_way_out_and_without_internet_no_route_is_asked_f
 
 def test_a_vpc_that_is_not_there_ends_the_program():
     with moto_server(REGION), pytest.raises(CreationError, match="InvalidVpcID"):
-        run_program("guest", program=lambda: build(within(EXISTING)), config={})
+        run(within(EXISTING))
 
 
 def test_what_the_provider_says_of_a_lookup_is_reported_with_its_key(monkeypatch, register):

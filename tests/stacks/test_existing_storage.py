@@ -12,14 +12,12 @@ import yaml
 
 from stacks.alicloud import existing as of_alicloud
 from stacks.aws import existing as of_aws
-from stacks.aws.stack import build
 from stacks.errors import SettingsError
 from stacks.payload import instance_file
 from stacks.rehearsal import monitor
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
@@ -27,6 +25,8 @@ from tests.stacks import alicloud_examples, examples, iam, ram
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 from tests.stacks.existing import NO_BUCKET, alicloud_answering, answering
+from tests.stacks.registrations import run
+from tests.stacks.standing import standing
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
 KEY = f"arn:aws:kms:{REGION}:210987654321:key/1234abcd-12ab-34cd-56ef-1234567890ab"
@@ -80,7 +80,6 @@ class Guest:
     """A stack that uses the buckets, in moto; what they were before, and after."""
 
     rehearsed: Rehearsed
-    clients: RegionClients
     before: dict[str, Any]
     after: dict[str, Any]
 
@@ -104,14 +103,16 @@ class Guest:
         return verdict is iam.Verdict.ALLOWED
 
 
-@pytest.fixture(scope="module")
+def with_foreign_buckets() -> Guest:
+    made_by_hand()
+    before = somebody_elses()
+    return Guest(run(using()), before, somebody_elses())
+
+
+@pytest.fixture
 def guest() -> Iterator[Guest]:
-    with moto_server(REGION), conditions_left_out():
-        made_by_hand()
-        before, clients = somebody_elses(), RegionClients(REGION)
-        rehearsed = run_program("guest", program=lambda: build(using()), config={})
-        yield Guest(rehearsed, clients, before, somebody_elses())
-        clients.pool.close()
+    with conditions_left_out(), standing("with foreign buckets", REGION, with_foreign_buckets) as made:
+        yield made
 
 
 def test_an_up_declares_and_changes_nothing_of_the_buckets(guest):
@@ -171,11 +172,13 @@ def test_the_registered_user_data_names_the_buckets_for_their_mounts(guest):
 
 
 def test_a_destroy_leaves_the_buckets_with_their_objects(guest):
-    first = destroy(guest.rehearsed.registrations, guest.clients, DELETERS)
+    clients = RegionClients(REGION)
+    first = destroy(guest.rehearsed.registrations, clients, DELETERS)
     for bucket in boto3.resource("s3", region_name=REGION).buckets.all():
         if bucket.name not in BUCKETS:
             bucket.object_versions.delete()
-    destroy(first.left, guest.clients, DELETERS)
+    destroy(first.left, clients, DELETERS)
+    clients.pool.close()
 
     assert somebody_elses() == guest.before
     assert {item.name for item in boto3.resource("s3", region_name=REGION).buckets.all()} == set(BUCKETS)
