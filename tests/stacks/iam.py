@@ -234,9 +234,14 @@ def _plain(text: str) -> str:
 
 
 def glob(pattern: str, text: str, *, case: bool = True) -> bool:
+    return _matcher(pattern, case).fullmatch(text) is not None
+
+
+@cache
+def _matcher(pattern: str, case: bool) -> re.Pattern[str]:
     parts = {"*": ".*", "?": "."}
     expression = "".join(parts.get(value) or re.escape(_plain(value)) for value in pattern)
-    return re.fullmatch(expression, text, re.DOTALL | (0 if case else re.IGNORECASE)) is not None
+    return re.compile(expression, re.DOTALL | (0 if case else re.IGNORECASE))
 
 
 def _word(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from decimal import Decimal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,16 +16,16 @@ from stacks.payload.sweep_archive import policy_document
 from stacks.settings import stack_files
 from stacks.settings.pools import group_plans
 from tests.stacks.alicloud_examples import pool, priced, stack, stack_file
-from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
+from tests.stacks.alicloud_programs import inputs, register, shipped
+from tests.stacks.registrations import declared
 
-HOURS_PER_MONTH = 730  # 8,760 hours a year by twelve
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 TEMPLATE = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
 CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
 
 
 def test_a_pool_on_demand_starts_what_it_prefers_where_it_prefers():
-    found = register(stack(pools=[pool(types=["ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge"])]))
+    found = declared(stack(pools=[pool(types=["ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge"])]))
 
     (group,) = inputs(found, GROUP)
     assert group["multiAzPolicy"] == "PRIORITY"
@@ -40,7 +39,7 @@ def test_a_pool_on_demand_starts_what_it_prefers_where_it_prefers():
 
 @pytest.mark.parametrize("falls_back", [False, True])
 def test_a_spot_pool_buys_the_cheapest_and_on_demand_only_where_the_stack_says_so(falls_back):
-    found = register(stack(pools=[pool(market="spot", on_demand_base=1, on_demand_fallback=falls_back)]))
+    found = declared(stack(pools=[pool(market="spot", on_demand_base=1, on_demand_fallback=falls_back)]))
 
     (group,) = inputs(found, GROUP)
     assert group["multiAzPolicy"] == "COST_OPTIMIZED"
@@ -51,7 +50,7 @@ def test_a_spot_pool_buys_the_cheapest_and_on_demand_only_where_the_stack_says_s
 
 
 def test_a_spot_pool_with_a_limit_pays_no_more_for_any_type():
-    found = register(stack(pools=[pool(market="spot", spot_price_limit="4.25")]))
+    found = declared(stack(pools=[pool(market="spot", spot_price_limit="4.25")]))
 
     (group,) = inputs(found, GROUP)
     assert [override["spotPriceLimit"] for override in group["launchTemplateOverrides"]] == [4.25]
@@ -59,7 +58,7 @@ def test_a_spot_pool_with_a_limit_pays_no_more_for_any_type():
 
 
 def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
-    found = register(stack(pools=[pool(types=["ecs.gn8v-8x.48xlarge"], erdma=True)]))
+    found = declared(stack(pools=[pool(types=["ecs.gn8v-8x.48xlarge"], erdma=True)]))
 
     (configuration,) = inputs(found, CONFIGURATION)
     (interface,) = configuration["networkInterfaces"]
@@ -73,14 +72,14 @@ def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
 def test_a_reserved_pool_starts_in_its_private_pool_only():
     reserved = pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")
 
-    (configuration,) = inputs(register(stack(pools=[reserved])), CONFIGURATION)
+    (configuration,) = inputs(declared(stack(pools=[reserved])), CONFIGURATION)
 
     assert configuration["resourcePoolOptionsStrategy"] == "PrivatePoolOnly"
     assert configuration["resourcePoolOptionsPrivatePoolIds"] == ["eap-bp67acfmxazb40000000"]
 
 
 def test_a_configuration_without_erdma_names_its_group_where_the_provider_looks_before_it_creates_one():
-    found = register(stack(pools=[pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")]))
+    found = declared(stack(pools=[pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")]))
 
     (configuration,) = inputs(found, CONFIGURATION)
     (group,) = found.of_type("alicloud:ecs/securityGroup:SecurityGroup")
@@ -90,40 +89,43 @@ def test_a_configuration_without_erdma_names_its_group_where_the_provider_looks_
 
 def test_a_pool_with_scratch_has_one_data_disk_and_another_none():
     with_scratch, without = (
-        inputs(register(stack(pools=[pool(**more)])), TEMPLATE)[0] for more in ({"scratch_gib": 400}, {})
+        inputs(declared(stack(pools=[pool(**more)])), TEMPLATE)[0] for more in ({"scratch_gib": 400}, {})
     )
 
     assert [(disk["size"], disk["name"]) for disk in with_scratch["dataDisks"]] == [(400, "scratch")]
     assert without.get("dataDisks", []) == []
 
 
-@pytest.mark.parametrize(
-    ("label", "operator", "threshold", "for_s"),
-    [("cpu-high", ">", "80", 300), ("gpu-memory-high", ">", "85", 300), ("cpu-low", "<", "30", 600)],
-)
-def test_an_interactive_pool_watches_its_load_with_the_numbers_of_aws(label, operator, threshold, for_s):
-    (alarm,) = inputs(register(stack()), "alicloud:ess/alarm:Alarm", name=f"-{label}")
+def test_an_interactive_pool_watches_its_load_with_the_numbers_of_aws():
+    watched = {
+        label: (alarm["comparisonOperator"], alarm["threshold"], alarm["period"] * alarm["evaluationCount"])
+        for label in ("cpu-high", "gpu-memory-high", "cpu-low")
+        for alarm in inputs(declared(stack()), "alicloud:ess/alarm:Alarm", name=f"-{label}")
+    }
 
-    assert (alarm["comparisonOperator"], alarm["threshold"]) == (operator, threshold)
-    assert alarm["period"] * alarm["evaluationCount"] == for_s
+    assert watched == {
+        "cpu-high": (">", "80", 300),
+        "gpu-memory-high": (">", "85", 300),
+        "cpu-low": ("<", "30", 600),
+    }
 
 
 def test_only_an_expected_number_that_reaches_the_cloud_is_registered():
     """The provider drops a 0 (GetOk, resource_alicloud_ess_scaling_group.go)."""
-    found = register(stack(pools=[pool(groups="per_zone", size={"min": 0, "desired": 1, "max": 2})]))
+    found = declared(stack(pools=[pool(groups="per_zone", size={"min": 0, "desired": 1, "max": 2})]))
 
     assert [group.get("desiredCapacity") for group in inputs(found, GROUP)] == [1, None]
 
 
 def test_an_update_leaves_the_instances_protected_that_are():
     """The provider reads them back into ``protected_instances``, and takes an absent one for nobody."""
-    groups = register(stack()).of_type(GROUP)
+    groups = declared(stack()).of_type(GROUP)
 
     assert ["protectedInstances" in group.ignored_changes for group in groups] == [True]
 
 
 def test_the_alarm_on_the_agents_metric_names_the_group_that_instances_publish_into():
-    found = register(stack())
+    found = declared(stack())
 
     (group,) = found.of_type("alicloud:cms/monitorGroup:MonitorGroup")
     (alarm,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-memory-high")
@@ -139,12 +141,12 @@ def user_data(found):
 
 
 def test_a_training_pool_does_not_scale_by_load():
-    assert register(stack(pools=[pool(purpose="training")])).of_type("alicloud:ess/alarm:Alarm") == ()
+    assert declared(stack(pools=[pool(purpose="training")])).of_type("alicloud:ess/alarm:Alarm") == ()
 
 
 def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has():
     """The metric is the pool's, so an alarm on each group would start one in every zone."""
-    found = register(stack(pools=[pool(groups="per_zone")]))
+    found = declared(stack(pools=[pool(groups="per_zone")]))
 
     first, *others = found.of_type(GROUP)
     (full,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-memory-high")
@@ -153,7 +155,7 @@ def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has():
 
 
 def test_each_group_of_a_pool_watches_its_own_processors():
-    found = register(stack(pools=[pool(groups="per_zone")]))
+    found = declared(stack(pools=[pool(groups="per_zone")]))
 
     groups = {group.id for group in found.of_type(GROUP)}
     for label in ("-cpu-high", "-cpu-low"):
@@ -162,7 +164,7 @@ def test_each_group_of_a_pool_watches_its_own_processors():
 
 
 def test_one_gateway_serves_every_zone():
-    found = register(stack())
+    found = declared(stack())
 
     assert len(inputs(found, "alicloud:vpc/natGateway:NatGateway")) == 1
     assert len(inputs(found, "alicloud:vpc/snatEntry:SnatEntry")) == 2
@@ -201,7 +203,7 @@ def test_a_stack_without_nat_has_no_way_out_and_still_reaches_oss():
 
 def test_each_threshold_alarms_at_its_share_of_the_month():
     recipients = {"monthly": 40000, "currency": "CNY", "recipients": ["a@b.org", "c@d.org"]}
-    found = register(stack(budget=recipients))
+    found = declared(stack(budget=recipients))
 
     alarms = {
         resource["name"]: resource
@@ -220,7 +222,7 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
 
 
 def test_a_mover_that_fails_three_times_on_end_is_reported():
-    found = register(stack())
+    found = declared(stack())
 
     (alarm,) = inputs(found, "alicloud:cms/alarm:Alarm", name="capacity-errors")
     (function,) = inputs(found, "alicloud:fc/v3Function:V3Function", name="-capacity")
@@ -239,7 +241,7 @@ def test_a_mover_that_fails_three_times_on_end_is_reported():
 
 def test_every_state_that_is_written_under_a_number_expires():
     """OSS knows no condition in a bucket with versions, so that each state is an object of its own."""
-    buckets = inputs(register(stack()), "alicloud:oss/bucket:Bucket", name="records")
+    buckets = inputs(declared(stack()), "alicloud:oss/bucket:Bucket", name="records")
 
     rules = {rule["prefix"]: rule["expirations"] for rule in buckets[0]["lifecycleRules"]}
     for key in (lease.KEY, budget_check.KEY, STATE):
@@ -250,7 +252,7 @@ def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
     """CloudMonitor overwrites a contact of the same name, and Pulumi deletes what was replaced last."""
 
     def names(*recipients):
-        found = register(stack(budget={"monthly": 40000, "currency": "CNY", "recipients": list(recipients)}))
+        found = declared(stack(budget={"monthly": 40000, "currency": "CNY", "recipients": list(recipients)}))
         contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
         return {contact["channelsMail"]: contact["alarmContactName"] for contact in contacts}
 
@@ -261,7 +263,7 @@ def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
 
 
 def test_an_address_that_cloudmonitor_hides_until_it_is_confirmed_is_no_change():
-    contacts = register(stack()).of_type("alicloud:cms/alarmContact:AlarmContact")
+    contacts = declared(stack()).of_type("alicloud:cms/alarmContact:AlarmContact")
 
     assert ["channelsMail" in contact.ignored_changes for contact in contacts] == [True]
 
@@ -276,7 +278,7 @@ def test_the_meter_counts_with_the_prices_of_the_catalog():
 
 
 def test_the_sweep_runs_as_often_as_the_settings_say():
-    found = register(stack(reaper={"every_minutes": 7}))
+    found = declared(stack(reaper={"every_minutes": 7}))
 
     (trigger,) = inputs(found, "alicloud:fc/v3Trigger:V3Trigger", name="-reaper")
     assert json.loads(trigger["triggerConfig"]) == {
@@ -286,18 +288,6 @@ def test_the_sweep_runs_as_often_as_the_settings_say():
     }
     limits = inputs(found, "alicloud:fc/v3ConcurrencyConfig:V3ConcurrencyConfig")
     assert {limit["reservedConcurrency"] for limit in limits} == {1}
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name):
-    """Compute at list price for every instance of a known price that a pool may grow to."""
-    known, found = catalog.load(), stack_files.settings_of(name)
-    worst = Decimal(0)
-    for shipped_pool in found.pools:
-        prices = [kind.price.amount_per_hour for kind in map(known.get, shipped_pool.types) if kind.price]
-        worst += shipped_pool.size.max * max(prices, default=Decimal(0)) * HOURS_PER_MONTH
-
-    assert 0 < worst < found.budget.monthly
 
 
 def test_the_sweep_knows_the_prices_of_the_development_stack():
@@ -366,7 +356,7 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
 
 
 @given(content=stack_files_of_any_shape())
-@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
 def test_any_valid_settings_build(content):
     found = register(priced("test", content))
 

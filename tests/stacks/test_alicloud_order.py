@@ -136,7 +136,7 @@ def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_delete
 
 
 @given(content=stack_files_of_any_shape())
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_setting_lets_anything_outlive_its_key(content):
     rehearsed = register(priced("test", content))
     key, before = outlived(rehearsed)

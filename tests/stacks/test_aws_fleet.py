@@ -1,16 +1,13 @@
 """Pools on AWS: network cards, groups, markets, budget; and that whatever is valid builds."""
 
-from decimal import Decimal
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stacks import catalog
 from stacks.settings.pools import group_plans
 from stacks.settings.reader import from_mapping
 from tests.stacks.examples import pool, stack, stack_files
+from tests.stacks.registrations import declared
 
-HOURS_PER_MONTH = 730  # aws.amazon.com/ec2/pricing: 8,760 hours a year by twelve
 GROUP = "aws:autoscaling/group:Group"
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 
@@ -74,12 +71,10 @@ def test_a_spot_pool_buys_by_price_and_capacity(prod):
         ),
     ],
 )
-def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(
-    register, grouping, spot, on_demand
-):
+def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(grouping, spot, on_demand):
     pools = [pool(name="train", market="spot", groups=grouping, on_demand_base=1, on_demand_fallback=True)]
 
-    groups = register(stack(pools=pools)).of_type(GROUP)
+    groups = declared(stack(pools=pools)).of_type(GROUP)
 
     bought = {
         group.name.removeprefix("gpu-fleet-test-"): group.inputs["mixedInstancesPolicy"][
@@ -113,26 +108,10 @@ def test_each_zone_of_production_routes_through_its_own_gateway(prod):
     assert len({gateway["SubnetId"] for gateway in gateways}) == len(gateways)
 
 
-def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(shipped):
-    """Compute at list price for every instance a pool may grow to: the largest part by far."""
-    known = catalog.load()
-    worst = sum(
-        (
-            pool.size.max
-            * max(known.get(name).price.amount_per_hour for name in pool.types)
-            * HOURS_PER_MONTH
-            for pool in shipped.settings.pools
-        ),
-        Decimal(0),
-    )
-
-    assert 0 < worst < shipped.settings.budget.monthly
-
-
-def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in(register):
+def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in():
     reserved = pool(name="held", types=["p5.48xlarge"], market="capacity-block", zones=["us-east-1a"])
 
-    rehearsed = register(stack(pools=[reserved | {"reservation_id": "cr-0123456789abcdef0"}]))
+    rehearsed = declared(stack(pools=[reserved | {"reservation_id": "cr-0123456789abcdef0"}]))
 
     (template,) = rehearsed.of_type(TEMPLATE)
     target = template.inputs["capacityReservationSpecification"]["capacityReservationTarget"]
@@ -140,8 +119,8 @@ def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in(register):
     assert template.inputs["instanceMarketOptions"] == {"marketType": "capacity-block"}
 
 
-def test_ssh_is_open_to_the_named_networks_alone(register):
-    rehearsed = register(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
+def test_ssh_is_open_to_the_named_networks_alone():
+    rehearsed = declared(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
 
     opened = [
         rule.inputs["cidrIpv4"]
@@ -151,8 +130,8 @@ def test_ssh_is_open_to_the_named_networks_alone(register):
     assert opened == ["198.51.100.0/24"]
 
 
-def test_a_stack_without_nat_has_endpoints_for_all_it_needs(register):
-    rehearsed = register(
+def test_a_stack_without_nat_has_endpoints_for_all_it_needs():
+    rehearsed = declared(
         stack(
             network={
                 "cidr": "10.0.0.0/16",
@@ -172,33 +151,31 @@ def test_a_stack_without_nat_has_endpoints_for_all_it_needs(register):
     assert rehearsed.of_type("aws:ec2/natGateway:NatGateway") == ()
 
 
-def test_a_training_pool_does_not_scale_by_load(register):
-    rehearsed = register(stack(pools=[pool(purpose="training")]))
+def test_a_training_pool_does_not_scale_by_load():
+    rehearsed = declared(stack(pools=[pool(purpose="training")]))
 
     assert rehearsed.of_type("aws:autoscaling/policy:Policy") == ()
 
 
-@pytest.mark.parametrize(
-    ("label", "threshold", "cooldown_s"),
-    [("cpu-high", 80, 300), ("gpu-memory-high", 85, 300), ("cpu-low", 30, 600)],
-)
-def test_an_interactive_pool_watches_its_load(register, label, threshold, cooldown_s):
-    rehearsed = register(stack())
+def test_an_interactive_pool_watches_its_load():
+    alarms = [alarm.inputs for alarm in declared(stack()).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+    watched = {
+        alarm["name"].removeprefix("gpu-fleet-test-dev-"): (
+            alarm["threshold"],
+            alarm["period"] * alarm["evaluationPeriods"],
+        )
+        for alarm in alarms
+        if alarm["name"].startswith("gpu-fleet-test-dev-")
+    }
 
-    (alarm,) = [
-        resource
-        for resource in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-        if resource.inputs["name"].endswith(f"-{label}")
-    ]
-    assert alarm.inputs["threshold"] == threshold
-    assert alarm.inputs["period"] * alarm.inputs["evaluationPeriods"] == cooldown_s
+    assert watched == {"cpu-high": (80, 300), "gpu-memory-high": (85, 300), "cpu-low": (30, 600)}
 
 
-def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(register):
+def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has():
     """The metric is the pool's, so an alarm on each group would start one in every zone."""
     serving = pool(name="serve", types=["p4d.24xlarge"], efa=True, purpose="serving")
 
-    rehearsed = register(stack(pools=[serving]))
+    rehearsed = declared(stack(pools=[serving]))
 
     (full,) = [
         resource
@@ -221,7 +198,7 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
 
 
 @given(content=stack_files())
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_valid_settings_build(register, content):
     rehearsed = register(from_mapping("test", content))
 

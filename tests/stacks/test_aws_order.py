@@ -3,6 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 
 from stacks.settings.reader import from_mapping
+from tests.stacks import registrations
 from tests.stacks.deletion_order import encrypted_with, reached
 from tests.stacks.examples import BUILDING, stack_files
 
@@ -145,7 +146,7 @@ def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_delete
 
 @given(content=stack_files())
 @settings(
-    max_examples=6,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -158,8 +159,8 @@ def test_no_setting_lets_anything_outlive_its_key(content, register):
     assert [resource.urn for resource in encrypted if resource.urn not in before] == []
 
 
-def test_an_image_build_leaves_nothing_that_outlives_its_key(register):
-    rehearsed = register(BUILDING)
+def test_an_image_build_leaves_nothing_that_outlives_its_key():
+    rehearsed = registrations.declared(BUILDING)
     key, before = outlived(rehearsed)
     stored = rehearsed.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
     (records,) = [resource for resource in rehearsed.of_type(BUCKET) if resource.name.endswith("-records")]
