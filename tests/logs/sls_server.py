@@ -125,7 +125,7 @@ def sls_server() -> Iterator[SlsServer]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         found = SlsServer(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield found
