@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from tests.prove import PARTS, figures, passed
-from tests.touched import ROOT, changed_files, selected, uses_of
+from tests.touched import QUICK, ROOT, changed_files, selected, uses_of
 
 TREE = {
     "image/deep.py": "",
@@ -87,6 +87,8 @@ def parts_of(module: Path) -> list[str]:
 
     found = []
     for name, part in PARTS.items():
+        if part.marker == QUICK:
+            continue
         ignored = [path.removeprefix("--ignore=") for path in part.paths if path.startswith("--ignore=")]
         if lies_in([path for path in part.paths if not path.startswith("--ignore=")]) and not lies_in(
             ignored
@@ -120,3 +122,7 @@ def test_each_part_runs_every_night():
     job = yaml.safe_load((ROOT / ".github/workflows/prove.yml").read_text())["jobs"]["prove"]
 
     assert job["strategy"]["matrix"]["part"] == [*PARTS]
+
+
+def test_make_and_the_selection_agree_on_what_is_quick():
+    assert f"QUICK := {QUICK}\n" in (ROOT / "Makefile").read_text()
