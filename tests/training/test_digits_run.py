@@ -45,6 +45,7 @@ def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -
     assert losses[-1] < losses[0] / 4
 
 
+@pytest.mark.prove
 def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(
     digits: Path, bucket: str, tmp_path: Path
 ) -> None:

@@ -66,7 +66,14 @@ def model():
 """
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("rows", 0), ("rows", 2), ("flow", 0), ("flow", 1)])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("rows", 2),
+        ("flow", 0),
+        *(pytest.param(*case, marks=pytest.mark.prove) for case in [("rows", 0), ("flow", 1)]),
+    ],
+)
 def test_an_interrupted_run_on_them_has_the_same_bits(
     kind: str,
     workers: int,

@@ -37,6 +37,7 @@ def run(repository: Path, *command: str | Path, **environment: str) -> subproces
     )
 
 
+@pytest.mark.prove
 def test_torchrun_trains_from_such_a_repository(repository: Path, digits: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
     own = ("--data.path", digits, "--run.directory", repository / "runs/first", *SHORT)

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 import yaml
 
@@ -66,6 +67,7 @@ def running(
         yield pods[::-1], words
 
 
+@pytest.mark.prove
 def test_drained_pods_save_and_their_successors_finish(digits: Path, forked: None, tmp_path: Path) -> None:
     manifests = rendered(tmp_path, ENDLESS)
     policy = manifests[-1]["spec"]["podFailurePolicy"]
