@@ -122,16 +122,20 @@ def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(
     }
 
 
+# What is left behind ends only once it is this process's, so that no shell takes leave of it first.
 REAPED = """
 import ctypes, os, pathlib, subprocess
 from gpu_fleet.stopping import left_behind
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-ours = subprocess.Popen(["sh", "-c", "(exit 0 & echo $!); exec cat"], stdin=subprocess.PIPE,
+ours = subprocess.Popen(["sh", "-c", "(sleep 600 & echo $!); exec cat"], stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE, start_new_session=True)
 left = int(ours.stdout.readline())
 waited = subprocess.Popen(["sh", "-c", "exit 7"])
-zombie = lambda number: "State:\tZ" in pathlib.Path(f"/proc/{number}/status").read_text()
-while not (zombie(left) and zombie(waited.pid)):
+says = lambda number, line: line in pathlib.Path(f"/proc/{number}/status").read_text()
+while not says(left, f"PPid:\t{os.getpid()}\n"):
+    pass
+os.kill(left, 9)
+while not (says(left, "State:\tZ") and says(waited.pid, "State:\tZ")):
     pass
 left_behind.reap(ours.pid)
 print(pathlib.Path(f"/proc/{left}").exists(), waited.wait())
