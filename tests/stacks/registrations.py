@@ -23,6 +23,7 @@ from unittest.mock import patch
 import pulumi
 
 from stacks.rehearsal import invokes, monitor, program
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.settings import Cloud, Stack, stack_files
@@ -42,7 +43,7 @@ class AnyType(dict[str, Any]):
     """A creator for every type: gives back the inputs and what a provider computes, and keeps nothing."""
 
     def get(self, token: str, default: Any = None) -> Any:
-        def create(clients, name, inputs):
+        def create(_: Any, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             computed = {
                 "arn": f"arn:aws:any:::{name}",
                 "name": name,
@@ -56,7 +57,7 @@ class AnyType(dict[str, Any]):
         return create
 
 
-def answer_of_none(clients, token: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def answer_of_none(clients: RegionClients, token: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Of an account in which no image was built yet; it asks no moto."""
     if token == "aws:ssm/getParametersByPath:getParametersByPath":
         return {**arguments, "id": "none", "arns": [], "names": [], "types": [], "values": []}

@@ -57,7 +57,7 @@ class Snapshot:
     def _copied(self, contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Copies of what backends hold, which lead to the same backends."""
         held = (service for service, _ in self._services), (regions for regions, _ in self._accounts)
-        memo = {id(one): one for some in (self._backends, *held) for one in some}
+        memo = {id(kept): kept for objects in (self._backends, *held) for kept in objects}
         return copy.deepcopy(contents, memo)
 
     def restore(self) -> None:
