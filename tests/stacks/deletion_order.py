@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 
+from stacks.rehearsal.program import Rehearsed
 from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 
@@ -18,6 +19,12 @@ def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:
         return found[urn]
 
     return {urn: of(urn) for urn in direct}
+
+
+def outlived(rehearsed: Rehearsed) -> tuple[Registration, set[str]]:
+    """The key of a stack, and every URN that depends on it."""
+    (key,) = (made for made in rehearsed.resources if made.type.endswith(":kms/key:Key"))
+    return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
 
 
 def encrypted_with(key: Registration, registrations: Iterable[Registration]) -> list[Registration]:

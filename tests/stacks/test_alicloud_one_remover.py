@@ -1,7 +1,5 @@
 """Nothing that an Alibaba Cloud stack declares ends a healthy on-demand instance; only the sweep does."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.stacks import alicloud_programs as programs
@@ -181,20 +179,3 @@ def test_every_group_waits_for_a_checkpoint_before_an_instance_is_terminated(fou
         assert (hook["lifecycleTransition"], hook["defaultResult"]) == ("SCALE_IN", "CONTINUE")
         assert hook["heartbeatTimeout"] == 900
         assert hook["name"] == "gpu-fleet-drain"
-
-
-def test_only_a_users_destroy_shrinks_groups_and_terminates_instances_beside_the_sweep():
-    """The stated exception (stacks/README.md): no other module makes one of these calls.
-
-    Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.
-    """
-    acts = ("DeleteInstances", "ModifyScalingGroup", "SetInstancesProtection", "ScheduleKeyDeletion")
-    folder = Path(__file__).parents[2] / "stacks"
-    found = {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*.py")
-        if not {"rehearsal", "acceptance"} & set(path.parts)
-        and any(f'"{act}"' in path.read_text() for act in acts)
-    }
-
-    assert found == {"teardown/alicloud.py"}

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.alicloud_examples import priced
 from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
-from tests.stacks.deletion_order import encrypted_with, reached
+from tests.stacks.deletion_order import encrypted_with, outlived, reached
 from tests.stacks.test_alicloud_fleet import stack_files_of_any_shape
 
 KEY = "alicloud:kms/key:Key"
@@ -75,12 +75,6 @@ def test_no_configuration_takes_its_group_and_the_instances_away_with_it():
     assert [
         configuration.name for configuration in configurations if configuration.inputs.get("forceDelete")
     ] == []
-
-
-def outlived(rehearsed):
-    """The key, and every URN that depends on it."""
-    (key,) = rehearsed.of_type(KEY)
-    return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
 
 
 def test_whatever_the_key_encrypts_is_gone_before_the_key_is(found):

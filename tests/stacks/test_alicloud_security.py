@@ -400,23 +400,6 @@ def test_the_sweep_removes_leftovers_only_where_the_stack_says_so():
     assert "ecs:DeleteDisk" in actions(stack(reaper={"leftovers": {"remove": True}}))
 
 
-def test_an_instance_writes_below_its_pools_own_prefix_only(everything):
-    writes = [
-        statement
-        for statement in role_statements(everything, "dev-instance")
-        if "oss:PutObject" in statement["Action"]
-    ]
-
-    assert [write["Resource"] for write in writes] == [
-        [
-            "acs:oss:*:1234567890123456:gpu-fleet-test-data-1234567890123456/dev/*",
-            "acs:oss:*:1234567890123456:gpu-fleet-test-checkpoints-1234567890123456/dev/*",
-        ],
-        ["acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456/reaper/handshake/dev.*"],
-        ["acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456/reaper/users/dev/*"],
-    ]
-
-
 def test_an_instance_lets_go_of_instances_of_its_own_pools_groups_alone(everything):
     (lets_go,) = [
         statement

@@ -1,7 +1,6 @@
 """Nothing that a stack declares ends a healthy on-demand instance; only the sweep does."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -175,25 +174,3 @@ def test_every_instance_is_launched_under_protection(shipped):
     members = [member for group in groups(shipped) for member in group["Instances"]]
 
     assert all(member["ProtectedFromScaleIn"] for member in members)
-
-
-def test_only_a_users_destroy_shrinks_groups_and_terminates_instances_beside_the_sweep():
-    """The stated exception (stacks/README.md): no other module makes one of these calls.
-
-    Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.
-    """
-    acts = (
-        "terminate_instances",
-        "update_auto_scaling_group",
-        "set_instance_protection",
-        "schedule_key_deletion",
-    )
-    folder = Path(__file__).parents[2] / "stacks"
-    found = {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*.py")
-        if not {"rehearsal", "acceptance"} & set(path.parts)
-        and any(f'"{act}"' in path.read_text() for act in acts)
-    }
-
-    assert found == {"teardown/aws.py"}

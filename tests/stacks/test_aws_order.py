@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 
 from stacks.settings.reader import from_mapping
 from tests.stacks import registrations
-from tests.stacks.deletion_order import encrypted_with, reached
+from tests.stacks.deletion_order import encrypted_with, outlived, reached
 from tests.stacks.examples import BUILDING, stack_files
 
 GROUP = "aws:autoscaling/group:Group"
@@ -37,8 +37,9 @@ SURROUNDINGS = (
 LUSTRE_PORT = 988
 
 
-def test_lustre_waits_for_the_rules_that_let_its_port_in(prod):
+def test_lustre_waits_for_the_rules_that_let_its_port_in():
     """FSx refuses it otherwise: "do not permit Lustre LNET network traffic on port 988"."""
+    prod = registrations.declared("aws-prod")
     (lustre,) = prod.of_type("aws:fsx/lustreFileSystem:LustreFileSystem")
     rules = {
         rule.urn
@@ -75,12 +76,6 @@ def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(d
 
     allowed_s = [int(group.delete_timeout.removesuffix("s")) for group in declared.of_type(GROUP)]
     assert all(allowed >= 2 * longest_s for allowed in allowed_s)
-
-
-def outlived(rehearsed):
-    """The key, and every URN that depends on it."""
-    (key,) = rehearsed.of_type(KEY)
-    return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
 
 
 def test_whatever_the_key_encrypts_is_gone_before_the_key_is(declared):

@@ -414,14 +414,12 @@ def ram_allows(action: str, resource: str, context) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", RAM_ALLOWED)
-def test_a_deployer_on_alibaba_cloud_may(name):
-    assert ram_allows(*RAM_ALLOWED[name])
+def test_a_deployer_on_alibaba_cloud_may():
+    assert [name for name, asked in RAM_ALLOWED.items() if not ram_allows(*asked)] == []
 
 
-@pytest.mark.parametrize("name", RAM_REFUSED)
-def test_a_deployer_on_alibaba_cloud_may_not(name):
-    assert not ram_allows(*RAM_REFUSED[name])
+def test_a_deployer_on_alibaba_cloud_may_not():
+    assert [name for name, asked in RAM_REFUSED.items() if ram_allows(*asked)] == []
 
 
 def test_every_bucket_and_object_of_an_alibaba_cloud_stack_may_be_written():

@@ -28,12 +28,12 @@ def test_every_key_has_a_type_and_a_description():
 
 
 def test_a_description_names_every_key_of_its_section():
-    told = {key: SCHEMA[key]["description"] for key in SECTIONS if SCHEMA[key]["type"] == "object"}
+    descriptions = {key: SCHEMA[key]["description"] for key in SECTIONS if SCHEMA[key]["type"] == "object"}
 
-    assert told
+    assert descriptions
     assert [
         f"{key}.{field.name}"
-        for key, text in told.items()
+        for key, text in descriptions.items()
         for field in fields(SECTIONS[key])
         if field.name not in text
     ] == []

@@ -401,8 +401,8 @@ def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed():
 
 def test_no_pool_takes_the_name_of_a_security_group_that_the_stack_has_anyway():
     for own in (ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER):
-        told = f"pools[0].name = '{own}': names a security group of the stack itself"
-        assert told in refusal(pools=[pool(name=own)])
+        message = f"pools[0].name = '{own}': names a security group of the stack itself"
+        assert message in refusal(pools=[pool(name=own)])
 
 
 def test_an_owner_may_be_named_in_any_script():
@@ -602,7 +602,7 @@ def test_no_problem_shows_the_address_of_a_webhook():
         [{"kind": "slack", "url": address}],
         [{"kind": address, "secret": "room"}],
     ):
-        told = refusal(notify={"webhooks": webhooks})
+        message = refusal(notify={"webhooks": webhooks})
 
-        assert "notify.webhooks" in told
-        assert "SECRET" not in told
+        assert "notify.webhooks" in message
+        assert "SECRET" not in message

@@ -65,6 +65,30 @@ def test_a_file_has_the_same_public_functions_and_classes_on_both_clouds():
     assert sorted(apart - listed().keys()) == []
 
 
+# Calls that end instances or keys. No other module makes one (stacks/README.md); left out are the rehearsal,
+# which reaches moto alone, and an acceptance run, whose stack is its own.
+ENDS = {
+    "teardown/aws.py": (
+        *("terminate_instances", "update_auto_scaling_group", "set_instance_protection"),
+        "schedule_key_deletion",
+    ),
+    "teardown/alicloud.py": (
+        *("DeleteInstances", "ModifyScalingGroup", "SetInstancesProtection", "ScheduleKeyDeletion"),
+    ),
+}
+
+
+def test_only_a_users_destroy_shrinks_groups_and_terminates_instances_beside_the_sweep():
+    sources = {
+        path.relative_to(STACKS).as_posix(): path.read_text()
+        for path in STACKS.rglob("*.py")
+        if not {"rehearsal", "acceptance"} & set(path.parts)
+    }
+
+    for module, acts in ENDS.items():
+        assert {name for name, text in sources.items() if any(f'"{act}"' in text for act in acts)} == {module}
+
+
 def test_both_clouds_export_the_same_outputs():
     apart = {f"output: {output}" for output in exported(AWS) ^ exported(ALICLOUD)}
 
