@@ -132,7 +132,7 @@ ours = subprocess.Popen(["sh", "-c", "(sleep 600 & echo $!); exec cat"], stdin=s
 left = int(ours.stdout.readline())
 waited = subprocess.Popen(["sh", "-c", "exit 7"])
 says = lambda number, line: line in pathlib.Path(f"/proc/{number}/status").read_text()
-while not says(left, f"PPid:\t{os.getpid()}\n"):
+while not says(left, f"PPid:\t{os.getpid()}\\n"):
     pass
 os.kill(left, 9)
 while not (says(left, "State:\tZ") and says(waited.pid, "State:\tZ")):
