@@ -1,10 +1,12 @@
 """Stacks that stand in moto, made once a process and given back to each test as they were."""
 
+import atexit
 import copy
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from moto.core.base_backend import BackendDict
 from moto.moto_api._internal import mock_random
@@ -29,6 +31,14 @@ def _copied_parameters(parameters: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
+def _copied_weakly(values: Any, memo: dict[int, Any]) -> Any:
+    """A copy that leads to the copies of its values: Lambda's ARNs, which Python leads to the originals."""
+    made = memo[id(values)] = WeakValueDictionary()
+    made.update({key: copy.deepcopy(value, memo) for key, value in values.items()})
+    return made
+
+
+copy._deepcopy_dispatch[WeakValueDictionary] = _copied_weakly  # type: ignore[attr-defined]
 copy._deepcopy_dispatch[ParameterDict] = _copied_parameters  # type: ignore[attr-defined]
 copy._deepcopy_dispatch[type(threading.RLock())] = lambda lock, _: lock  # type: ignore[attr-defined] # SQS has one
 
@@ -78,6 +88,7 @@ class Snapshot:
 
 
 _made: dict[Hashable, tuple[Any, Snapshot]] = {}
+atexit.register(_made.clear)  # moto closes the files of S3's keys, which it can no more while Python ends
 
 
 @contextmanager
