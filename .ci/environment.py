@@ -121,7 +121,7 @@ def lock() -> int:
     """
     uv = Path(sys.executable).with_name("uv")
     for target, sources in REQUIREMENTS.items():
-        command = [uv, "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
+        command = [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
         command += [
             "--generate-hashes",
             "--annotation-style",
