@@ -30,11 +30,13 @@ SERVER = ".venv/bin/moto_server -p "
 TORCHRUN = ".venv/bin/torchrun "
 # What reads a run or trains one, the whole rehearsal, an environment of its own: seconds to a minute each.
 SLOW = re.compile(
-    r"\S*torchrun |gpu-fleet rehearse |gpu-fleet train (?:prepare|train|report) |make (?:policy|up)"
+    r"\S*torchrun |gpu-fleet rehearse |gpu-fleet train (?:prepare|train|report) "
+    r"|make (?:policy|preview|up)|gpu-fleet (?:preview|up) "
 )
 POLICY = "make policy"
 # The targets that stand a stack up; the others run what CI and `make prove` run.
 TARGETS = (POLICY, "make up ")
+WITH_POLICY = (*TARGETS, "gpu-fleet preview ", "gpu-fleet up ")
 NOT_RUN = (PYTEST, SERVER, "source ")
 # asks a cloud; without an account it says so
 ASKING = {"gpu-fleet preflight aws-dev": "Unable to locate credentials"}
@@ -200,7 +202,7 @@ def test_the_quick_commands_of_a_readme_work(place, checkout):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", WHOLE)
 def test_the_commands_of_a_readme_work(place, checkout):
-    if any(command.startswith(TARGETS) for command in WHOLE[place]):
+    if any(command.startswith(WITH_POLICY) for command in WHOLE[place]):
         run(POLICY, ROOT)  # through the link its programs would name the test's folder
     for command in filter(is_run, WHOLE[place]):
         run(command, checkout)

@@ -1,5 +1,6 @@
 """A user's own model, data, loss, metric and optimizer by name: exact, and part of what the run is."""
 
+import ast
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file
 
-from gpu_fleet import cli, own_code
+from gpu_fleet import cli, own_code, reachable
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
@@ -367,16 +368,28 @@ def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_impor
     ]
 
 
+def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run asks at least twice, and a repository of a thousand modules takes seconds to parse."""
+    parsed: list[bytes] = []
+    monkeypatch.setattr(reachable.ast, "parse", lambda source: parsed.append(source) or ast.Module([], []))
+    source = b"import once"
+
+    for _ in range(2):
+        reachable._imports_in(source, as_program=False, all_of_it=True)
+
+    assert parsed == [source]
+
+
 def files_without(gone: str, folder: Path) -> list[str]:
     """As files_of, where a file is removed once it was found."""
     found = own_code.reachable
 
-    def reachable(*arguments: Any) -> dict[str, Path]:
+    def find_and_remove(*arguments: Any) -> dict[str, Path]:
         places = found(*arguments)
         (folder / gone).unlink()
         return places
 
-    own_code.reachable = reachable
+    own_code.reachable = find_and_remove
     return files_of(folder, "mine.py")
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -118,16 +119,25 @@ def _spec_within(tail: str, folders: tuple[str, ...]) -> Any:
 def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
     """The full names of what a module imports; else what its functions import."""
     try:
-        tree = ast.parse(importer.file.read_bytes()) if importer.file else ast.Module([], [])
+        source = importer.file.read_bytes() if importer.file else b""
+        imports = _imports_in(source, as_program=importer.name == TOP, all_of_it=all_of_it)
     except (OSError, SyntaxError, ValueError, RecursionError):  # the run itself says so
         return
-    for node in _statements(tree, as_program=importer.name == TOP, all_of_it=all_of_it):
+    for node in imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif base := _base(node, importer.package):
             yield base  # and what may be a module of it, unless it is known for a name in it
             known = getattr(sys.modules.get(base), "__dict__", {})
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name not in known)
+
+
+@cache
+def _imports_in(
+    source: bytes, *, as_program: bool, all_of_it: bool
+) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Imports of a source, which is parsed once: a run asks several times, and parsing takes milliseconds."""
+    return tuple(_statements(ast.parse(source), as_program=as_program, all_of_it=all_of_it))
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:
