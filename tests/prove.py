@@ -78,7 +78,7 @@ def passed(report: Path) -> int:
 
 
 def prove(name: str, arguments: Sequence[str]) -> bool:
-    """Run one part and write its figures; gives whether all of it held."""
+    """Run one part and write its figures; gives whether all of it held, and was not skipped."""
     part, began = PARTS[name], time.monotonic()
     report = TARGET.parent / f"prove-{name}.xml"
     report.parent.mkdir(exist_ok=True)
@@ -90,9 +90,9 @@ def prove(name: str, arguments: Sequence[str]) -> bool:
     if part.benches:
         benches = [sys.executable, "-m", "tests.bench", *part.benches]
         status = subprocess.run(benches, cwd=ROOT, check=False).returncode or status
-    if report.exists():
-        merge(TARGET, figures(name, passed(report), time.monotonic() - began))
-    return status == 0
+    count = passed(report) if report.exists() else 0
+    merge(TARGET, figures(name, count, time.monotonic() - began))
+    return status == 0 and count > 0
 
 
 def figures(name: str, tests: int, seconds: float) -> Entries:

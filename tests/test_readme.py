@@ -16,6 +16,7 @@ from torch.distributed.run import get_args_parser
 
 from gpu_fleet import config
 from tests.console.commands import COMMANDS, LEAVES
+from tests.prove import PARTS
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("stacks", "image", "training", "tests")
@@ -156,6 +157,8 @@ def read_torchrun(words: list[str]) -> None:
 def taken(command: str) -> bool:
     """Whether a command line is one that its program takes."""
     words = shlex.split(command)
+    if command.startswith("make prove-"):
+        return words[1].removeprefix("prove-") in PARTS
     if command.startswith("make "):
         dry = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, check=False)
         return dry.returncode == 0

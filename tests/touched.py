@@ -23,8 +23,22 @@ COMMANDS = "image/console/table.py"
 COMMAND = re.compile(r'"([\w-]+)": Row\("([\w.]+):')
 SUITE = "tests/conftest.py"  # its fixtures are about the suite, not about what is tested
 # What all tests depend on: the suite's own set-up, and the packages.
-EVERYTHING = re.compile(rf"{SUITE}|pyproject\.toml|(.*/)?requirements\.(txt|lock)|torch-.*\.lock")
+EVERYTHING = re.compile(
+    rf"{SUITE}|tests/preloaded\.py|tests/reaper/alicloud_api\.py|pyproject\.toml|(.*/)?requirements\.(txt|lock)|torch-.*\.lock"
+)
+# Files that are no module -> the tests that read them.
+READERS = {
+    r".*\.md": r"tests/(.*/)?test_readme\.py",
+    r"training/examples/.*": r"tests/training/.*",
+    r"image/(steps|rootfs|keys)/.*": r"tests/(image|queue|logs|runs)/.*|tests/stacks/test_first_boot\.py",
+    r"Makefile|Pulumi\.yaml|\.pre-commit-config\.yaml|\.(ci|github)/.*": (
+        r"tests/test_\w+\.py|tests/stacks/test_project_file\.py"
+    ),
+}
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+CLOUDS = ("aws", "alicloud")
+PROGRAM = "__main__.py"  # run by its path
+RUNS_PROGRAM = "stacks/rehearsal/program.py"
 LONGEST_NAME = 200  # characters; longer strings are texts
 QUICK = "not image and not libraries and not queue and not prove"
 
@@ -52,8 +66,18 @@ def references(file: str, source: str, commands: Mapping[str, str]) -> Iterator[
             parent = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
             base = parent if node.level else node.module or ""
             yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.JoinedStr):
+            yield from names_by_cloud(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and file.startswith("tests/"):
             yield from names_in(node.value, commands)
+
+
+def names_by_cloud(text: ast.JoinedStr) -> Iterator[str]:
+    """What an f-string names, as `f"stacks.{cloud}.stack"` does, for each cloud."""
+    for cloud in CLOUDS:
+        name = "".join(str(part.value) if isinstance(part, ast.Constant) else cloud for part in text.values)
+        if WORDS.fullmatch(name):
+            yield name
 
 
 def names_in(text: str, commands: Mapping[str, str]) -> Iterator[str]:
@@ -78,7 +102,8 @@ def uses_of(sources: Mapping[str, str]) -> Uses:
     """Who uses whom directly."""
     modules, commands = names_of(sources), dict(COMMAND.findall(sources.get(COMMANDS, "")))
     return {
-        file: frozenset(
+        file: frozenset([PROGRAM] if file == RUNS_PROGRAM else [])
+        | frozenset(
             found
             for name in set(references(file, text, commands if "console" in text else {}))
             for found in files_of(name, modules)
@@ -116,13 +141,17 @@ def modules_beside(file: str, uses: Uses) -> list[str]:
 
 def selected(changed: Iterable[str], uses: Uses) -> list[str]:
     """The test modules that a change of these files can break."""
-    files = [file for file in changed if not file.endswith(".md")]
+    files = [*changed]
     tests = sorted(file for file in uses if Path(file).name.startswith("test_"))
     if any(EVERYTHING.fullmatch(file) for file in files):
         return tests
-    begin = [one for file in files for one in ([file] if file in uses else modules_beside(file, uses))]
+    begin, readers = list[str](), list[str]()
+    for file in files:
+        reading = [tests_of_it for read, tests_of_it in READERS.items() if re.fullmatch(read, file)]
+        readers += reading
+        begin += [file] if file in uses else [] if reading else modules_beside(file, uses)
     users = users_of(begin, uses)
-    return [test for test in tests if test in users]
+    return [test for test in tests if test in users or any(re.fullmatch(one, test) for one in readers)]
 
 
 def sources(top: Path = ROOT) -> dict[str, str]:
@@ -141,7 +170,12 @@ def git(*words: str) -> list[str]:
 def changed_files(base: str, ask: Callable[..., list[str]] = git) -> list[str]:
     """Files that differ from where this branch left its base, with what is not committed yet."""
     since = ask("merge-base", base, "HEAD")[0]
-    return sorted({*ask("diff", "--name-only", since), *ask("ls-files", "--others", "--exclude-standard")})
+    return sorted(
+        {
+            *ask("diff", "--name-only", "--no-renames", since),
+            *ask("ls-files", "--others", "--exclude-standard"),
+        }
+    )
 
 
 def default_base(ask: Callable[..., list[str]] = git) -> str:

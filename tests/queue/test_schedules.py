@@ -46,8 +46,9 @@ def test_a_schedule_is_the_same_each_time():
     assert tallies[0] == tallies[1]
 
 
-@pytest.mark.prove
-@pytest.mark.parametrize("mutant", QUICKLY)
+@pytest.mark.parametrize(
+    "mutant", [QUICKLY[0], *(pytest.param(mutant, marks=pytest.mark.prove) for mutant in QUICKLY[1:])]
+)
 def test_a_queue_that_is_broken_is_seen(mutant):
     assert first_to_see(mutant, range(PLAYED)) is not None
 

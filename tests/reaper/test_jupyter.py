@@ -166,7 +166,8 @@ def test_a_question_whose_answer_does_not_end_is_given_up_with_its_thread(
         jupyter.may_end.clear()
         join = sensor._Asking.join
 
-        def time_is_over(asking, _seconds):
+        def time_is_over(asking, seconds):
+            assert seconds == 2 * LONGEST_S
             asked.append(asking)
             assert jupyter.answered.wait(LONGEST_S)
 

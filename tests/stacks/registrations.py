@@ -9,6 +9,7 @@ import importlib
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -185,12 +186,19 @@ def _to_disk(key: str, content: bytes) -> bool:
     return True
 
 
+def _payloads_files() -> bytes:
+    """The names of what git tracks, which is what a payload holds."""
+    listed = ["git", "ls-files", "-z", "image", "training"]
+    return subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+
+
 @cache
 def _folder() -> Path | None:
     """Where registrations of these sources and packages lie; None where this process may have read others."""
     if _newest() >= _began():
         return None
     digest = hashlib.sha256(f"{ROOT} {sys.version} {_packages()}".encode())
+    digest.update(_payloads_files())
     for path in _sources():
         digest.update(f"\0{path}\0".encode() + path.read_bytes())
     folder = FOLDER / digest.hexdigest()[:16]

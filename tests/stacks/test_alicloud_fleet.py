@@ -355,9 +355,13 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
         assert {zone for plan in plans for zone in plan.zones} == set(found.zones_of(declared_pool))
 
 
-@given(content=stack_files_of_any_shape())
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
-def test_any_valid_settings_build(content):
-    found = register(priced("test", content))
+@pytest.mark.parametrize("examples", [3, pytest.param(25, marks=pytest.mark.prove)])
+def test_any_valid_settings_build(examples):
+    @given(content=stack_files_of_any_shape())
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    def build(content):
+        found = register(priced("test", content))
 
-    assert len(found.of_type("gpu-fleet:alicloud:Fleet")) == len(content["pools"])
+        assert len(found.of_type("gpu-fleet:alicloud:Fleet")) == len(content["pools"])
+
+    build()

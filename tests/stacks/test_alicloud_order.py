@@ -129,15 +129,19 @@ def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_delete
     )
 
 
-@given(content=stack_files_of_any_shape())
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_setting_lets_anything_outlive_its_key(content):
-    rehearsed = register(priced("test", content))
-    key, before = outlived(rehearsed)
+@pytest.mark.parametrize("examples", [3, pytest.param(25, marks=pytest.mark.prove)])
+def test_no_setting_lets_anything_outlive_its_key(examples):
+    @given(content=stack_files_of_any_shape())
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    def destroy(content):
+        rehearsed = register(priced("test", content))
+        key, before = outlived(rehearsed)
 
-    encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
+        encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
 
-    assert [resource.urn for resource in encrypted if resource.urn not in before] == []
+        assert [resource.urn for resource in encrypted if resource.urn not in before] == []
+
+    destroy()
 
 
 def test_an_image_build_leaves_nothing_that_outlives_its_key():

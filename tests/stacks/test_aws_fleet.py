@@ -197,10 +197,14 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
         assert {zone for plan in plans for zone in plan.zones} == set(settings.zones_of(declared_pool))
 
 
-@given(content=stack_files())
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_any_valid_settings_build(register, content):
-    rehearsed = register(from_mapping("test", content))
+@pytest.mark.parametrize("examples", [4, pytest.param(25, marks=pytest.mark.prove)])
+def test_any_valid_settings_build(register, examples):
+    @given(content=stack_files())
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    def build(content):
+        rehearsed = register(from_mapping("test", content))
 
-    components = rehearsed.of_type("gpu-fleet:aws:Fleet")
-    assert len(components) == len(content["pools"])
+        components = rehearsed.of_type("gpu-fleet:aws:Fleet")
+        assert len(components) == len(content["pools"])
+
+    build()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from stacks import catalog
-from stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, UnknownInstanceType, command
+from stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, UnknownInstanceType, command, regions
 
 EVERY_TYPE = list(catalog.load())
 PRICED = [kind for kind in EVERY_TYPE if kind.price is not None]
@@ -289,3 +289,10 @@ def test_the_command_answers_a_misspelt_name_without_a_traceback():
     assert said.exit_code != 0
     assert "error: unknown instance type 'p4d.42xlarge'" in said.output
     assert "Traceback" not in said.output
+
+
+def test_the_price_lists_are_of_regions_that_a_stack_may_be_in():
+    priced = [found for found in catalog.load() if found.price is not None]
+
+    assert priced
+    assert [found.name for found in priced if found.price.region not in regions.of_cloud(found.cloud)] == []
