@@ -9,7 +9,6 @@ import importlib
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -23,6 +22,7 @@ from unittest.mock import patch
 
 import pulumi
 
+from image import payload
 from stacks.rehearsal import invokes, monitor, program
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
@@ -186,19 +186,13 @@ def _to_disk(key: str, content: bytes) -> bool:
     return True
 
 
-def _payloads_files() -> bytes:
-    """The names of what git tracks, which is what a payload holds."""
-    listed = ["git", "ls-files", "-z", "image", "training"]
-    return subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
-
-
 @cache
 def _folder() -> Path | None:
     """Where registrations of these sources and packages lie; None where this process may have read others."""
     if _newest() >= _began():
         return None
-    digest = hashlib.sha256(f"{ROOT} {sys.version} {_packages()}".encode())
-    digest.update(_payloads_files())
+    payloads = payload.digest(payload.assemble(ROOT))  # follows git's index as well as the sources
+    digest = hashlib.sha256(f"{ROOT} {sys.version} {_packages()} {payloads}".encode())
     for path in _sources():
         digest.update(f"\0{path}\0".encode() + path.read_bytes())
     folder = FOLDER / digest.hexdigest()[:16]

@@ -16,6 +16,7 @@ from tests.training.examples import (
     train_on,
     train_rank,
 )
+from tests.training.proofs import by_proof
 from tests.training.ranks import run_ranks
 
 TOLERANCE = 2e-5  # as among the strategies: sums in another order
@@ -55,10 +56,9 @@ def table_of(tokens: Path, directory: Path, layers: int) -> dict[str, Any]:
     ("size", "parallel", "layers"),
     [
         (1, {}, 1),
-        pytest.param(2, {}, 1, marks=pytest.mark.prove),
+        *by_proof((2, {}, 1)),
         (2, FSDP, 2),
-        pytest.param(2, TENSOR, 1, marks=pytest.mark.prove),
-        pytest.param(4, PIPELINE, 2, marks=pytest.mark.prove),
+        *by_proof((2, TENSOR, 1), (4, PIPELINE, 2)),
     ],
     ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
 )

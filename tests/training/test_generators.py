@@ -14,6 +14,7 @@ from gpu_fleet.data.generators import held_by, kept_generators, seed_generators
 from gpu_fleet.data.own_data import OwnData
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, train_rank
+from tests.training.proofs import by_proof
 
 # One of each kind; the effect of `seldom` is rare: samples that are read twice may look the same.
 HELD = """
@@ -71,7 +72,7 @@ def model():
     [
         ("rows", 2),
         ("flow", 0),
-        *(pytest.param(*case, marks=pytest.mark.prove) for case in [("rows", 0), ("flow", 1)]),
+        *by_proof(("rows", 0), ("flow", 1)),
     ],
 )
 def test_an_interrupted_run_on_them_has_the_same_bits(

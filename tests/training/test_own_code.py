@@ -184,6 +184,17 @@ def tried_in(folder: Path, table: dict[str, Any]) -> tuple[int, str]:
     return tried_alone(table, folder)
 
 
+def gone_on_elsewhere(
+    table: dict[str, Any], uri: str, here: Path, there: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outcomes of a run that nobody disturbs, and of one that is stopped here and resumed there."""
+    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
+    uploaded = changed(table, checkpoint={"uri": uri})
+    started_in(here, uploaded, stop_at=2)
+    there.mkdir()
+    return straight, started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
+
+
 def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
     table, file = with_own_file(example("own_regression", tmp_path / "run", digits), tmp_path)
     started_in(tmp_path, table, stop_at=2)
@@ -263,12 +274,8 @@ def test_a_module_that_is_imported_inside_a_function_travels_with_the_checkpoint
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     table, module = with_late_module(example("own_regression", here / "run", digits), here)
-    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
-    uploaded = changed(table, checkpoint={"uri": f"s3://{bucket}/late"})
-    started_in(here, uploaded, stop_at=2)
-    there.mkdir()
 
-    resumed = started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
+    straight, resumed = gone_on_elsewhere(table, f"s3://{bucket}/late", here, there)
 
     assert (there / "run/code/helpers/scales.py").read_bytes() == module.read_bytes()
     assert resumed["resumed_from_step"] == 2
@@ -412,12 +419,8 @@ def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_pat
     """Another instance has the configuration alone."""
     here, there = tmp_path / "here", tmp_path / "there"
     table, file = with_own_file(example("own_regression", here / "run", digits), here)
-    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
-    uploaded = changed(table, checkpoint={"uri": f"s3://{bucket}/mine"})
-    started_in(here, uploaded, stop_at=2)
-    there.mkdir()
 
-    resumed = started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
+    straight, resumed = gone_on_elsewhere(table, f"s3://{bucket}/mine", here, there)
 
     assert (there / "run/code/my_code.py").read_text() == file.read_text()
     assert resumed["resumed_from_step"] == 2

@@ -52,6 +52,7 @@ from gpu_fleet.state import parameters_sha256
 from gpu_fleet.world import world
 from tests.training.commands import tried_alone
 from tests.training.examples import VOCABULARY, changed, few_digits, gpt_table, losses, train_on
+from tests.training.proofs import by_proof
 from tests.training.ranks import run_ranks
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -180,11 +181,6 @@ INPUTS = {
     PICTURES: torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8),
 }
 KINDS = {CAUSAL: "tokens", TEXTS: "text", PICTURES: "images"}
-
-
-def by_proof(*cases: tuple[Any, ...]) -> list[Any]:
-    """Families and strategies of which `make test` has one of each kind."""
-    return [pytest.param(*case, marks=pytest.mark.prove) for case in cases]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.examples import changed, gpt_table, losses, train_on
+from tests.training.proofs import by_proof
 
 # Sums in another order round differently; after six steps of AdamW about 1e-6 is left of it, relatively.
 TOLERANCE = 2e-5
@@ -45,11 +46,6 @@ def stopped_fsdp(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """The outcome and the folder of two ranks of FSDP that were stopped after three steps."""
     directory = tmp_path_factory.mktemp("stopped")
     return train_on(2, changed(gpt_table(tokens, directory), parallel=FSDP), stop_at=3), directory
-
-
-def by_proof(*cases: tuple[Any, ...]) -> list[Any]:
-    """More ranks of a strategy that `make test` has with two."""
-    return [pytest.param(*case, marks=pytest.mark.prove) for case in cases]
 
 
 def by_strategy(value: Any) -> str:
