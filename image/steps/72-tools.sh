@@ -6,6 +6,14 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 environment=/opt/gpu-fleet/tools trainer=/opt/gpu-fleet/venv
+if [ -n "$BOOTSTRAP" ] && [ "$BASE" != ubuntu-24.04 ]; then
+    log event=tools-left-out base="$BASE" reason="wheels/tools.txt is resolved for ubuntu-24.04"
+    exit 0
+fi
+if [ -n "$BOOTSTRAP" ] && [ "${WHEELS:-index}" = bucket ]; then
+    log event=tools-left-out reason="no way to PyPI; the stack's bucket has the trainer's wheels alone"
+    exit 0
+fi
 install_group compiler
 python3 -m venv --clear "$environment"
 "$environment/bin/pip" install --quiet --no-deps --require-hashes --no-cache-dir --only-binary :all: \
@@ -19,6 +27,8 @@ for name in jupyter jupyter-lab uv uvx; do
     [ -x "$environment/bin/$name" ] || fail "$environment/bin/$name: no wheel brought it"
     ln -sfn "$environment/bin/$name" "/usr/local/bin/$name"
 done
+# a first boot fetches from the distribution and PyPI alone
+[ -z "$BOOTSTRAP" ] || exit 0
 # conda's environments in a user's home, from conda-forge unless the user says otherwise
 command install -m 0755 "$(outside micromamba)" /usr/local/bin/micromamba
 lay etc/conda

@@ -40,11 +40,11 @@ def report_of(place):
 
 
 @pytest.mark.parametrize("target", ["aws", "alicloud"])
-def test_the_agent_comes_first_and_the_trainer_last_but_for_the_queue_that_starts_it(target):
+def test_the_agent_comes_first_and_the_queue_last_that_starts_trainer_and_tools(target):
     steps = marked(ORDER, target, "bootstrap")
 
     assert steps[0] == bootstrap.FIRST
-    assert steps[-2:] == ("70-trainer", "75-queue")
+    assert steps[-3:] == ("70-trainer", "72-tools", "75-queue")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def cloud_builder(tmp_path):
         shutil.copy(f"/etc/{name}", tmp_path / "etc")
     shutil.copytree("/etc/alternatives", tmp_path / "etc/alternatives", symlinks=True)
 
-    def run(step, target, answers=None, real=(), after="true"):
+    def run(step, target, answers=None, real=(), after="true", **environment):
         names = ("apt-get", "apt-mark", "systemctl", "systemd-run", "systemd-sysusers")
         programs = {name: "true" for name in names if name not in real} | (answers or {})
         (tmp_path / "bin").mkdir(exist_ok=True)
@@ -52,6 +52,7 @@ def cloud_builder(tmp_path):
                 "CALLS": str(tmp_path / "calls"),
                 "PIP_NO_INDEX": "1",
                 "PIP_FIND_LINKS": str(tmp_path / "links"),
+                **environment,
             },
             capture_output=True,
             text=True,
@@ -209,6 +210,25 @@ def test_notebooks_import_what_the_trainer_has_and_users_find_their_tools(
     assert done.stdout.splitlines()[-2:] == ["the trainer", "runs"]
     (installed,) = [call.split() for call in calls if call.startswith("apt-get install")]
     assert {"gcc", "libc6-dev", "python3-dev"} <= set(installed)  # Triton compiles against Python.h
+
+
+def test_a_first_boot_brings_the_tools_from_pypi_and_nothing_from_other_makers(
+    cloud_builder, trainers_environment, tmp_path
+):
+    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
+
+    done, _ = cloud_builder("72-tools", "aws", after="/usr/local/bin/jupyter-lab", BOOTSTRAP="1")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "runs"
+    assert not (tmp_path / "usr/local/bin/micromamba").exists()
+
+
+def test_a_first_boot_without_a_way_to_pypi_says_that_it_leaves_the_tools_out(cloud_builder):
+    done, calls = cloud_builder("72-tools", "aws", BOOTSTRAP="1", WHEELS="bucket")
+
+    assert (done.returncode, calls) == (0, [])
+    assert "event=tools-left-out reason=no way to PyPI" in done.stdout
 
 
 def test_a_tool_that_no_wheel_brought_is_named(cloud_builder, trainers_environment, tmp_path):
