@@ -60,6 +60,23 @@ def _baked(stack: Stack) -> Iterator[Problem]:
         yield Problem("image.mode", str(image.mode), allowed)
 
 
+def _lustre(stack: Stack) -> Iterator[Problem]:
+    """An image of our recipe mounts no Lustre: nobody pays for one that nobody can use."""
+    image, storage = stack.image, stack.storage
+    if image.lustre_client and stack.cloud is Cloud.ALICLOUD:
+        yield Problem("image.lustre_client", True, "is of AWS; leave it out")
+    if stack.cloud is not Cloud.AWS or image.mode is not ImageMode.BAKED or image.lustre_client:
+        return
+    allowed = (
+        "no baked image has Lustre's client: leave it out, or say image.lustre_client: true where the base "
+        "of the builds brings mount.lustre"
+    )
+    if storage.scratch_gib:
+        yield Problem("storage.scratch_gib", storage.scratch_gib, allowed)
+    if storage.existing.scratch is not None:
+        yield Problem("storage.existing.scratch", storage.existing.scratch.id, allowed)
+
+
 def _tokens(stack: Stack) -> Iterator[Problem]:
     """On Alibaba Cloud instances of some pools ask for metadata tokens themselves: their agent does."""
     if stack.cloud is not Cloud.ALICLOUD or stack.image.managed:
@@ -111,5 +128,18 @@ def _packages(stack: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
-    *(_one_source, _id, _parameter, _baked, _tokens, _build, _scan, _disk, _base, _builder, _packages),
+    *(
+        _one_source,
+        _id,
+        _parameter,
+        _baked,
+        _lustre,
+        _tokens,
+        _build,
+        _scan,
+        _disk,
+        _base,
+        _builder,
+        _packages,
+    ),
 )

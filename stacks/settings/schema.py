@@ -874,6 +874,8 @@ class ImageSettings:
         scan: whether Amazon Inspector's findings are kept with each build (AWS): a service of its own price,
             which the account must have activated for EC2.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
+        lustre_client: the image, or the base of its builds, has Lustre's client, ``mount.lustre`` (AWS). The
+            recipe brings none: its maker's kernel module is in no archive whose key is held here.
     """
 
     id: str | None = None
@@ -886,6 +888,7 @@ class ImageSettings:
     canary: Switch = True
     scan: Switch = False
     disk: str | None = None
+    lustre_client: Switch = False
 
     @property
     def managed(self) -> bool:

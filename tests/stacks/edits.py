@@ -129,7 +129,7 @@ _OF_AWS = (
     Edit("pools[].types", ["g5.2xlarge"]),
     Edit("budget.scope", "tag"),
     Edit("image.id", "ami-0fedcba9876543210"),
-    Edit("image.mode+bundled", ("baked", True)),
+    Edit("image.mode+bundled+lustre_client", ("baked", True, True)),
     Edit("image.parameter+id", ("/aws/service/deeplearning/ami/x86_64/base/ami-id", None)),
     Edit("network.cidr+existing", (None, EXISTING), loses=("aws",)),
     Edit("network.s3_buckets", ["lab-*"]),

@@ -88,14 +88,16 @@ def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(grou
     assert {group.inputs["desiredCapacity"] for group in groups[len(spot) :]} == {0}
 
 
-def test_a_protected_stack_protects_what_holds_data(prod):
+def test_a_protected_stack_protects_what_holds_data():
+    storage = {"home": True, "scratch_gib": 1200}
+    resources = declared(stack(protected=True, storage=storage)).resources
     stateful = {
         "aws:kms/key:Key",
         "aws:s3/bucket:Bucket",
         "aws:efs/fileSystem:FileSystem",
         "aws:fsx/lustreFileSystem:LustreFileSystem",
     }
-    found = [resource for resource in prod.rehearsed.resources if resource.type in stateful]
+    found = [resource for resource in resources if resource.type in stateful]
 
     assert {resource.type for resource in found} == stateful
     assert [resource.name for resource in found if not resource.protected] == []

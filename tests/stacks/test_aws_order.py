@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from stacks.settings.reader import from_mapping
 from tests.stacks import registrations
 from tests.stacks.deletion_order import encrypted_with, outlived, reached
-from tests.stacks.examples import BUILDING, stack_files
+from tests.stacks.examples import BUILDING, stack, stack_files
 
 GROUP = "aws:autoscaling/group:Group"
 KEY = "aws:kms/key:Key"
@@ -40,12 +40,12 @@ LUSTRE_PORT = 988
 
 def test_lustre_waits_for_the_rules_that_let_its_port_in():
     """FSx refuses it otherwise: "do not permit Lustre LNET network traffic on port 988"."""
-    prod = registrations.declared("aws-prod")
-    (lustre,) = prod.of_type("aws:fsx/lustreFileSystem:LustreFileSystem")
+    declared = registrations.declared(stack(storage={"scratch_gib": 1200}))
+    (lustre,) = declared.of_type("aws:fsx/lustreFileSystem:LustreFileSystem")
     rules = {
         rule.urn
         for token in RULES
-        for rule in prod.of_type(token)
+        for rule in declared.of_type(token)
         if rule.inputs.get("fromPort") == LUSTRE_PORT
     }
 

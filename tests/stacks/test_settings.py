@@ -252,6 +252,13 @@ BAD_INPUTS = {
         {"storage": {"scratch_gib": 1000}},
         "storage.scratch_gib = 1000: Lustre comes as 1200 or a multiple of 2400 GiB",
     ),
+    "a Lustre that no baked image mounts": (
+        {
+            "storage": {"scratch_gib": 1200},
+            "image": {"id": "ami-0123456789abcdef0", "mode": "baked", "bundled": True},
+        },
+        "storage.scratch_gib = 1200: no baked image has Lustre's client: leave it out, or say",
+    ),
     "a volume smaller than the image": (
         {"pools": [pool(volume_gib=50)]},
         "pools[0].volume_gib = 50: smaller than the image: at least image.size_gib 100",
