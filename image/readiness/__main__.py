@@ -2,6 +2,9 @@
 
 Fabric, network cards and driver come up while the instance boots: what has not come yet is asked for again,
 until all of it is there, something is broken, or ``MAY_TAKE_S`` are over.
+
+``python -m image.readiness health`` says, at any time after that, why no job may begin on the GPUs. It says
+nothing where one may. Slurm's health check asks it (rootfs/usr/libexec/gpu-fleet/queue-health).
 """
 
 import json
@@ -21,13 +24,14 @@ from image.instance.errors import CloudError, InstanceFileError
 from image.instance.files import replace_text
 from image.instance.instance_file import Expected
 from image.instance.metadata import Metadata
-from image.readiness.checks import CheckResult, ProbedInstance, judge
+from image.readiness.checks import CheckResult, ProbedInstance, judge, judge_running
 from image.readiness.probes import look, measured
 
 # An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
 MAY_TAKE_S = 300.0
 LOOK_EVERY_S = 5.0
 TIMED_OUT = "timed-out"  # argument: the unit ran into its own time limit
+HEALTH = "health"  # argument: what broke since the boot check
 
 LOG = logging.getLogger("image.readiness")
 
@@ -39,14 +43,27 @@ def main(arguments: Sequence[str] = ()) -> int:
         if list(arguments) == [TIMED_OUT]:
             hangs = CheckResult("gate", ok=False, detail="no answer in time: a GPU or its driver hangs")
             return 0 if report([hangs]) else 1
+        if list(arguments) == [HEALTH]:
+            sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), _look(False))))
+            return 0
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
         return 0 if report(awaited(expected, _look, report)) else 1
     except InstanceFileError as error:
         LOG.error("event=not-ready reason=%r", str(error))
-    except OSError as error:
-        LOG.error("event=no-report reason=%r", f"{paths.ready_file()}: {error.strerror}")
+    except (OSError, ValueError, KeyError) as error:
+        LOG.error("event=no-report reason=%r", f"{paths.ready_file()}: {error!r}")
     return 1
+
+
+def broken_since(report: Path, seen: ProbedInstance) -> list[str]:
+    """Why the GPUs are unfit for a job, which may have become so after the boot check counted them.
+
+    Raises:
+        OSError, ValueError, KeyError: there is no report of a boot check that counted them.
+    """
+    counted = json.loads(report.read_text(encoding="utf-8"))["checks"]["gpu_count"]["count"]
+    return [finding.detail for finding in judge_running(Expected(gpus=counted), seen) if not finding.ok]
 
 
 def awaited(

@@ -10,6 +10,13 @@ from image.instance.instance_file import Expected
 # xid-errors): double-bit ECC, halted microcontroller, failed row remapping, NVLink, fallen off the bus,
 # uncontained ECC, and a system processor (GSP) that stopped answering.
 FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
+# NVLink of Blackwell: the driver's line itself says Fatal or Nonfatal (the same catalogue, 144 to 150).
+NVLINK_XIDS = range(144, 151)
+FATAL = re.compile(r"\bFatal\b")
+# "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)": the last one of a GPU counts.
+RECOVERY_XID = 154
+RECOVERY = re.compile(r" to 0x[0-9a-f]+ \(([^)]+)\)")
+NO_RECOVERY = "None"
 XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 # Types are named by marketing GiB; the driver keeps some for itself and for ECC.
 SMALLEST_MEMORY_SHARE = 0.9
@@ -139,9 +146,25 @@ def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 def xid(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """No error since boot after which a GPU is of no use."""
-    errors = {(bus, int(code)) for bus, code in XID.findall(seen.kernel_log)}
-    fatal = [f"Xid {code} on {bus}" for bus, code in sorted(errors) if code in FATAL_XIDS]
+    fatal = fatal_xids(seen.kernel_log)
     return CheckResult("xid", not fatal, _detail(fatal, "no fatal Xid since boot"))
+
+
+def fatal_xids(kernel_log: str) -> list[str]:
+    """Errors after which a GPU needs a reset or a replacement, each GPU's once, in the order of the bus."""
+    fatal: set[tuple[str, int, str]] = set()
+    actions: dict[str, str] = {}
+    for line in kernel_log.splitlines():
+        if (error := XID.search(line)) is None:
+            continue
+        bus, code, text = error[1], int(error[2]), line[error.end() :]
+        if code == RECOVERY_XID:
+            action = RECOVERY.search(text)
+            actions[bus] = action[1] if action else "an action that the driver does not name"
+        elif code in FATAL_XIDS or (code in NVLINK_XIDS and FATAL.search(text)):
+            fatal.add((bus, code, ""))
+    fatal |= {(bus, RECOVERY_XID, f" ({what})") for bus, what in actions.items() if what != NO_RECOVERY}
+    return [f"Xid {code}{what} on {bus}" for bus, code, what in sorted(fatal)]
 
 
 def bandwidth(_expected: Expected, seen: ProbedInstance) -> CheckResult:
@@ -190,6 +213,11 @@ CHECKS: tuple[Callable[[Expected, ProbedInstance], CheckResult], ...] = (
 def judge(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
     """Every check, in the order an operator would ask."""
     return tuple(check(expected, seen) for check in CHECKS)
+
+
+def judge_running(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
+    """The checks that hold at any time, whatever runs on the GPUs."""
+    return tuple(check(expected, seen) for check in (gpu_count, ecc, xid))
 
 
 def _detail(problems: Iterable[str], otherwise: str) -> str:

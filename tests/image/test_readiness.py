@@ -99,6 +99,43 @@ def test_a_fatal_error_in_the_kernels_log_fails(code):
     assert failed(replace(SOUND, kernel_log=log)) == {"xid": f"Xid {code} on PCI:0000:10:1c"}
 
 
+LINK = "NVRM: Xid (PCI:0000:10:1c): {}, NETIR_LINK_EVT {} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
+RESET, REBOOT, NONE = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)", "0x0 (None)"
+
+
+def recovery(before, after):
+    return f"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {before} to {after}\n"
+
+
+@pytest.mark.parametrize("code", range(144, 151))
+def test_an_error_of_blackwells_links_fails_where_the_driver_calls_it_fatal(code):
+    assert failed(replace(SOUND, kernel_log=LINK.format(code, "Fatal"))) == {
+        "xid": f"Xid {code} on PCI:0000:10:1c"
+    }
+    assert failed(replace(SOUND, kernel_log=LINK.format(code, "Nonfatal"))) == {}
+
+
+def test_a_gpu_that_the_driver_wants_reset_or_rebooted_fails_until_it_wants_nothing():
+    asked = replace(SOUND, kernel_log=recovery(NONE, REBOOT))
+    mended = replace(SOUND, kernel_log=recovery(NONE, RESET) + recovery(RESET, NONE))
+    unnamed = replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:3b:00): 154\n")
+
+    assert failed(asked) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
+    assert failed(mended) == {}
+    assert "does not name" in failed(unnamed)["xid"]
+
+
+def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
+    """Links train and copies are slow while jobs run: those checks are the boot's alone."""
+    report = tmp_path / "ready.json"
+    gate.write_report(checks.judge(EXPECTED, SOUND), report, datetime(2026, 11, 26, tzinfo=UTC))
+    fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log="NVRM: Xid (PCI:0000:10:1c): 79, fallen\n")
+    at_work = bent(inactive_nvlinks=2, copy_gib_per_s=1.0)
+
+    assert gate.broken_since(report, fallen) == ["1 of 2 GPUs", "Xid 79 on PCI:0000:10:1c"]
+    assert gate.broken_since(report, at_work) == []
+
+
 def test_an_error_of_a_program_is_not_the_instances_fault():
     assert failed(replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n")) == {}
 

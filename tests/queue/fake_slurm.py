@@ -25,6 +25,7 @@ REACHING_FOR = timedelta(minutes=4)
 SAVES_EVERY_S = 120.0
 RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
+HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.readiness health"
 
 
 @cache
@@ -39,10 +40,13 @@ def prolog_passes(text: str, marks: frozenset[str]) -> bool:
 
 @cache
 def health_says(text: str, marks: frozenset[str], state: str) -> tuple[tuple[str, ...], ...]:
-    """The changes that the product's health check asks of Slurm; ``state`` is what it says of the node."""
+    """The changes that the product's health check asks of Slurm; ``state`` is what it says of the node.
+
+    A mark ``broken`` is what the look at the GPUs says.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for name in marks:
-            Path(folder, name).touch()
+            Path(folder, name).write_text(name)
         said = Path(folder, "said")
         program = Path(folder, "scontrol")
         program.write_text(
@@ -51,7 +55,7 @@ def health_says(text: str, marks: frozenset[str], state: str) -> tuple[tuple[str
         )
         program.chmod(0o755)
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURMD_NODENAME": "NODE"}
-        script = text.replace("/run/gpu-fleet", folder)
+        script = text.replace("/run/gpu-fleet", folder).replace(HEALTH, f"cat {folder}/broken || true")
         subprocess.run(["sh", "-c", script], check=True, env=environment)
         blocks = said.read_text().split("\n\n") if said.exists() else []
     return tuple(tuple(block.splitlines()) for block in blocks if block.strip())

@@ -8,6 +8,7 @@ import pytest
 from image.queue import configuration, munge, node, queue_file
 from image.queue.errors import NotReadyError, QueueFileError
 from stacks.rehearsal.moto_server import moto_server
+from tests.queue.fake_slurm import HEALTH, LIBEXEC, health_says
 
 GOOD = {"role": "node", "address": "10.0.0.4", "secret": "munge"}
 
@@ -119,3 +120,21 @@ def test_a_queue_file_is_read(tmp_path):
     file.write_text(json.dumps(GOOD))
 
     assert queue_file.load(file) == queue_file.QueueFile(queue_file.QueueRole.NODE, "10.0.0.4", "munge")
+
+
+def test_a_node_whose_gpu_broke_is_drained_until_it_is_whole():
+    health = (LIBEXEC / "queue-health").read_text()
+
+    (drained,) = health_says(health, frozenset({"ready", "broken"}), "State=MIXED Reason=")
+    (resumed,) = health_says(health, frozenset({"ready"}), "x State=IDLE+DRAIN Reason=gpu-fleet: broken")
+
+    assert drained == ("update", "nodename=NODE", "state=drain", "reason=gpu-fleet: broken")
+    assert resumed == ("update", "nodename=NODE", "state=resume")
+
+
+def test_a_look_at_the_gpus_that_hangs_drains_the_node():
+    hanging = (LIBEXEC / "queue-health").read_text().replace(HEALTH, "false")
+
+    (drained,) = health_says(hanging, frozenset({"ready"}), "State=IDLE Reason=")
+
+    assert drained[-1] == "reason=gpu-fleet: the GPUs or their driver do not answer"
