@@ -1,6 +1,9 @@
 """How an instance becomes a node: GPUs that the gate counted, munge's key, slurmd's command."""
 
 import json
+import os
+import stat
+import subprocess
 
 import boto3
 import pytest
@@ -138,3 +141,41 @@ def test_a_look_at_the_gpus_that_hangs_drains_the_node():
     (drained,) = health_says(hanging, frozenset({"ready"}), "State=IDLE Reason=")
 
     assert drained[-1] == "reason=gpu-fleet: the GPUs or their driver do not answer"
+
+
+def around_job(tmp_path, name, job="17", uid="12345"):
+    """Runs prolog or epilog with folders of the test's own in the place of the instance's."""
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run/ready").touch()
+    (tmp_path / "scratch").mkdir(exist_ok=True)
+    text = (LIBEXEC / name).read_text().replace("/run/gpu-fleet", str(tmp_path / "run"))
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job, "SLURM_JOB_UID": uid}
+    script = text.replace("/scratch", str(tmp_path / "scratch"))
+    return subprocess.run(["sh", "-c", script], env=environment, check=False, timeout=10).returncode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+def test_a_job_has_a_folder_of_its_own_from_prolog_to_epilog(tmp_path):
+    passed = around_job(tmp_path, "queue-prolog")
+    folder = (tmp_path / "scratch/17").stat()
+    ended = around_job(tmp_path, "queue-epilog")
+
+    assert (passed, ended) == (0, 0)
+    assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (12345, 0o700)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+def test_what_another_user_laid_at_a_jobs_name_is_neither_given_away_nor_deleted(tmp_path):
+    own = tmp_path / "others"
+    own.mkdir()
+    (own / "work").touch()
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch/17").symlink_to(own)
+
+    around_job(tmp_path, "queue-prolog")
+    around_job(tmp_path, "queue-epilog")
+
+    assert (own / "work").exists()
+    assert own.stat().st_uid == os.geteuid()
+    assert [path.readlink() for path in (tmp_path / "scratch").iterdir()] == [own]
