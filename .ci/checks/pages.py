@@ -30,7 +30,7 @@ ELSEWHERE = re.compile(
 )
 # page -> what it names and the checkout has not, and why
 NOT_HERE = {
-    "README.md": {"stacks/Pulumi.research.yaml": "`gpu-fleet new` writes it"},
+    "docs/platform.md": {"stacks/Pulumi.research.yaml": "`gpu-fleet new` writes it"},
     "image/README.md": {
         "gpu-fleet-bootstrap.service": "a part of the user data",
         "vendor/": "a folder of the payload",
@@ -49,6 +49,7 @@ NOT_HERE = {
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }
+MOST_WORDS = 1200  # of the first page
 CHANGELOG = "CHANGELOG.md"  # it names what was there
 # pytest with one file or folder of tests, and a word of a test's name
 TESTS = re.compile(
@@ -155,4 +156,13 @@ def dependencies(checkout: Checkout) -> Iterator[Finding]:
         yield Finding(pinned[name], 1, f"{name} is not in the table of CONTRIBUTING.md")
 
 
-CHECKS = (links, commands, paths, maps, dependencies)
+def front_page(checkout: Checkout) -> Iterator[Finding]:
+    """A first page that is longer than a newcomer reads: what it says belongs into docs/."""
+    words = len(checkout.text("README.md").split())
+    if not words:
+        raise NothingToCheckError("README.md is empty")
+    if words > MOST_WORDS:
+        yield Finding("README.md", 1, f"has {words} words, allowed: {MOST_WORDS}")
+
+
+CHECKS = (links, commands, paths, maps, dependencies, front_page)

@@ -1,4 +1,4 @@
-"""A shell completes commands, stack names, pools and types: by the lines that the README shows."""
+"""A shell completes commands, stack names, pools and types: by the lines that a page shows."""
 
 import re
 import subprocess
@@ -52,11 +52,11 @@ def test_a_wrong_stack_file_completes_nothing_and_says_nothing(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_a_shell_is_the_one_that_the_readme_loads(shell):
-    readme = (ROOT / "README.md").read_text()
+def test_the_script_of_a_shell_is_the_one_that_the_page_loads(shell):
+    page = (ROOT / "docs/platform.md").read_text()
     script = CliRunner().invoke(main, [], env={"_GPU_FLEET_COMPLETE": f"{shell}_source"}).output
 
-    assert f"_GPU_FLEET_COMPLETE={shell}_source gpu-fleet" in readme
+    assert f"_GPU_FLEET_COMPLETE={shell}_source gpu-fleet" in page
     assert re.search(rf"_GPU_FLEET_COMPLETE={shell}_complete", script)
 
 
