@@ -175,7 +175,7 @@ def test_user_data_that_the_cloud_would_refuse_is_said_before_anything_is_declar
     monkeypatch.setattr(user_data, "LARGEST_BYTES", 100)
     settings = stack_files.settings_of(name)
     module = aws_launch if name.startswith("aws") else alicloud_launch
-    names = ("home", "scratch", "scratch_mount_name", "monitor_group", "queue")
+    names = ("home", "scratch", "scratch_mount_name", "monitor_group", "user_role_arn", "queue")
     unknown = dict.fromkeys(names)  # no output is asked before
     args = SimpleNamespace(stack=settings, pool=settings.pools[0], **unknown)
 
