@@ -62,11 +62,6 @@ def instance_toml(
             **_log(stack),
             **({"scratch_mount_name": scratch_mount_name} if scratch_mount_name else {}),
             **_existing_buckets(stack),
-            "idle": {
-                "after_hours": float(pool.idle.after_hours),
-                "grace_minutes": pool.idle.grace_minutes,
-                "action": str(pool.idle.action),
-            },
             "expected": {name: _expected(known.get(name), pool) for name in pool.types},
         }
     )
@@ -91,7 +86,6 @@ def controller_toml(stack: Stack, *, home: str, records_uri: str) -> str:
             "home_file_system": home,
             "records_uri": records_uri,
             **_log(stack),
-            "idle": {"after_hours": 0.0, "grace_minutes": 0},
         }
     )
 
