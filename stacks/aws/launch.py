@@ -135,8 +135,9 @@ def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecifi
     """Start only inside what is paid for."""
     if pool.reservation_id is None:
         return None
+    named = "capacity_reservation_resource_group_arn" if pool.reserved_by_group else "capacity_reservation_id"
     return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
-        capacity_reservation_target=ReservationTarget(capacity_reservation_id=pool.reservation_id)
+        capacity_reservation_target=ReservationTarget(**{named: pool.reservation_id})
     )
 
 
