@@ -129,6 +129,12 @@ def test_reservations_of_a_resource_group_are_named_by_its_arn():
     assert target == {"capacityReservationResourceGroupArn": group}
 
 
+def test_the_budget_counts_what_credits_and_refunds_pay():
+    (budget,) = declared(stack()).of_type("aws:budgets/budget:Budget")
+
+    assert budget.inputs["costTypes"] == {"includeCredit": False, "includeRefund": False}
+
+
 def test_ssh_is_open_to_the_named_networks_alone():
     rehearsed = declared(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
 
