@@ -78,6 +78,16 @@ def pool_prefix(pool: str) -> str:
     return f"{pool}/"
 
 
+def kept_prefix(pool: str) -> str:
+    """Where a pool's instances save files before their end (reaper/agent/kept_files.py): data bucket."""
+    return f"{pool_prefix(pool)}keep/"
+
+
+def words_prefix(account: str, pool: str) -> str:
+    """Where a pool's instances speak of an account's submitted runs (runs/model.py): data bucket."""
+    return f"{RUNS}/{account}/{pool}/"
+
+
 def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
     """The tags every taggable resource of a stack carries.
 
@@ -106,8 +116,8 @@ RUN_PARAMETERS = {
     "Run": "[a-z][a-z0-9-]{0,62}",
     "Sha256": "[0-9a-f]{64}",
 }
-# In the data bucket: what users submit, and below each pool's prefix what its instances say. No pool's name
-# begins so, and no instance's role writes the former.
+# In the data bucket: what users submit, and what instances say of it, both by account. No pool's name
+# begins so, and no role of a pool writes the former.
 JOBS, RUNS = "_jobs", "_runs"
 
 

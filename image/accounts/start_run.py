@@ -27,7 +27,7 @@ from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
 from image.reaper.errors import ReaperError
 from image.reaper.times import format_time
-from image.runs.model import ACCOUNT, RUN, RUNS, SHA256, STATE, Phase
+from image.runs.model import ACCOUNT, RUN, SHA256, STATE, Phase, place_of
 
 UNITS = ("gpu-run@*", "trainer@*")
 WORKING = "active,activating,deactivating,reloading"
@@ -167,7 +167,7 @@ def report(order: Order, instance: InstanceFile, why: str) -> None:
         }
         bucket = instance.data_uri.partition("://")[2].partition("/")[0]
         own = Metadata(instance.cloud).get("instance-id")
-        key = f"{instance.pool}/{RUNS}/{order.account}/{order.run}/{own}/{STATE}"
+        key = place_of(instance.pool, order.account, order.run, own or "unknown") + STATE
         s3 = clouds.bucket_client(instance.cloud, instance.region)
         calls.change(s3.put_object, Bucket=bucket, Key=key, Body=json.dumps(word).encode())
     except (InstanceError, ReaperError) as error:

@@ -49,8 +49,6 @@ class InstanceFile:
         home_file_system: DNS name of the shared home, or empty.
         monitor_group: CloudMonitor's application group for metrics of the pool; empty for none, and in files
             older than the key.
-        idle_after_hours: idle time before the mark.
-        grace_minutes: from the mark to the termination.
         records_uri: where the agent answers the sweep, ``s3://BUCKET/reaper``; empty in older files.
         instance_log: where its logs go: a log group, or ``PROJECT/STORE``; empty for nowhere, and in
             older files.
@@ -65,8 +63,6 @@ class InstanceFile:
     metric_namespace: str
     lifecycle_hook: str
     home_file_system: str
-    idle_after_hours: float
-    grace_minutes: float
     expected: Mapping[str, Expected]
     monitor_group: str = ""
     records_uri: str = ""
@@ -100,8 +96,6 @@ def load(path: Path) -> InstanceFile:
         raise InstanceFileError("\n".join(f"instance file {path}: {problem}" for problem in problems))
     return InstanceFile(
         **{key: raw[key] for key in TEXTS},
-        idle_after_hours=float(raw["idle"]["after_hours"]),
-        grace_minutes=float(raw["idle"]["grace_minutes"]),
         expected={
             name: Expected(**{key: table.get(key, 0) for key in EXPECTED_KEYS})
             for name, table in raw.get("expected", {}).items()
@@ -124,14 +118,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems.append(
             f"cloud = {raw['cloud']!r}; allowed: {', '.join(CLOUDS)}{nearest(raw['cloud'], CLOUDS)}"
         )
-    return problems + _idle_problems(raw.get("idle")) + _expected_problems(raw.get("expected", {}))
-
-
-def _idle_problems(idle: object) -> list[str]:
-    table = idle if isinstance(idle, dict) else {}
-    keys = ("after_hours", "grace_minutes")
-    wrong = [key for key in keys if not _is_number(table.get(key)) or table[key] < 0]
-    return [f"idle.{key} = {table.get(key)!r}; allowed: a number of at least 0" for key in wrong]
+    return problems + _expected_problems(raw.get("expected", {}))
 
 
 def _expected_problems(expected: object) -> list[str]:

@@ -1,7 +1,7 @@
 """A submitted run: its names, its place in the stack's data bucket, and the words its instances leave there.
 
-``_jobs/ACCOUNT/RUN/`` is written by whoever submits, ``POOL/_runs/ACCOUNT/RUN/INSTANCE/`` by the instances.
-No pool has a name that begins with ``_``, so that no instance's role may write a job. Who may write below
+``_jobs/ACCOUNT/RUN/`` is written by whoever submits, ``_runs/ACCOUNT/POOL/RUN/INSTANCE/`` by the instances.
+No pool has a name that begins with ``_``, so that no role of a pool may write a job. Who may write below
 ``_jobs/ACCOUNT/`` decides whose account a run gets (``stacks/aws/submit.py``).
 """
 
@@ -173,7 +173,7 @@ def node_prefix(job: Job, instance: str) -> str:
 
 def place_of(pool: str, account: str, run: str, who: str) -> str:
     """Where one instance of a pool speaks of a run, or the queue's job of it (`QUEUED`)."""
-    return f"{pool}/{RUNS}/{account}/{run}/{who}/"
+    return f"{RUNS}/{account}/{pool}/{run}/{who}/"
 
 
 def parameters(job: Job) -> Mapping[str, str]:

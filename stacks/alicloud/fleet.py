@@ -106,6 +106,7 @@ class Fleet(pulumi.ComponentResource):
             args.home,
             args.scratch,
             args.monitor_group,
+            identity.user_role_arn,
             args.queue.node_file if args.queue else None,
         )
         by_template = not needs_configuration(pool)

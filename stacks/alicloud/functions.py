@@ -91,7 +91,7 @@ class ScheduledFunction(pulumi.ComponentResource):
         return role_with_policy(
             self._name,
             stack,
-            service="fc.aliyuncs.com",
+            trust=policies.trust("fc.aliyuncs.com"),
             policy_document=policies.document(
                 *self._args.statements, policies.allow(["log:PostLogStoreLogs"], own_log)
             ),

@@ -33,6 +33,7 @@ class LaunchArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
+        user_role_arn: what the instance assumes for its users.
         queue: what an instance learns of the stack's queue; None without one.
     """
 
@@ -45,6 +46,7 @@ class LaunchArgs:
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
     monitor_group: pulumi.Output[str]
+    user_role_arn: pulumi.Output[str]
     queue: pulumi.Output[str] | None = None
 
 
@@ -184,5 +186,10 @@ def _data_disks(args: LaunchArgs) -> list[dict[str, Any]]:
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as both resources want it."""
-    names = {"home": args.home, "scratch": args.scratch, "monitor_group": args.monitor_group}
+    names = {
+        "home": args.home,
+        "scratch": args.scratch,
+        "monitor_group": args.monitor_group,
+        "user_role": args.user_role_arn,
+    }
     return encoded_user_data(args.stack, args.pool, "oss", names, args.queue)

@@ -81,7 +81,7 @@ class LogStore(pulumi.ComponentResource):
         return role_with_policy(
             name,
             args.stack,
-            service="log.aliyuncs.com",
+            trust=policies.trust("log.aliyuncs.com"),
             policy_document=use_key,
             purpose=purpose,
             parent=self,

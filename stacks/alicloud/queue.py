@@ -87,7 +87,7 @@ class QueueController(pulumi.ComponentResource):
         role, attachment = role_with_policy(
             self._name,
             args.stack,
-            service="ecs.aliyuncs.com",
+            trust=policies.trust("ecs.aliyuncs.com"),
             policy_document=controller_policy(args, secret.arn),
             purpose=f"The queue's controller of gpu-fleet stack {args.stack.name}",
             parent=self,

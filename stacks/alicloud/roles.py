@@ -4,7 +4,6 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud import policies
 from stacks.settings import Stack
 
 
@@ -12,22 +11,22 @@ def role_with_policy(
     name: str,
     stack: Stack,
     *,
-    service: str,
+    trust: pulumi.Output[str],
     policy_document: pulumi.Output[str],
     purpose: str,
     parent: pulumi.Resource,
 ) -> tuple[alicloud.ram.Role, alicloud.ram.RolePolicyAttachment]:
-    """A role that one service may take, and its only policy. Wait for the attachment before using the role.
+    """A role and its only policy. Wait for the attachment before using the role.
 
     Args:
         name: of role and policy alike, unique in the account; at most 64 characters.
-        service: who may take the role, say ``ecs.aliyuncs.com``.
+        trust: who may take the role (``policies.trust``).
     """
     child, tags = pulumi.ResourceOptions(parent=parent), naming.tags(stack.name, stack.owner)
     role = alicloud.ram.Role(
         name,
         role_name=name,
-        assume_role_policy_document=policies.trust(service),
+        assume_role_policy_document=trust,
         description=purpose,
         force=True,
         tags=tags,

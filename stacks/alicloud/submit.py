@@ -59,7 +59,7 @@ def people_statements(
     own = f"{stack.region}:{stack.account_id}"
     as_account = {"ecs:CommandRunAs": [account]}
     of_stack = as_account | {f"acs:ResourceTag/{STACK}": [stack.name]}
-    jobs, words = f"{naming.JOBS}/{account}/*", f"*/{naming.RUNS}/{account}/*"
+    jobs, words = f"{naming.JOBS}/{account}/*", f"{naming.RUNS}/{account}/*"
     command = pulumi.Output.concat(f"acs:ecs:{own}:command/", command_id)
     return [
         policies.allow(["ecs:InvokeCommand"], command, {"StringEquals": as_account}),

@@ -129,6 +129,8 @@ class Budget(pulumi.ComponentResource):
             time_unit="MONTHLY",
             limit_amount=str(budget.monthly),
             limit_unit=budget.currency,
+            # what is used counts, whoever pays: a credit would hide all spending until it is gone
+            cost_types=aws.budgets.BudgetCostTypesArgs(include_credit=False, include_refund=False),
             cost_filters=[
                 aws.budgets.BudgetCostFilterArgs(**cost_filter) for cost_filter in cost_filters(stack)
             ],

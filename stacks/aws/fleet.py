@@ -106,6 +106,7 @@ class Fleet(pulumi.ComponentResource):
             home=args.home,
             scratch=args.scratch,
             scratch_mount_name=args.scratch_mount_name,
+            user_role_arn=identity.user_role_arn,
             queue=args.queue.node_file if args.queue else None,
         )
         template = launch_template(f"{name}-template", launch, self)

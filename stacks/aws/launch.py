@@ -34,6 +34,7 @@ class LaunchArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
         scratch_mount_name: what Lustre calls it, or empty.
+        user_role_arn: what the instance assumes for its users.
         queue: what an instance learns of the stack's queue; None without one.
     """
 
@@ -46,6 +47,7 @@ class LaunchArgs:
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
     scratch_mount_name: pulumi.Output[str]
+    user_role_arn: pulumi.Output[str]
     queue: pulumi.Output[str] | None = None
 
 
@@ -133,8 +135,9 @@ def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecifi
     """Start only inside what is paid for."""
     if pool.reservation_id is None:
         return None
+    named = "capacity_reservation_resource_group_arn" if pool.reserved_by_group else "capacity_reservation_id"
     return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
-        capacity_reservation_target=ReservationTarget(capacity_reservation_id=pool.reservation_id)
+        capacity_reservation_target=ReservationTarget(**{named: pool.reservation_id})
     )
 
 
@@ -147,5 +150,10 @@ def _market(pool: Pool) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | Non
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as EC2 wants it in a launch template."""
-    names = {"home": args.home, "scratch": args.scratch, "scratch_mount_name": args.scratch_mount_name}
+    names = {
+        "home": args.home,
+        "scratch": args.scratch,
+        "scratch_mount_name": args.scratch_mount_name,
+        "user_role": args.user_role_arn,
+    }
     return encoded_user_data(args.stack, args.pool, "s3", names, args.queue)

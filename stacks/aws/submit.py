@@ -19,7 +19,10 @@ from stacks.settings import Stack
 # docs.aws.amazon.com/systems-manager/latest/userguide/documents-schemas-features.html
 SCHEMA = "2.2"
 TIMEOUT_S = "60"
-ACCOUNT = "${aws:PrincipalTag/SSMSessionRunAs}"
+# Session Manager's own name for it
+# (docs.aws.amazon.com/systems-manager/latest/userguide/session-preferences-run-as.html).
+ACCOUNT_TAG = "SSMSessionRunAs"
+ACCOUNT = f"${{aws:PrincipalTag/{ACCOUNT_TAG}}}"
 DESCRIPTIONS = {
     "Account": "Whose account the run gets: access.people of the stack names it",
     "Run": "The run's name",
@@ -78,7 +81,7 @@ def people_statements(stack: Stack, data_arn: pulumi.Output[str]) -> list[polici
         return []
     arn = f"arn:{policies.partition(stack.region)}:ssm:{stack.region}:{stack.account_id}"
     jobs = f"{naming.JOBS}/{ACCOUNT}/*"
-    words = f"*/{naming.RUNS}/{ACCOUNT}/*"
+    words = f"{naming.RUNS}/{ACCOUNT}/*"
     below = {"StringLike": {"s3:prefix": [jobs, words]}}
     return [
         policies.allow(

@@ -134,6 +134,9 @@ def _lookups(stack: Stack) -> Iterator[Grant]:
         tuple(sorted(_parameters(stack))),
         aws.HERE,
     )
+    # a group of reservations is no resource of the stack's
+    if groups := sorted({str(pool.reservation_id) for pool in stack.pools if pool.reserved_by_group}):
+        yield Grant("ec2:RunInstances", tuple(groups))
     network = stack.network.existing
     if network is not None:  # a VPC may be shared by another account
         place = "arn:{partition}:ec2:{region}:*:"

@@ -27,6 +27,7 @@ def instance_toml(
     scratch_mount_name: str = "",
     monitor_group: str = "",
     records_uri: str = "",
+    user_role: str = "",
 ) -> str:
     """The file's text.
 
@@ -37,6 +38,7 @@ def instance_toml(
         scratch_mount_name: what Lustre calls that file system, or empty.
         monitor_group: CloudMonitor's application group for what alarms of Auto Scaling watch, or empty.
         records_uri: where the agent answers the sweep, say ``s3://bucket/reaper``.
+        user_role: ARN of the role that the instance's own assumes for its users.
     """
     known = catalog.load()
     return tomli_w.dumps(
@@ -55,15 +57,11 @@ def instance_toml(
             "scratch_file_system": scratch,
             "monitor_group": monitor_group,
             "records_uri": records_uri,
+            "user_role": user_role,
             "mig_profile": pool.mig_profile or "",
             **_log(stack),
             **({"scratch_mount_name": scratch_mount_name} if scratch_mount_name else {}),
             **_existing_buckets(stack),
-            "idle": {
-                "after_hours": float(pool.idle.after_hours),
-                "grace_minutes": pool.idle.grace_minutes,
-                "action": str(pool.idle.action),
-            },
             "expected": {name: _expected(known.get(name), pool) for name in pool.types},
         }
     )
@@ -88,7 +86,6 @@ def controller_toml(stack: Stack, *, home: str, records_uri: str) -> str:
             "home_file_system": home,
             "records_uri": records_uri,
             **_log(stack),
-            "idle": {"after_hours": 0.0, "grace_minutes": 0},
         }
     )
 

@@ -20,8 +20,9 @@ from stacks.settings import Pool, Stack
 
 # EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
 LARGEST_BYTES = 16_384
-# Stands for names that are known only once their file system stands, where the size is looked at before.
-LONGEST_NAME = "x" * 80
+# Stands for names that are known only once what they name stands, where the size is looked at before. The
+# longest is a role's ARN: 64 characters after ``arn:aws-us-gov:iam::123456789012:role/``.
+LONGEST_NAME = "x" * 103
 LONGEST_QUEUE = instance_file.queue_json("controller", "255.255.255.255", LONGEST_NAME * 2)
 PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
 PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
@@ -105,6 +106,7 @@ def encoded(
     *,
     home: str,
     scratch: str,
+    user_role: str,
     scratch_mount_name: str = "",
     monitor_group: str = "",
     queue: str = "",
@@ -113,7 +115,7 @@ def encoded(
 
     Args:
         scheme: of the URIs of the stack's buckets, say ``s3``.
-        home, scratch, scratch_mount_name, monitor_group: as of ``instance_file.instance_toml``.
+        home, scratch, user_role, scratch_mount_name, monitor_group: as of ``instance_file.instance_toml``.
         queue: what ``instance_file.queue_json`` says to nodes; empty on a stack without a queue.
 
     Raises:
@@ -130,6 +132,7 @@ def encoded(
         scratch_mount_name=scratch_mount_name,
         monitor_group=monitor_group,
         records_uri=f"{scheme}://{records}/reaper",
+        user_role=user_role,
     )
     return base64.b64encode(cloud_config(stack, pool, text, records, queue).encode()).decode()
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from stacks.calls.aws import Aws
 from stacks.preflight.findings import Finding, Rating, guarded
@@ -94,28 +95,50 @@ def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
 
 
 def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
-    """A reservation or capacity block that is there, of the pool's type and zone, and has room."""
+    """A reservation or capacity block that is there, of the pool's type and zone, and has room.
+
+    Of a group what is of use to the pool counts together.
+    """
     subject = f"reservation of {pool.name}"
-    held = aws.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[pool.reservation_id])
-    (reservation,) = held["CapacityReservations"]
+    held = [(each, _unlike(each, stack, pool, now)) for each in _held(aws, pool)]
+    used = [reservation for reservation, unlike in held if not unlike]
+    free, total = (
+        sum(each[key] for each in used) for key in ("AvailableInstanceCount", "TotalInstanceCount")
+    )
+    if total >= pool.size.max and used:
+        states = ", ".join(dict.fromkeys(each["State"] for each in used))
+        return Finding(subject, Rating.FINE, f"{states}, {free} of {total} free")
+    wrong = [f"holds {total}"] if used or not held else [reason for _, unlike in held for reason in unlike]
+    wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
+    says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"
+    return Finding(subject, Rating.PROBLEM, says, "name another pools.reservation_id")
+
+
+def _held(aws: Aws, pool: Pool) -> list[dict[str, Any]]:
+    """The reservation that a pool names, or those of the group that it names."""
+    ids = [pool.reservation_id]
+    if pool.reserved_by_group:
+        listed = aws.ask("resource-groups", "list_group_resources", Group=pool.reservation_id)
+        arns = [str(each["Identifier"]["ResourceArn"]) for each in listed["Resources"]]
+        ids = [arn.rpartition("/")[2] for arn in arns if ":capacity-reservation/" in arn]
+    if not ids:
+        return []
+    answer = aws.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=ids)
+    return list(answer["CapacityReservations"])
+
+
+def _unlike(reservation: dict[str, Any], stack: Stack, pool: Pool, now: datetime) -> list[str]:
+    """Why a reservation is of no use to a pool."""
     ends = reservation.get("EndDate")
     block = reservation.get("ReservationType") == "capacity-block"
-    wrong = so(
+    return so(
         (f"is {reservation['State']}", reservation["State"] not in USABLE_STATES),
         (f"is of {reservation['InstanceType']}", reservation["InstanceType"] not in pool.types),
         (
             f"lies in {reservation['AvailabilityZone']}",
             reservation["AvailabilityZone"] not in stack.zones_of(pool),
         ),
-        (f"holds {reservation['TotalInstanceCount']}", reservation["TotalInstanceCount"] < pool.size.max),
         ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),
         ("is no capacity block", not block and pool.market is Market.CAPACITY_BLOCK),
         (f"ended {ends:%Y-%m-%d}" if ends else "", ends is not None and ends <= now),
     )
-    if not wrong:
-        free, total = reservation["AvailableInstanceCount"], reservation["TotalInstanceCount"]
-        says = f"{reservation['State']}, {free} of {total} free"
-        return Finding(subject, Rating.FINE, says)
-    wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
-    says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"
-    return Finding(subject, Rating.PROBLEM, says, "name another pools.reservation_id")

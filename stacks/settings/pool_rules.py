@@ -1,5 +1,6 @@
 """What the keys of one pool must agree on, among themselves and with the catalog."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -9,6 +10,22 @@ from stacks.errors import Problem
 from stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
 
 RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
+_ID, _GROUP = r"cr-[0-9a-f]{17}", r"arn:aws(-us-gov)?:resource-groups:[a-z0-9-]+:\d{12}:group/[\w.-]{1,128}"
+_GROUPS = "the ARN of a resource group of reservations (arn:aws:resource-groups:...:group/NAME)"
+_ASSURED = (
+    r"(eap|crp)-[a-z0-9]+",
+    "must be the id of an elasticity assurance (eap-...) or reservation (crp-...)",
+)
+# Cloud, whether it is for a capacity block -> what a reservation is called, and how that is said.
+RESERVATION_FORMS = {
+    (Cloud.AWS, False): (
+        f"{_ID}|{_GROUP}",
+        f"must be the id of a capacity reservation (cr-...), or {_GROUPS}",
+    ),
+    (Cloud.AWS, True): (_ID, "must be the id of a capacity block (cr-...)"),
+    (Cloud.ALICLOUD, False): _ASSURED,
+    (Cloud.ALICLOUD, True): _ASSURED,
+}
 
 
 def known_types(pool: Pool) -> list[InstanceType]:
@@ -64,6 +81,13 @@ def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
             f"cannot go with market {pool.market}; use market reservation or capacity-block, or leave it out"
         )
         yield Problem(where, pool.reservation_id, allowed)
+
+
+def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """By its form alone; ``preflight`` asks whether there is one."""
+    form, allowed = RESERVATION_FORMS[stack.cloud, pool.market is Market.CAPACITY_BLOCK]
+    if pool.reservation_id is not None and re.fullmatch(form, pool.reservation_id) is None:
+        yield Problem(f"{key}.reservation_id", pool.reservation_id, allowed)
 
 
 def _reserved_type(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
@@ -138,9 +162,10 @@ def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
             yield Problem(f"{key}.zones[{index}]", zone, allowed)
 
 
-def _zone_of_block(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    if pool.market is Market.CAPACITY_BLOCK and len(pool.zones or stack.network.zones) != 1:
-        yield Problem(f"{key}.zones", list(pool.zones), "a capacity block lies in one zone: name it")
+def _reserved_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """Else a group that no reservation is for would count in the worst month, and find no capacity."""
+    if pool.market in RESERVED_MARKETS and len(stack.zones_of(pool)) != 1:
+        yield Problem(f"{key}.zones", list(pool.zones), "what is reserved lies in one zone: name it")
 
 
 def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -186,7 +211,7 @@ def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
-    *(_each_type_once, _known, _of_cloud, _size, _spare, _reservation, _reserved_type),
+    *(_each_type_once, _known, _of_cloud, _size, _spare, _reservation, _reservation_form, _reserved_type),
     *(
         _base_of_spot,
         _fallback_of_spot,
@@ -197,5 +222,5 @@ RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
         _type_of_efa,
         _zone_of_efa,
     ),
-    *(_mig, _zones, _zone_of_block, _volume, _too_old, _stop_of_market, _stop_with_disks, _command),
+    *(_mig, _zones, _reserved_zone, _volume, _too_old, _stop_of_market, _stop_with_disks, _command),
 )

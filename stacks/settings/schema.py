@@ -613,7 +613,8 @@ class Pool:
         types: instance types in order of preference; one only where ``efa`` is on.
         size: how many instances.
         market: how they are bought.
-        reservation_id: the reservation or capacity block to start in.
+        reservation_id: the reservation or capacity block to start in: its id, or on AWS the ARN of a resource
+            group that holds several reservations.
         purpose: who uses the pool.
         zones: a part of ``network.zones``; all of them when empty.
         groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.
@@ -659,6 +660,11 @@ class Pool:
     idle: Idle = Idle()
     max_lifetime_hours: Annotated[int, Field(ge=24, le=MOST_HOURS), NUMBER] = 168
     owner: PoolOwner = ""
+
+    @property
+    def reserved_by_group(self) -> bool:
+        """Whether ``reservation_id`` names a resource group of reservations."""
+        return self.reservation_id is not None and self.reservation_id.startswith("arn:")
 
     @property
     def scales(self) -> bool:

@@ -31,7 +31,6 @@ data_uri = ""
 metric_namespace = "GpuFleet/bench"
 lifecycle_hook = ""
 home_file_system = ""
-idle = {after_hours = 1.0, grace_minutes = 1}
 expected = {"p4d.24xlarge" = {gpus = 8, gpu_memory_gib = 40, efa_interfaces = 4}}
 """
 USER_DATA = "#cloud-config\n" + json.dumps(

@@ -13,10 +13,6 @@ metric_namespace = "GpuFleet/aws-dev"
 records_uri = "s3://made-up/reaper"
 lifecycle_hook = "gpu-fleet-drain"
 home_file_system = ""
-[idle]
-after_hours = 24.0
-grace_minutes = 60
-action = "terminate"
 [expected."g5.xlarge"]
 gpus = 1
 gpu_memory_gib = 24

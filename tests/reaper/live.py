@@ -331,8 +331,6 @@ class Live:
             metric_namespace=namespace(STACK),
             lifecycle_hook="gpu-fleet-drain",
             home_file_system="",
-            idle_after_hours=1.0,
-            grace_minutes=10.0,
             expected={},
             records_uri=f"s3://{RECORDS}/reaper",
         )

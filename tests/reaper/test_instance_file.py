@@ -27,7 +27,6 @@ def test_a_file_of_the_stack_is_read(tmp_path):
     instance = load(path)
 
     assert (instance.stack, instance.pool, instance.region) == ("aws-dev", "dev", "us-east-1")
-    assert (instance.idle_after_hours, instance.grace_minutes) == (24.0, 60)
     assert instance.expected_of("g5.48xlarge") == Expected(gpus=8)
 
 
@@ -52,25 +51,17 @@ def test_of_a_pool_without_types_nothing_is_expected(tmp_path):
         ("schema_version = 1", "schema_version = 2", "schema_version = 2; allowed: 1"),
         ('pool = "dev"', 'pol = "dev"', "pool = None; allowed: a text (nearest: pol)"),
         ('cloud = "aws"', 'cloud = "awz"', "cloud = 'awz'; allowed: aws, alicloud (nearest: aws)"),
-        ("after_hours = 24.0", "after_hours = -1", "idle.after_hours = -1; allowed: a number of at least 0"),
-        (
-            "after_hours = 24.0",
-            "after_hours = nan",
-            "idle.after_hours = nan; allowed: a number of at least 0",
-        ),
-        (
-            "grace_minutes = 60",
-            "grace_minutes = inf",
-            "idle.grace_minutes = inf; allowed: a number of at least",
-        ),
-        ("grace_minutes = 60", "grace_minutes = true", "idle.grace_minutes = True; allowed: a number of at"),
         ("gpus = 1", 'gpus = "1"', "expected.g5.xlarge.gpus = '1'; allowed: a whole number"),
         (
             "efa_interfaces = 0",
             'efa_interfaces = "0"',
             "expected.g5.xlarge.efa_interfaces = '0'; allowed: a number",
         ),
-        ("[idle]", "[idel]", "idle.after_hours = None; allowed: a number of at least 0"),
+        (
+            "gpu_memory_gib = 24",
+            "gpu_memory_gib = nan",
+            "expected.g5.xlarge.gpu_memory_gib = nan; allowed: a",
+        ),
     ],
 )
 def test_a_wrong_key_is_named_with_its_value_and_what_is_allowed(refused, old, new, said):

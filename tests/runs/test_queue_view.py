@@ -21,7 +21,7 @@ from tests.capacity.cloud_of_groups import policy
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 NAME = "digits-20261123-100000"
 JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/d-7.log", "gpu-fleet")
-PLACE = f"train/_runs/ada/{NAME}/queue/"
+PLACE = f"_runs/ada/train/{NAME}/queue/"
 STATE = {"phase": "running", "at": NOW.isoformat(), "step": 42, "loss": 0.25, "ettr": 0.9}
 
 

@@ -143,7 +143,7 @@ def until(condition):
 
 
 def words_of(run, node):
-    key = f"train/_runs/ada/{run}/{node.id}/state.json"
+    key = f"_runs/ada/train/{run}/{node.id}/state.json"
     return json.loads(boto3.client("s3", REGION).get_object(Bucket=DATA, Key=key)["Body"].read())
 
 

@@ -14,6 +14,7 @@ CLUSTER = pool(
     erdma=True,
     market="reservation",
     reservation_id="eap-bp67acfmxazb40000000",
+    zones=["cn-shenzhen-d"],
     scratch_gib=1000,
 )
 LIMITED = pool(name="limited", market="spot", spot_price_limit="5.5", groups="per_zone", scratch_gib=200)

@@ -158,7 +158,10 @@ _OF_ALICLOUD = (
     Edit("access.people+ssh_from", ({"ada": {"uid": 5001, "keys": [PUBLIC_KEY]}}, {"office": "10.9.0.0/24"})),
     Edit("pools[].market+spot_price_limit", ("spot", "5.5")),
     Edit("pools[].types+erdma", (["ecs.gn8v-8x.48xlarge"], True)),
-    Edit("pools[].market+reservation_id", ("reservation", "eap-bp67acfmxazb40000000")),
+    Edit(
+        "pools[].market+reservation_id+zones",
+        ("reservation", "eap-bp67acfmxazb40000000", ["cn-shenzhen-d"]),
+    ),
 )
 
 

@@ -81,7 +81,7 @@ def pools(draw: st.DrawFn, name: str, zones: list[str]) -> dict[str, Any]:
         "market": market,
         "reservation_id": "cr-0123456789abcdef0" if reserved else None,
         "size": {"min": low, "desired": middle, "max": max(high, 1)},
-        "zones": zones[:1] if market == "capacity-block" else [],
+        "zones": zones[:1] if reserved else [],
         "efa": efa,
         "purpose": draw(st.sampled_from(["interactive", "training", "serving"])),
         "volume_gib": draw(st.integers(100, 16_000)),

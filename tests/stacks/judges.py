@@ -56,6 +56,8 @@ class Judge(ABC):
     starts: ClassVar[list[str]]
     removes: ClassVar[tuple[str, str]]
     refusal: ClassVar[set[Verdict]]
+    peers: ClassVar[list[str]]
+    of_agents: ClassVar[list[str]]
 
     @property
     def pools(self) -> list[str]:
@@ -76,6 +78,15 @@ class Judge(ABC):
                 if verdict not in right.verdicts:
                     asked = f"{action} on {right.resource} with {right.context}"
                     yield f"{right.role}: {right.says}, but {asked} is {verdict}"
+
+    @abstractmethod
+    def role(self, role: str) -> str:
+        """The ARN of a role of the stack's, by the end of its name."""
+
+    @property
+    @abstractmethod
+    def secret(self) -> str:
+        """Where munge's key lies."""
 
     @abstractmethod
     def arn(self, service: str, rest: str) -> str: ...
@@ -136,6 +147,22 @@ class AwsJudge(Judge):
         "autoscaling:SetDesiredCapacity",
     ]
     removes: ClassVar = ("ec2:DeleteVolume", "volume/vol-1")
+    peers: ClassVar = ["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances"]
+    of_agents: ClassVar = [
+        *("cloudwatch:PutMetricData", "logs:CreateLogStream", "logs:PutLogEvents", "ec2:DescribeTags"),
+        *("ssm:UpdateInstanceInformation", "ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel"),
+        *("ec2:CreateTags", "ec2:DeleteTags", "autoscaling:RecordLifecycleActionHeartbeat"),
+        *("autoscaling:CompleteLifecycleAction", "secretsmanager:GetSecretValue"),
+    ]
+
+    def role(self, role: str) -> str:
+        name = f"gpu-fleet-{self.settings.name}-{role}"
+        roles = self.found.of_type("aws:iam/role:Role")
+        return next(str(each.outputs["arn"]) for each in roles if each.name == name)
+
+    @property
+    def secret(self) -> str:
+        return self.arn("secretsmanager", f"secret:gpu-fleet-{self.settings.name}-munge-AbCdEf")
 
     def arn(self, service: str, rest: str) -> str:
         return f"arn:aws:{service}:{self.settings.region}:{self.settings.account_id}:{rest}"
@@ -227,7 +254,20 @@ class AlicloudJudge(Judge):
     sweeps: ClassVar = ["ecs:DeleteInstances", "ecs:StopInstances"]
     starts: ClassVar = ["ecs:ModifyInstanceAttribute", "ecs:RunInstances", "ram:PassRole"]
     removes: ClassVar = ("ecs:DeleteDisk", "disk/d-1")
+    peers: ClassVar = ["ess:DescribeScalingInstances"]
+    of_agents: ClassVar = [
+        *("cms:PutCustomMetric", "log:PostLogStoreLogs", "ecs:DescribeInstances", "ecs:DescribeTags"),
+        *("ess:CompleteLifecycleAction", "ess:RecordLifecycleActionHeartbeat", "ess:SetInstancesProtection"),
+        *("ess:DescribeLifecycleActions", "ecs:ModifyInstanceMetadataOptions", "kms:GetSecretValue"),
+    ]
     key = property(lambda self: self.arn("kms", "key/1"))
+
+    def role(self, role: str) -> str:
+        return f"acs:ram:*:{self.settings.account_id}:role/gpu-fleet-{self.settings.name}-{role}"
+
+    @property
+    def secret(self) -> str:
+        return self.arn("kms", f"secret/gpu-fleet-{self.settings.name}-munge")
 
     def arn(self, service: str, rest: str) -> str:
         return f"acs:{service}:{self.settings.region}:{self.settings.account_id}:{rest}"
@@ -251,7 +291,7 @@ class AlicloudJudge(Judge):
         return self.tags(pool_name)
 
     def verdict(self, role: str, action: str, resource: str, context: dict[str, object]) -> Verdict:
-        bucket = resource.rpartition(":")[2].partition("/")[0]
+        bucket = resource.split(":", ram.SEGMENTS - 1)[-1].partition("/")[0]
         documents = [
             each["policy"] for each in programs.inputs(self.found, "alicloud:oss/bucketPolicy:BucketPolicy")
         ]
@@ -263,6 +303,7 @@ class AlicloudJudge(Judge):
         return ram.decide(request, self.identity(role), policies)
 
 
+PEOPLE = {"people": {"ada": {"uid": 5001}}}
 FREEZING = {"recipients": ["team@example.com"], "allow_overcommit": True, "on_exceeded": "freeze"}
 # Two pools, the name of one how that of the other begins, and every statement that a setting adds.
 AWS_PAIR = stack(
@@ -295,9 +336,23 @@ ALICLOUD_PAIR = alicloud_examples.stack(
         "webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}],
     },
 )
-_OWN = {settings.name: settings for settings in (AWS_PAIR, MAILING, ALICLOUD_PAIR)} | {
-    "everything": programs.EVERYTHING
-}
+# With a queue, whose key is in a secret.
+AWS_QUEUED = stack(
+    "aws-queued",
+    storage={"home": True},
+    access=PEOPLE,
+    pools=[pool(), pool(name="dev-large")],
+    queue="slurm",
+)
+ALICLOUD_QUEUED = alicloud_examples.stack(
+    "ali-queued",
+    storage=programs.STORAGE | {"home": True},
+    access=programs.ACCESS,
+    pools=[alicloud_examples.pool(), alicloud_examples.pool(name="dev-large")],
+    queue="slurm",
+)
+_STACKS = (AWS_PAIR, MAILING, ALICLOUD_PAIR, AWS_QUEUED, ALICLOUD_QUEUED)
+_OWN = {settings.name: settings for settings in _STACKS} | {"everything": programs.EVERYTHING}
 PAIRS = (AWS_PAIR.name, ALICLOUD_PAIR.name)
 AWS_ACCOUNTS = (*AWS_STACKS, AWS_PAIR.name)
 ALICLOUD_ACCOUNTS = (*programs.STACKS, "everything", ALICLOUD_PAIR.name)

@@ -1,14 +1,32 @@
 """Looks at what a program registered."""
 
 import base64
+import tomllib
+from typing import Any
 
 import yaml
+
+from stacks.payload import instance_file
+from stacks.rehearsal.program import Rehearsed
+
+TEMPLATES = (
+    "aws:ec2/launchTemplate:LaunchTemplate",
+    "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
+    "alicloud:ess/scalingConfiguration:ScalingConfiguration",
+)
 
 
 def files_of(template) -> dict[str, str]:
     """Path to content of what a launch template's user data writes."""
     config = yaml.safe_load(base64.b64decode(template.inputs["userData"]))
     return {file["path"]: file["content"] for file in config["write_files"]}
+
+
+def instance_files(rehearsed: Rehearsed) -> list[dict[str, Any]]:
+    """What ``instance.toml`` says on the instances of each pool, in no order."""
+    started = [made for kind in TEMPLATES for made in rehearsed.of_type(kind)]
+    texts = [files_of(made)[instance_file.PATH] for made in started]
+    return [table for table in map(tomllib.loads, texts) if table["pool"]]
 
 
 def named(rehearsed, kind, name):

@@ -62,12 +62,17 @@ def of_instances(judge: Judge, name: str) -> Rights:
     yield alone(judge.group(name), judge.tags("another"))
     yield alone(judge.group(name), judge.tags(name, stack="other"))
     yield from (alone(judge.group(other), judge.tags(other)) for other in judge.pools if other != name)
-    for kind in ("data", "checkpoints"):
-        yield own(
-            "writes and deletes below its own prefix", MAY, stores(*WRITES), bucket(kind, f"{name}/run/1")
+    for place in {*judge.pools, "another", f"{name}-more"}:
+        verdicts, kept, words = (
+            MAY if place == name else MAY_NOT,
+            f"{place}/keep/i-1/x",
+            f"_runs/ada/{place}/1/i-1/x",
         )
-        for place in {*judge.pools, "another", f"{name}-more", "keep"} - {name}:
-            yield own("writes below no other", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
+        yield own("saves files of its own pool", verdicts, stores(*WRITES), bucket("data", kept))
+        yield own("speaks of runs of its own pool", verdicts, stores("PutObject"), bucket("data", words))
+    for kind in ("data", "checkpoints"):
+        for place in {*judge.pools, "another", f"{name}-more", "keep"}:
+            yield own("writes nothing of users", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
         for place in judge.pools:
             yield own("reads every pool's", MAY, stores("GetObject"), bucket(kind, f"{place}/run/1"))
         yield own("lists what is stored", MAY, stores(judge.listing), bucket(kind))
@@ -127,10 +132,10 @@ def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
     for space, verdicts in spaces.items():
         says, context = "publishes metrics of its own stack alone", {"cloudwatch:namespace": space}
         yield own(says, verdicts, ["cloudwatch:PutMetricData"], "*", context)
-    takes = ["iam:PassRole", "sts:AssumeRole", "iam:PutRolePolicy", "ec2:RunInstances"]
+    takes = ["iam:PassRole", "sts:AssumeRole", "sts:TagSession", "iam:PutRolePolicy", "ec2:RunInstances"]
     role = f"arn:aws:iam::{judge.settings.account_id}:role/x"
     yield own("gives itself no other rights", MAY_NOT, takes, role)
-    put = partial(own, actions=["s3:PutObject"], resource=judge.bucket("checkpoints", f"{name}/file"))
+    put = partial(own, actions=["s3:PutObject"], resource=judge.bucket("data", f"{name}/keep/i-1/x"))
     own_key = {SSE: "aws:kms", SSE_KEY: judge.key}
     for context in ({}, own_key):
         yield put("writes by TLS under the stack's key", MAY, context=context)
@@ -275,13 +280,13 @@ def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(name):
 
 WRITABLE = {
     AWS_PAIR.name: [
-        "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/dev/*",
-        "arn:aws:s3:::gpu-fleet-aws-pair-checkpoints-123456789012/dev/*",
+        "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/dev/keep/*",
+        "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/_runs/*/dev/*",
         "arn:aws:s3:::gpu-fleet-aws-pair-records-123456789012/reaper/handshake/${aws:userid}/*",
     ],
     ALICLOUD_PAIR.name: [
-        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/dev/*",
-        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-checkpoints-1234567890123456/dev/*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/dev/keep/*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/_runs/*/dev/*",
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/handshake/dev.*",
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/users/dev/*",
     ],

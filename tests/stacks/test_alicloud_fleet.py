@@ -69,8 +69,15 @@ def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
     assert configuration["enable"] is True
 
 
+RESERVED = {
+    "market": "reservation",
+    "reservation_id": "eap-bp67acfmxazb40000000",
+    "zones": ["cn-shenzhen-d"],
+}
+
+
 def test_a_reserved_pool_starts_in_its_private_pool_only():
-    reserved = pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")
+    reserved = pool(**RESERVED)
 
     (configuration,) = inputs(declared(stack(pools=[reserved])), CONFIGURATION)
 
@@ -79,7 +86,7 @@ def test_a_reserved_pool_starts_in_its_private_pool_only():
 
 
 def test_a_configuration_without_erdma_names_its_group_where_the_provider_looks_before_it_creates_one():
-    found = declared(stack(pools=[pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")]))
+    found = declared(stack(pools=[pool(**RESERVED)]))
 
     (configuration,) = inputs(found, CONFIGURATION)
     (group,) = found.of_type("alicloud:ecs/securityGroup:SecurityGroup")
@@ -319,6 +326,7 @@ def stack_files_of_any_shape(draw):
             ),
             market=market,
             reservation_id="eap-1" if market == "reservation" else None,
+            zones=zones[:1] if market == "reservation" else [],
             size={"min": low, "desired": middle, "max": max(high, 1)},
             erdma=erdma,
             groups=draw(st.sampled_from([None, "single", "per_zone"])),

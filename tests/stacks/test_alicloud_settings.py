@@ -70,6 +70,14 @@ BAD_INPUTS = {
         {"pools": [pool(market="capacity-block", reservation_id="cr-1", zones=["cn-shenzhen-d"])]},
         "pools[0].market = 'capacity-block': is of AWS; on Alibaba Cloud use market reservation",
     ),
+    "a reservation of AWS": (
+        {
+            "pools": [
+                pool(market="reservation", reservation_id="cr-0123456789abcdef0", zones=["cn-shenzhen-d"])
+            ]
+        },
+        "pools[0].reservation_id = 'cr-0123456789abcdef0': must be the id of an elasticity assurance",
+    ),
     "a spot strategy of AWS": (
         {"pools": [pool(market="spot", spot_allocation_strategy="price-capacity-optimized")]},
         "pools[0].spot_allocation_strategy = 'price-capacity-optimized': unknown key",

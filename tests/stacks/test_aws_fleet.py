@@ -121,6 +121,22 @@ def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in():
     assert template.inputs["instanceMarketOptions"] == {"marketType": "capacity-block"}
 
 
+def test_reservations_of_a_resource_group_are_named_by_its_arn():
+    group = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
+    reserved = pool(types=["p5.48xlarge"], market="reservation", zones=["us-east-1a"], reservation_id=group)
+
+    (template,) = declared(stack(pools=[reserved])).of_type(TEMPLATE)
+
+    target = template.inputs["capacityReservationSpecification"]["capacityReservationTarget"]
+    assert target == {"capacityReservationResourceGroupArn": group}
+
+
+def test_the_budget_counts_what_credits_and_refunds_pay():
+    (budget,) = declared(stack()).of_type("aws:budgets/budget:Budget")
+
+    assert budget.inputs["costTypes"] == {"includeCredit": False, "includeRefund": False}
+
+
 def test_ssh_is_open_to_the_named_networks_alone():
     rehearsed = declared(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
 

@@ -83,8 +83,8 @@ class Guest:
     before: dict[str, Any]
     after: dict[str, Any]
 
-    def may(self, action: str, resource: str, **context: str) -> bool:
-        """As an instance of pool ``dev``, from inside the network."""
+    def may(self, action: str, resource: str, role: str = "instance", **context: str) -> bool:
+        """As an instance of pool ``dev`` or one of its users, from inside the network."""
         policies = {
             each_resource.name: each_resource.inputs["policy"]
             for each_resource in self.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
@@ -93,13 +93,12 @@ class Guest:
         request = iam.Request(
             action,
             resource,
-            f"arn:aws:iam::{ACCOUNT}:role/gpu-fleet-guest-dev-instance",
+            f"arn:aws:iam::{ACCOUNT}:role/gpu-fleet-guest-dev-{role}",
             {"aws:PrincipalAccount": ACCOUNT, "aws:SecureTransport": "true"} | context,
         )
         way = [endpoint.inputs["policy"] for endpoint in endpoints] if action.startswith("s3:") else []
-        verdict = iam.decide(
-            request, [policies["gpu-fleet-guest-dev-instance"]], [], way, resource_must_allow=False
-        )
+        own = [policies[f"gpu-fleet-guest-dev-{role}"]]
+        verdict = iam.decide(request, own, [], way, resource_must_allow=False)
         return verdict is iam.Verdict.ALLOWED
 
 
@@ -126,15 +125,17 @@ def test_an_up_declares_and_changes_nothing_of_the_buckets(guest):
     assert guest.after == guest.before
 
 
-def test_an_instance_reads_the_named_buckets_through_the_networks_way_to_s3(guest):
-    assert guest.may("s3:ListBucket", "arn:aws:s3:::lab-datasets")
-    assert guest.may("s3:GetObject", "arn:aws:s3:::lab-datasets/shard-0000")
+@pytest.mark.parametrize("role", ["instance", "user"])
+def test_a_pool_reads_the_named_buckets_through_the_networks_way_to_s3(role, guest):
+    assert guest.may("s3:ListBucket", "arn:aws:s3:::lab-datasets", role)
+    assert guest.may("s3:GetObject", "arn:aws:s3:::lab-datasets/shard-0000", role)
 
 
-def test_an_instance_writes_only_where_the_stack_file_says_so(guest):
+def test_its_users_alone_write_and_only_where_the_stack_file_says_so(guest):
     for action in ("s3:PutObject", "s3:DeleteObject"):
-        assert guest.may(action, "arn:aws:s3:::lab-results/run/1")
-        assert not guest.may(action, "arn:aws:s3:::lab-datasets/shard-0000")
+        assert guest.may(action, "arn:aws:s3:::lab-results/run/1", "user")
+        assert not guest.may(action, "arn:aws:s3:::lab-results/run/1")
+        assert not guest.may(action, "arn:aws:s3:::lab-datasets/shard-0000", "user")
 
 
 @pytest.mark.parametrize(
@@ -214,12 +215,12 @@ def registered(monkeypatch, settings: Stack, **answers: Any) -> Rehearsed:
     return programs.register(settings)
 
 
-def test_an_instance_reads_and_writes_on_alibaba_cloud_what_the_stack_file_says(monkeypatch):
+def test_users_read_and_write_on_alibaba_cloud_what_the_stack_file_says(monkeypatch):
     found = registered(monkeypatch, using_oss())
     (policy,) = [
         each_resource
         for each_resource in found.of_type("alicloud:ram/policy:Policy")
-        if each_resource.name.endswith("dev-instance")
+        if each_resource.name.endswith("dev-user")
     ]
 
     def may(action: str, resource: str) -> bool:

@@ -168,6 +168,16 @@ def test_the_user_data_of_a_shipped_stack_leaves_room(name):
         )
 
 
+def test_no_edit_of_idle_changes_what_an_instance_boots():
+    """It would make a new version of each launch template, for what the sweep's policy says."""
+    edited = stack(pools=[pool(idle={"after_hours": 3, "grace_minutes": 15, "watch": ["solver"]})])
+    names = {"home": "", "scratch": "", "user_role": "arn"}
+
+    texts = {user_data.encoded(each, each.pools[0], "s3", **names) for each in (stack(), edited)}
+
+    assert len(texts) == 1
+
+
 @pytest.mark.parametrize("name", ["aws-dev", "alicloud-dev"])
 def test_user_data_that_the_cloud_would_refuse_is_said_before_anything_is_declared_of_the_pool(
     name, monkeypatch
@@ -175,7 +185,7 @@ def test_user_data_that_the_cloud_would_refuse_is_said_before_anything_is_declar
     monkeypatch.setattr(user_data, "LARGEST_BYTES", 100)
     settings = stack_files.settings_of(name)
     module = aws_launch if name.startswith("aws") else alicloud_launch
-    names = ("home", "scratch", "scratch_mount_name", "monitor_group", "queue")
+    names = ("home", "scratch", "scratch_mount_name", "monitor_group", "user_role_arn", "queue")
     unknown = dict.fromkeys(names)  # no output is asked before
     args = SimpleNamespace(stack=settings, pool=settings.pools[0], **unknown)
 

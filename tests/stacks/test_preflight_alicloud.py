@@ -321,7 +321,7 @@ def assurance(status: str, total: int) -> dict[str, Any]:
     ids=["usable", "too-small", "released", "missing"],
 )
 def test_a_reservation_must_be_active_and_large_enough(answer, rating):
-    reserved = pool(market="reservation", reservation_id="eap-wz90000000000000000")
+    reserved = pool(market="reservation", reservation_id="eap-wz90000000000000000", zones=["cn-shenzhen-d"])
 
     found = look(stack(pools=[reserved]), account(DescribeElasticityAssurances=answer))
 

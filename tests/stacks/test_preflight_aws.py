@@ -309,6 +309,33 @@ def test_a_reservation_must_be_there_and_fit_the_pool(changes, market, says):
     assert (finding.rating is Rating.PROBLEM) is (";" in says)
 
 
+RESERVED_GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
+HALF = {"TotalInstanceCount": 2, "AvailableInstanceCount": 1}
+RESERVATION_ARN = "arn:aws:ec2:us-east-1:123456789012:capacity-reservation/cr-0123456789abcde"
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ([HALF, HALF], "active, 2 of 4 free"),
+        ([HALF, HALF | {"State": "expired"}], "holds 2;"),
+        ([{"InstanceType": "p4d.24xlarge"}], "is of p4d.24xlarge;"),
+        ([], "holds 0;"),
+    ],
+    ids=["together", "one expired", "another type", "empty"],
+)
+def test_reservations_of_a_group_count_together(held, says):
+    arns = [{"Identifier": {"ResourceArn": f"{RESERVATION_ARN}{number}0"}} for number in range(len(held))]
+    cloud = account(
+        **{"resource-groups_ListGroupResources": {"Resources": arns}},
+        ec2_DescribeCapacityReservations={"CapacityReservations": [RESERVATION | each for each in held]},
+    )
+
+    finding = look(stack(pools=[reserved(reservation_id=RESERVED_GROUP)]), cloud)["reservation of dev"]
+
+    assert says in finding.says
+
+
 def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
     found = look(stack(pools=[reserved(market="capacity-block")]), account())
 

@@ -117,26 +117,26 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
     assert not allowed(queued, controller, "secretsmanager:GetSecretValue", other)
 
 
-def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queued, without):
+def test_users_read_of_jobs_here_and_elsewhere_what_the_controller_alone_writes(queued, without):
     jobs = "arn:aws:s3:::gpu-fleet-test-records-123456789012/reaper/queue/jobs.json"
-    controller, node = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
+    controller, user = "gpu-fleet-test-queue", "gpu-fleet-test-train-user"
     users = [made.outputs["people_policy"] for made in (queued, without)]
 
     assert allowed(queued, controller, "s3:PutObject", jobs)
-    assert not allowed(queued, node, "s3:PutObject", jobs)
-    assert allowed(queued, node, "s3:GetObject", jobs)
-    assert not allowed(without, node, "s3:GetObject", jobs)
+    assert not allowed(queued, user, "s3:PutObject", jobs)
+    assert allowed(queued, user, "s3:GetObject", jobs)
+    assert not allowed(without, user, "s3:GetObject", jobs)
     # whether one may come at all
     growth = jobs.replace("queue/jobs", "capacity/growth")
-    for role in (controller, node):
+    for role in (controller, user):
         assert allowed(queued, role, "s3:GetObject", growth)
         assert not allowed(queued, role, "s3:PutObject", growth)
     assert allowed(queued, "gpu-fleet-test-capacity", "s3:PutObject", growth)
     # why no instance comes
     state = jobs.replace("queue/jobs", "capacity/state")
-    assert allowed(queued, node, "s3:GetObject", state)
-    assert not allowed(queued, node, "s3:PutObject", state)
-    assert not allowed(without, node, "s3:GetObject", state)
+    assert allowed(queued, user, "s3:GetObject", state)
+    assert not allowed(queued, user, "s3:PutObject", state)
+    assert not allowed(without, user, "s3:GetObject", state)
     asked = Request("s3:GetObject", jobs)
     read = [decide(asked, identity=[policy]) is Verdict.ALLOWED for policy in users]
     assert read == [True, False]

@@ -33,6 +33,7 @@ QUEUED = {**WITHOUT, "queue": "slurm"}
 INSTANCE, SECRET = "alicloud:ecs/instance:Instance", "alicloud:kms/secret:Secret"
 TEMPLATE, POLICY = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "alicloud:ram/policy:Policy"
 CONTROLLER, NODE = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
+USER = "gpu-fleet-test-train-user"
 
 
 @pytest.fixture
@@ -167,17 +168,17 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
     assert allowed(queued, mover, "oss:GetObject", f"{bucket}/{sweep_archive.QUEUE_NEED_KEY}")
 
 
-def test_instances_and_users_read_of_jobs_what_the_controller_alone_writes(queued, without):
+def test_users_read_of_jobs_here_and_elsewhere_what_the_controller_alone_writes(queued, without):
     jobs = "acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456/reaper/queue/jobs.json"
     users = [made.outputs["people_policy"] for made in (queued, without)]
 
     assert allowed(queued, CONTROLLER, "oss:PutObject", jobs)
-    assert not allowed(queued, NODE, "oss:PutObject", jobs)
-    assert allowed(queued, NODE, "oss:GetObject", jobs)
-    assert not allowed(without, NODE, "oss:GetObject", jobs)
+    assert not allowed(queued, USER, "oss:PutObject", jobs)
+    assert allowed(queued, USER, "oss:GetObject", jobs)
+    assert not allowed(without, USER, "oss:GetObject", jobs)
     # whether an instance may come at all
     growth = jobs.replace("queue/jobs", "capacity/growth")
-    for role in (CONTROLLER, NODE):
+    for role in (CONTROLLER, USER):
         assert allowed(queued, role, "oss:GetObject", growth)
         assert not allowed(queued, role, "oss:PutObject", growth)
     assert allowed(queued, "gpu-fleet-test-capacity", "oss:PutObject", growth)

@@ -32,6 +32,8 @@ def test_a_valid_file_is_read_as_it_is_written():
     assert [str(zone) for zone in read.zones_of(read.pools[0])] == ["us-east-1a", "us-east-1b"]
 
 
+RESERVATION = "cr-0123456789abcdef0"
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
 BAD_INPUTS = {
     "a command of a relative path": (
         {"pools": [pool(idle={"command": ["busy"]})]},
@@ -122,8 +124,20 @@ BAD_INPUTS = {
         "pools[0].reservation_id = None: required where market is reservation",
     ),
     "a capacity block over two zones": (
-        {"pools": [pool(market="capacity-block", reservation_id="cr-1")]},
-        "pools[0].zones = []: a capacity block lies in one zone: name it",
+        {"pools": [pool(market="capacity-block", reservation_id=RESERVATION)]},
+        "pools[0].zones = []: what is reserved lies in one zone: name it",
+    ),
+    "a reservation over two zones": (
+        {"pools": [pool(market="reservation", reservation_id=RESERVATION)]},
+        "pools[0].zones = []: what is reserved lies in one zone: name it",
+    ),
+    "a reservation's name for its id": (
+        {"pools": [pool(market="reservation", reservation_id="hello", zones=["us-east-1a"])]},
+        "pools[0].reservation_id = 'hello': must be the id of a capacity reservation (cr-...), or the ARN",
+    ),
+    "a group's ARN for a capacity block": (
+        {"pools": [pool(market="capacity-block", reservation_id=GROUP, zones=["us-east-1a"])]},
+        f"pools[0].reservation_id = '{GROUP}': must be the id of a capacity block (cr-...)",
     ),
     "eRDMA on AWS": (
         {"pools": [pool(erdma=True)]},

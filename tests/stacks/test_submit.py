@@ -146,18 +146,18 @@ def test_a_user_submits_as_the_account_of_their_tag_and_as_no_other(named):
     assert may(named, "s3:PutObject", f"{data}/_jobs/ada/digits-1/job.json")
     assert not may(named, "s3:PutObject", f"{data}/_jobs/bob/digits-1/job.json")
     assert not may(named, "s3:PutObject", f"{data}/_jobs/ada/digits-1/job.json", **nameless)
-    assert not may(named, "s3:PutObject", f"{data}/dev/_runs/ada/digits-1/i-0/state.json")
+    assert not may(named, "s3:PutObject", f"{data}/_runs/ada/dev/digits-1/i-0/state.json")
     assert not may(named, "s3:PutObject", f"{data}/dev/anything")
 
 
 def test_a_user_reads_what_became_of_their_own_runs_alone(named):
     data = bucket(named, "data")
 
-    assert may(named, "s3:GetObject", f"{data}/dev/_runs/ada/digits-1/i-0/log/0.txt")
-    assert not may(named, "s3:GetObject", f"{data}/dev/_runs/bob/digits-1/i-0/log/0.txt")
+    assert may(named, "s3:GetObject", f"{data}/_runs/ada/dev/digits-1/i-0/log/0.txt")
+    assert not may(named, "s3:GetObject", f"{data}/_runs/bob/dev/digits-1/i-0/log/0.txt")
     assert not may(named, "s3:GetObject", f"{data}/dev/datasets/secret")
     assert may(named, "s3:ListBucket", data, **{"s3:prefix": "_jobs/ada/"})
-    assert may(named, "s3:ListBucket", data, **{"s3:prefix": "dev/_runs/ada/digits-1/i-0/log/"})
+    assert may(named, "s3:ListBucket", data, **{"s3:prefix": "_runs/ada/dev/digits-1/i-0/log/"})
     assert not may(named, "s3:ListBucket", data, **{"s3:prefix": "_jobs/bob/"})
     assert not may(named, "s3:ListBucket", data, **{"s3:prefix": ""})
     assert not may(named, "s3:ListBucket", data)
@@ -178,7 +178,7 @@ def test_an_instance_reads_every_job_and_writes_none(named):
     assert roles
     for policy in roles:
         assert role_may("s3:GetObject", "_jobs/ada/digits-1/job.json", policy)
-        assert role_may("s3:PutObject", "dev/_runs/ada/digits-1/i-0/state.json", policy)
+        assert role_may("s3:PutObject", "_runs/ada/dev/digits-1/i-0/state.json", policy)
         assert not role_may("s3:PutObject", "_jobs/ada/digits-1/job.json", policy)
         assert not role_may("s3:DeleteObject", "_jobs/ada/digits-1/cancel", policy)
 
@@ -227,5 +227,5 @@ def test_on_alibaba_cloud_a_user_submits_below_their_own_account_alone(assistant
 
     assert ram_may(assistant, "ada", "oss:PutObject", f"{data}/_jobs/ada/digits-1/job.json")
     assert not ram_may(assistant, "ada", "oss:PutObject", f"{data}/_jobs/bob/digits-1/job.json")
-    assert ram_may(assistant, "ada", "oss:GetObject", f"{data}/dev/_runs/ada/digits-1/i-0/state.json")
+    assert ram_may(assistant, "ada", "oss:GetObject", f"{data}/_runs/ada/dev/digits-1/i-0/state.json")
     assert not ram_may(assistant, "ada", "oss:GetObject", f"{data}/dev/datasets/secret")

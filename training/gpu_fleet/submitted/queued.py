@@ -63,9 +63,9 @@ def queued(output: Path, words: tuple[str, ...]) -> None:
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     table = instance_file.table()
     bucket = str(table.get("data_uri", "")).rstrip("/")
-    place = f"{instance_file.account()}/{os.environ.get(NAME, '')}"
-    said = ObjectStore(f"{bucket}/{table.get('pool')}/_runs/{place}/queue", key="data_uri")
-    jobs = ObjectStore(f"{bucket}/_jobs/{place}", key="data_uri")
+    account, run = instance_file.account(), os.environ.get(NAME, "")
+    said = ObjectStore(f"{bucket}/_runs/{account}/{table.get('pool')}/{run}/queue", key="data_uri")
+    jobs = ObjectStore(f"{bucket}/_jobs/{account}/{run}", key="data_uri")
     reporter = Reporter(said, sent_bytes=sent_bytes(said))
     sys.exit(QueuedJob(words, output, jobs, reporter, os.environ).run())
 

@@ -1,4 +1,4 @@
-"""What becomes of a submitted run, said where its user looks: `POOL/_runs/` in the stack's data bucket."""
+"""What becomes of a submitted run, said where its user looks: `_runs/` in the stack's data bucket."""
 
 import json
 import logging

@@ -75,7 +75,7 @@ def work() -> None:
     own = MetadataClient(str(table["cloud"])).instance().instance_id
     bucket = str(table["data_uri"]).rstrip("/")
     jobs = ObjectStore(f"{bucket}/_jobs/{account}/{run}", key="data_uri")
-    said = ObjectStore(f"{bucket}/{table['pool']}/_runs/{account}/{run}/{own}", key="data_uri")
+    said = ObjectStore(f"{bucket}/_runs/{account}/{table['pool']}/{run}/{own}", key="data_uri")
     reporter = Reporter(said)
     reporter.say("starting")
     try:

@@ -1,0 +1,336 @@
+"""The user role of a pool: what users may do, judged as both clouds judge it, and who may assume it."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from image.runs import model
+from stacks.aws.submit import ACCOUNT_TAG
+from tests.stacks import alicloud_examples, examples
+from tests.stacks.alicloud_programs import statements
+from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.judges import (
+    ALICLOUD_ACCOUNTS,
+    ALICLOUD_QUEUED,
+    AWS_ACCOUNTS,
+    AWS_QUEUED,
+    EVERYTHING,
+    MAY,
+    MAY_NOT,
+    NEIGHBOUR,
+    SELF,
+    AlicloudJudge,
+    AwsJudge,
+    Judge,
+    Right,
+    judge_of,
+)
+from tests.stacks.registered import instance_files
+from tests.stacks.registrations import declared, stood
+
+QUEUED = (AWS_QUEUED.name, ALICLOUD_QUEUED.name)
+ACCOUNTS = (*AWS_ACCOUNTS, *ALICLOUD_ACCOUNTS, *QUEUED)
+WRITES = ("PutObject", "DeleteObject", "AbortMultipartUpload")
+READS_AND_WRITES = ("GetObject", "PutObject", "DeleteObject")
+USER = "AROAUSER"
+ROLE, RAM_ROLE = "aws:iam/role:Role", "alicloud:ram/role:Role"
+Rights = Iterator[Right]
+
+
+def session(account: str) -> dict[str, object]:
+    """The condition keys of a user's session, as the instance's service opens it."""
+    return {f"aws:PrincipalTag/{ACCOUNT_TAG}": account, "aws:userid": f"{USER}:{account}@{SELF}"}
+
+
+def of_users(judge: Judge, name: str) -> Rights:
+    """What users of a pool may do on either cloud."""
+    own = partial(Right, f"{name}-user", context=session("ada"))
+    stores, bucket = judge.stores, judge.bucket
+    yield own("finds the instances of its group", MAY, judge.peers, "*")
+    for kind in ("data", "checkpoints"):
+        yield own("writes below its pool's prefix", MAY, stores(*WRITES), bucket(kind, f"{name}/run/1"))
+        yield own("lists what is stored", MAY, stores(judge.listing), bucket(kind))
+        for place in judge.pools:
+            yield own("reads every pool's", MAY, stores("GetObject"), bucket(kind, f"{place}/run/1"))
+        for place in {*judge.pools, "another", f"{name}-more", "keep", "_jobs"} - {name}:
+            yield own("writes below no other", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
+        for resource in (bucket(kind), bucket(kind, f"{name}/file")):
+            destroys = stores("DeleteObjectVersion", "PutBucketPolicy", "DeleteBucket")
+            yield own("destroys no old version and changes no bucket", MAY_NOT, destroys, resource)
+    yield own(
+        "reads its job", MAY, stores("GetObject"), bucket("data", f"{model.job_prefix('ada', 'r-1')}job.json")
+    )
+    kept = bucket("data", f"{name}/keep/i-1/notes.txt")
+    yield own("reads files that an instance saved", MAY, stores("GetObject"), kept)
+    yield own("changes none that an instance saved", MAY_NOT, stores(*WRITES), kept)
+    for pool in (name, "another"):
+        words = bucket("data", f"{model.place_of(pool, 'ada', 'r-1', SELF)}state.json")
+        yield own("speaks of runs in its pool", MAY if pool == name else MAY_NOT, stores("PutObject"), words)
+    yield from of_records(judge, own)
+    yield from of_machines(judge, own, name)
+
+
+def of_records(judge: Judge, own: partial[Right]) -> Rights:
+    """Of what the stack keeps: what it says to users, and nothing else."""
+    stores, records = judge.stores, partial(judge.bucket, "records")
+    queue = MAY if judge.settings.queued else MAY_NOT
+    said = {"policy": MAY, "accounts": queue, "queue/jobs": queue, "capacity/growth": queue}
+    for key, verdicts in said.items():
+        place = records(f"reaper/{key}.json")
+        yield own("reads what users' commands read", verdicts, stores("GetObject"), place)
+        yield own("changes nothing of it", MAY_NOT, stores("PutObject", "DeleteObject"), place)
+    for key in (
+        *(
+            "reaper/lease.json",
+            "reaper/ledger/2026/11/21/i-1.json",
+            "reaper/roster.json",
+            "reaper/meter.json",
+        ),
+        *(f"reaper/handshake/{who}/1/idle.json" for who in (f"{USER}:ada@{SELF}", f"AROA:{SELF}", "dev.i-1")),
+        *(
+            "reaper/capacity/queue.json",
+            "reaper/capacity/requests/1/users/ada/1.json",
+            "reaper/users/dev/i-1.json",
+        ),
+        *("image/payload/00.tar.gz", "image/wheels/torch.whl", "image/files/driver.run"),
+    ):
+        yield own("neither reads nor writes other records", MAY_NOT, stores(*READS_AND_WRITES), records(key))
+    yield own("does not list the records", MAY_NOT, stores(judge.listing, "ListObjectVersions"), records())
+
+
+def of_machines(judge: Judge, own: partial[Right], name: str) -> Rights:
+    """No right over instances, nothing in the name of agent or queue."""
+    for target in (SELF, NEIGHBOUR):
+        context = session("ada") | judge.on(target, name) | {"aws:TagKeys": ["gpu-fleet:keep-until"]}
+        yield own("has no right over instances", MAY_NOT, judge.ends, judge.instance(target), context=context)
+        for space in (f"GpuFleet/{judge.settings.name}", "GpuFleet/other", "Own"):
+            asked = context | {"cloudwatch:namespace": space}
+            for place in (judge.instance(target), judge.group(name), judge.secret, *logs_of(judge, name)):
+                yield own("does nothing of the agent's", MAY_NOT, judge.of_agents, place, context=asked)
+    group = session("ada") | judge.tags(name)
+    yield own(
+        "changes nothing about its group", MAY_NOT, judge.group_changes, judge.group(name), context=group
+    )
+    yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
+    for role in (f"{name}-instance", f"{name}-user"):
+        yield own("takes no role", MAY_NOT, ["sts:AssumeRole", "sts:TagSession"], judge.role(role))
+
+
+def logs_of(judge: Judge, name: str) -> list[str]:
+    log = judge.settings.instance_log or "none"
+    project, _, store = log.partition("/")
+    return [
+        judge.arn("logs", f"log-group:{log}:log-stream:{name}/i-1"),
+        judge.arn("log", f"project/{project}/logstore/{store}"),
+    ]
+
+
+def of_aws_users(judge: AwsJudge, name: str) -> Rights:
+    own = partial(Right, f"{name}-user")
+    words = judge.bucket("data", f"{model.place_of(name, 'ada', 'r-1', SELF)}state.json")
+    for caller, verdicts in {"ada": MAY, "bob": MAY_NOT, "ada2": MAY_NOT, "*": MAY_NOT}.items():
+        yield own("speaks of their own runs alone", verdicts, ["s3:PutObject"], words, session(caller))
+    yield own("without a name speaks of none", MAY_NOT, ["s3:PutObject"], words)
+    for service, verdicts in {"s3": MAY, "ec2": MAY_NOT, "secretsmanager": MAY_NOT}.items():
+        through = {"kms:ViaService": f"{service}.{judge.settings.region}.amazonaws.com"}
+        acts = ["kms:Decrypt", "kms:GenerateDataKey"]
+        yield own("uses the key through S3 alone", verdicts, acts, judge.key, through)
+    yield own("uses the key through S3 alone", MAY_NOT, ["kms:Decrypt", "kms:Encrypt"], judge.key)
+    mover = judge.bucket("records", "reaper/capacity/state.json")
+    reads = MAY if judge.settings.queued else MAY_NOT
+    yield own("reads why no instance comes", reads, ["s3:GetObject"], mover)
+
+
+def of_alicloud_users(judge: AlicloudJudge, name: str) -> Rights:
+    own = partial(Right, f"{name}-user")
+    (key,) = judge.found.of_type("alicloud:kms/key:Key")
+    yield own("uses the key of objects", MAY, ["kms:Decrypt", "kms:GenerateDataKey"], key.outputs["arn"])
+
+
+def wrong(judge: Judge) -> Iterator[str]:
+    """Sentences that do not hold."""
+    for name in judge.pools:
+        yield from judge.wrong(of_users(judge, name))
+        if isinstance(judge, AwsJudge):
+            yield from judge.wrong(of_aws_users(judge, name))
+        if isinstance(judge, AlicloudJudge):
+            yield from judge.wrong(of_alicloud_users(judge, name))
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_users_may_do_what_is_said_of_them_and_no_more(name):
+    assert [*wrong(judge_of(name))] == []
+
+
+# without anything of ours on the image nobody gives users a role
+UNMANAGED = {
+    "aws": examples.stack(image={"id": "ami-0123456789abcdef0", "mode": "none"}),
+    "alicloud": alicloud_examples.stack(image={"id": "m-wz90000000000000000", "mode": "none"}),
+}
+
+
+@pytest.mark.parametrize("cloud", UNMANAGED)
+def test_where_nothing_of_ours_runs_the_instances_role_writes_for_its_users(cloud):
+    settings = UNMANAGED[cloud]
+    judge = (
+        AwsJudge(settings, stood(settings)) if cloud == "aws" else AlicloudJudge(settings, declared(settings))
+    )
+
+    for kind in ("data", "checkpoints"):
+        assert judge.may("dev-instance", *judge.stores("PutObject"), judge.bucket(kind, "dev/run/1"))
+
+
+# what would be noticed
+
+
+def altered(monkeypatch, judge, alter):
+    """The judge, to whom user roles have other statements than the stack registered."""
+    known = type(judge).identity
+
+    def identity(self, role):
+        documents = [json.loads(text) for text in known(self, role)]
+        return [json.dumps({**each, "Statement": alter(each["Statement"])}) for each in documents]
+
+    monkeypatch.setattr(type(judge), "identity", identity)
+    return judge
+
+
+@pytest.mark.parametrize("name", QUEUED)
+def test_each_statement_of_a_user_is_needed(name, monkeypatch):
+    judge = judge_of(name)
+    (text,) = judge.identity("dev-user")
+    count = len(json.loads(text)["Statement"])
+
+    assert not any(wrong(judge))
+    unseen = []
+    for left_out in range(count):
+        with monkeypatch.context() as patch:
+            altered(patch, judge, lambda all_of_them, it=left_out: all_of_them[:it] + all_of_them[it + 1 :])
+            unseen += [] if any(wrong(judge)) else [left_out]
+
+    assert unseen == []
+
+
+WIDER = {
+    AWS_QUEUED.name: [
+        *("secretsmanager:GetSecretValue", "cloudwatch:PutMetricData", "ec2:CreateTags", "logs:PutLogEvents"),
+        *("autoscaling:CompleteLifecycleAction", "ssmmessages:OpenDataChannel", "sts:AssumeRole"),
+        *("s3:GetObject", "s3:PutObject", "s3:ListBucket", "kms:Decrypt", "ec2:TerminateInstances"),
+    ],
+    ALICLOUD_QUEUED.name: [
+        *("kms:GetSecretValue", "cms:PutCustomMetric", "ecs:TagResources", "log:PostLogStoreLogs"),
+        *("ess:CompleteLifecycleAction", "ess:SetInstancesProtection", "sts:AssumeRole"),
+        *("oss:GetObject", "oss:PutObject", "oss:ListObjects", "ecs:DeleteInstance"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "action"), [(name, act) for name, acts in WIDER.items() for act in acts])
+def test_a_right_too_many_is_noticed(name, action, monkeypatch):
+    more = {"Effect": "Allow", "Action": [action], "Resource": ["*"]}
+    judge = altered(monkeypatch, judge_of(name), lambda them: [*them, more])
+
+    assert any(wrong(judge))
+
+
+@pytest.mark.parametrize("name", QUEUED)
+def test_the_instances_own_rights_in_a_users_hand_are_noticed(name, monkeypatch):
+    judge = judge_of(name)
+    (text,) = judge.identity("dev-instance")
+    theirs = json.loads(text)["Statement"]
+
+    assert any(wrong(altered(monkeypatch, judge, lambda _them: theirs)))
+
+
+# who may assume it
+
+
+def aws_trust(judge: AwsJudge, pool: str) -> str:
+    (role,) = (each for each in judge.found.of_type(ROLE) if each.name.endswith(f"-{pool}-user"))
+    return str(role.inputs["assumeRolePolicy"])
+
+
+def opens(judge: AwsJudge, principal: str, **asked: object) -> bool:
+    """Whether a caller whose own policies allow all opens a session of pool dev's users."""
+    context = {key: value for key, value in (SESSION | asked).items() if value is not None}
+    own, trust = judge.role("dev-user"), [aws_trust(judge, "dev")]
+    requests = (Request(action, own, principal, context) for action in ("sts:AssumeRole", "sts:TagSession"))
+    return all(
+        decide(request, [EVERYTHING], trust, resource_must_allow=True) is Verdict.ALLOWED
+        for request in requests
+    )
+
+
+SESSION = {
+    "sts:RoleSessionName": f"ada@{SELF}",
+    f"aws:RequestTag/{ACCOUNT_TAG}": "ada",
+    "aws:TagKeys": [ACCOUNT_TAG],
+}
+
+
+def test_a_pools_instances_alone_open_sessions_of_its_users():
+    judge = judge_of(AWS_QUEUED.name)
+    account = judge.settings.account_id
+    strangers = [
+        *(judge.role(role) for role in ("dev-large-instance", "dev-user", "queue", "reaper")),
+        *(f"arn:aws:iam::{account}:role/admin", f"arn:aws:iam::{account}:user/ada", "ec2.amazonaws.com"),
+        "arn:aws:iam::999999999999:root",
+    ]
+
+    assert opens(judge, judge.role("dev-instance"))
+    assert [each for each in strangers if opens(judge, each)] == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"sts:RoleSessionName": f"bob@{SELF}"},
+        {"sts:RoleSessionName": "ada"},
+        {"sts:RoleSessionName": "ada@laptop"},
+        {"sts:RoleSessionName": f"ada@{SELF}", f"aws:RequestTag/{ACCOUNT_TAG}": "bob"},
+        {f"aws:RequestTag/{ACCOUNT_TAG}": None, "aws:TagKeys": None},
+        {"aws:TagKeys": [ACCOUNT_TAG, "team"]},
+    ],
+    ids=["another's name", "no instance", "no instance's id", "another's tag", "no tag", "a tag more"],
+)
+def test_a_session_is_named_after_the_account_of_its_tag_and_an_instance(asked):
+    judge = judge_of(AWS_QUEUED.name)
+
+    assert not opens(judge, judge.role("dev-instance"), **asked)
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_an_instance_assumes_its_own_pools_user_role_and_no_other(name):
+    judge = judge_of(name)
+    roles = [f"{pool}-{end}" for pool in judge.pools for end in ("instance", "user")]
+
+    taken = {
+        pool: [role for role in roles if judge.may(f"{pool}-instance", "sts:AssumeRole", judge.role(role))]
+        for pool in judge.pools
+    }
+
+    assert taken == {pool: [f"{pool}-user"] for pool in judge.pools}
+
+
+@pytest.mark.parametrize("name", [*ALICLOUD_ACCOUNTS, ALICLOUD_QUEUED.name])
+def test_on_alibaba_cloud_a_pools_instances_alone_are_trusted(name):
+    judge = judge_of(name)
+    roles = {role.name: role for role in judge.found.of_type(RAM_ROLE)}
+
+    for pool in judge.pools:
+        stem = f"gpu-fleet-{judge.settings.name}-{pool}"
+        (statement,) = statements(roles[f"{stem}-user"].inputs["assumeRolePolicyDocument"])
+        instances = roles[f"{stem}-instance"].outputs["arn"]
+        trusted = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"RAM": [instances]}}
+        assert statement == trusted
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_every_instance_learns_its_pools_user_role(name):
+    judge = judge_of(name)
+
+    learned = {table["pool"]: table["user_role"] for table in instance_files(judge.found)}
+
+    assert learned == {pool: judge.role(f"{pool}-user").replace("ram:*", "ram:") for pool in judge.pools}
