@@ -29,7 +29,7 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/gpu-logs.service \
-    usr/share/pam-configs \
+    etc/systemd/system/gpu-metadata.service usr/share/gpu-fleet/metadata.nft usr/share/pam-configs \
     etc/systemd/system/gpu-credentials.service etc/systemd/system/gpu-credentials.socket etc/environment.d \
     etc/systemd/system/gpu-idle-command.service usr/libexec/gpu-fleet/idle-command \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \
@@ -52,5 +52,9 @@ if [ "$(queue_role)" != controller ]; then
     # the controller is in no pool: nothing to check, nobody to reap
     serve gpu-logs.service mig.service gpu-ready.service gpu-reaper.service gpu-door.timer
 fi
-serve gpu-logs.service gpu-credentials.socket
+if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ] && ! command -v nft >/dev/null; then
+    # after the agent, which needs nothing from outside
+    (install_group firewall) || log event=no-nft reason="users do not get in: see gpu-metadata"
+fi
+serve gpu-logs.service gpu-metadata.service gpu-credentials.socket
 serve gpu-accounts.service gpu-accounts.timer
