@@ -26,6 +26,7 @@ PYTHON = (
     "image/accounts",
     "image/capacity",
     "image/console",
+    "image/credentials",
     "image/gpus",
     "image/instance",
     "image/logs",

@@ -1,14 +1,20 @@
-"""Alibaba Cloud's keys: of a user or a function from the environment, of an instance from its role.
+"""Alibaba Cloud's keys: of a user or a function from the environment, on an instance from a role.
 
-``run image.instance.alicloud_credentials`` prints those of the role as the AWS SDK asks a
-credential_process for them, again and again: rclone reads OSS with that SDK, which knows only roles of AWS.
+Root has the instance's role by the metadata service, users the pool's user role by the credentials service,
+whose address is in their environment. ``run image.instance.alicloud_credentials`` prints those of the role as
+the AWS SDK asks a credential_process for them, again and again: rclone reads OSS with that SDK, which knows
+only roles of AWS.
 https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
+https://www.alibabacloud.com/help/en/sdk/developer-reference/v2-manage-python-access-credentials
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
 """
 
+import http.client
 import json
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,6 +24,8 @@ from image.instance.metadata import Metadata
 
 KEY_ID, SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
 TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 - a name
+URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # of users of an instance (image/credentials)
+TIMEOUT_S = 10.0
 ROLES = "ram/security-credentials/"
 RENEW_BEFORE = timedelta(minutes=10)  # the service has new ones half an hour before the old ones end
 
@@ -51,7 +59,7 @@ class Credentials:
         self._of_role: tuple[AccessKey, datetime] | None = None
 
     def current(self) -> AccessKey:
-        """The keys of the environment, else of this instance's role.
+        """The keys of the environment, else of this process's role on this instance.
 
         Raises:
             ConfigurationError: there are none.
@@ -65,33 +73,50 @@ class Credentials:
                 f"{KEY_ID} and {SECRET} are missing, and this is no instance with a role"
             )
         if self._of_role is None or self._now() >= self._of_role[1] - RENEW_BEFORE:
-            self._of_role = of_role(self._metadata)
+            self._of_role = of_role(self._metadata, self._environ)
         return self._of_role[0]
 
 
-def of_role(metadata: Metadata) -> tuple[AccessKey, datetime]:
-    """The keys of the instance's RAM role, and when they expire, in UTC.
+def of_role(metadata: Metadata, environ: Mapping[str, str]) -> tuple[AccessKey, datetime]:
+    """The keys of this process's role on this instance, and when they expire, in UTC.
 
     Raises:
         ConfigurationError: the instance has no role.
-        CloudError: the metadata service does not answer, or its answer cannot be read.
+        CloudError: nobody gives them, or what is given cannot be read.
     """
+    if uri := environ.get(URI):
+        return _read(_given(uri), uri)
     role = (metadata.get(ROLES) or "").split("\n")[0].strip()
     text = metadata.get(ROLES + role) if role else None
     if text is None:
         raise ConfigurationError("this instance has no RAM role, and the environment has no access key")
+    return _read(text, f"metadata {ROLES}{role}")
+
+
+def _given(uri: str) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(uri, timeout=TIMEOUT_S) as answer:
+            return str(answer.read().decode(errors="replace"))
+    except urllib.error.HTTPError as error:
+        raise CloudError(f"{URI} {uri}: {error.code}: {error.read().decode(errors='replace')}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CloudError(f"{URI} {uri}: {error}") from error
+
+
+def _read(text: str, where: str) -> tuple[AccessKey, datetime]:
     try:
         answer = json.loads(text)
         keys = AccessKey(answer["AccessKeyId"], answer["AccessKeySecret"], answer["SecurityToken"])
         return keys, datetime.fromisoformat(answer["Expiration"]).astimezone(UTC)
     except (ValueError, KeyError, TypeError) as error:
-        raise CloudError(f"metadata {ROLES}{role} cannot be read: {error!r}") from error
+        raise CloudError(f"{where} cannot be read: {error!r}") from error
 
 
 def main() -> int:
-    """Exit status 1, and one line, when the instance has no role or the metadata service does not answer."""
+    """Exit status 1, and one line, when there are no keys."""
     try:
-        keys, expiration = of_role(Metadata("alicloud"))
+        keys, expiration = of_role(Metadata("alicloud"), os.environ)
     except InstanceError as error:
         sys.stderr.write(f"error: no keys of this instance's role: {error}\n")
         return 1

@@ -21,7 +21,7 @@ TEXTS = (
     "home_file_system",
 )
 # What older files lack.
-LATER_TEXTS = ("monitor_group", "records_uri", "instance_log")
+LATER_TEXTS = ("monitor_group", "records_uri", "instance_log", "user_role")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class InstanceFile:
         records_uri: where the agent answers the sweep, ``s3://BUCKET/reaper``; empty in older files.
         instance_log: where its logs go: a log group, or ``PROJECT/STORE``; empty for nowhere, and in
             older files.
+        user_role: what users' credentials are of, an ARN; empty where no pool declares one.
         expected: instance type -> what it must have.
     """
 
@@ -67,6 +68,7 @@ class InstanceFile:
     monitor_group: str = ""
     records_uri: str = ""
     instance_log: str = ""
+    user_role: str = ""
 
     def expected_of(self, instance_type: str | None) -> Expected:
         """What an instance of a type must have; of an unknown type the least of any type of the pool."""
@@ -103,6 +105,7 @@ def load(path: Path) -> InstanceFile:
         monitor_group=raw.get("monitor_group", ""),
         records_uri=raw.get("records_uri", ""),
         instance_log=raw.get("instance_log", ""),
+        user_role=raw.get("user_role", ""),
     )
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from image.instance.errors import CloudError, InstanceFileError
 from image.instance.files import replace_text
 from image.instance.instance_file import Expected
 from image.instance.metadata import Metadata
+from image.readiness import user_access
 from image.readiness.checks import CheckResult, ProbedInstance, judge, judge_running
 from image.readiness.probes import look, measured
 
@@ -44,11 +46,11 @@ def main(arguments: Sequence[str] = ()) -> int:
             hangs = CheckResult("gate", ok=False, detail="no answer in time: a GPU or its driver hangs")
             return 0 if report([hangs]) else 1
         if list(arguments) == [HEALTH]:
-            sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), _look(False))))
+            sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), look(pynvml))))
             return 0
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
-        return 0 if report(awaited(expected, _look, report)) else 1
+        return 0 if report(awaited(expected, partial(_look, instance.cloud), report)) else 1
     except InstanceFileError as error:
         LOG.error("event=not-ready reason=%r", str(error))
     except (OSError, ValueError, KeyError) as error:
@@ -106,8 +108,10 @@ def _given_up(finding: CheckResult) -> CheckResult:
     return replace(finding, detail=late, waiting=False) if finding.waiting else finding
 
 
-def _look(copies: bool) -> ProbedInstance:
-    return look(pynvml, measured if copies else None)
+def _look(cloud: str, copies: bool) -> ProbedInstance:
+    metadata_problem, credentials_problem = user_access.probed(cloud)
+    seen = look(pynvml, measured if copies else None)
+    return replace(seen, metadata_problem=metadata_problem, credentials_problem=credentials_problem)
 
 
 def report(findings: Sequence[CheckResult]) -> bool:

@@ -69,6 +69,8 @@ class ProbedInstance:
         erdma_interfaces: elastic RDMA interfaces with a driver, and up.
         kernel_log: since boot.
         driver_problem: why NVML did not answer; empty when it did.
+        metadata_problem: why the metadata service is not closed to users; empty when it is.
+        credentials_problem: why users get no credentials; empty when they do.
     """
 
     gpus: tuple[ProbedGpu, ...] = ()
@@ -77,6 +79,8 @@ class ProbedInstance:
     erdma_interfaces: int = 0
     kernel_log: str = ""
     driver_problem: str = ""
+    metadata_problem: str = ""
+    credentials_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,19 @@ def fabric(expected: Expected, seen: ProbedInstance) -> CheckResult:
     return CheckResult("fabric", not few, _detail(few, "every interface there"), waiting=bool(few))
 
 
+def metadata(_expected: Expected, seen: ProbedInstance) -> CheckResult:
+    """No user reaches the metadata service, and by it what is root's; its rules may still be loaded."""
+    problem = seen.metadata_problem
+    return CheckResult("metadata", not problem, problem or "closed to users", waiting=bool(problem))
+
+
+def user_credentials(_expected: Expected, seen: ProbedInstance) -> CheckResult:
+    """Users get credentials, without which no job could save; a new role takes the cloud some time."""
+    problem = seen.credentials_problem
+    detail = problem or "users get the user role's"
+    return CheckResult("user_credentials", not problem, detail, waiting=bool(problem))
+
+
 CHECKS: tuple[Callable[[Expected, ProbedInstance], CheckResult], ...] = (
     gpu_count,
     gpu_memory,
@@ -207,6 +224,8 @@ CHECKS: tuple[Callable[[Expected, ProbedInstance], CheckResult], ...] = (
     xid,
     bandwidth,
     fabric,
+    metadata,
+    user_credentials,
 )
 
 

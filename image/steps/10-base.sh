@@ -29,6 +29,7 @@ if [ "$TARGET" = qemu ]; then
     lay etc/initramfs-tools usr/share/initramfs-tools
 fi
 install_group machine
+install_group firewall
 lay etc/cloud etc/systemd/system.conf.d etc/systemd/system/user.slice.d etc/systemd/system/user-.slice.d
 systemctl enable systemd-networkd.service
 systemctl disable --quiet apt-daily.timer apt-daily-upgrade.timer

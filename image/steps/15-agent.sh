@@ -29,6 +29,8 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/gpu-logs.service \
+    etc/systemd/system/gpu-metadata.service usr/share/gpu-fleet/metadata.nft usr/share/pam-configs \
+    etc/systemd/system/gpu-credentials.service etc/systemd/system/gpu-credentials.socket etc/environment.d \
     etc/systemd/system/gpu-idle-command.service usr/libexec/gpu-fleet/idle-command \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \
     etc/systemd/system/gpu-accounts.service etc/systemd/system/gpu-accounts.timer etc/sudoers.d etc/sudo.conf
@@ -42,10 +44,17 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not
 fi
-if [ "$(queue_role)" = controller ]; then
-    # it is in no pool: nothing to check, nobody to reap
-    serve gpu-logs.service gpu-accounts.service gpu-accounts.timer
-    exit 0
+if [ -z "$ROOT" ]; then
+    # users' sessions get their environment
+    pam-auth-update --package
 fi
-serve gpu-logs.service mig.service gpu-ready.service gpu-reaper.service gpu-door.timer gpu-accounts.service \
-    gpu-accounts.timer
+if [ "$(queue_role)" != controller ]; then
+    # the controller is in no pool: nothing to check, nobody to reap
+    serve gpu-logs.service mig.service gpu-ready.service gpu-reaper.service gpu-door.timer
+fi
+if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ] && ! command -v nft >/dev/null; then
+    # after the agent, which needs nothing from outside
+    (install_group firewall) || log event=no-nft reason="users do not get in: see gpu-metadata"
+fi
+serve gpu-logs.service gpu-metadata.service gpu-credentials.socket
+serve gpu-accounts.service gpu-accounts.timer

@@ -26,6 +26,7 @@ PACKAGES = (
     "libpam-systemd",
     "linux-image-cloud-amd64",
     "netplan.io",
+    "nftables",  # of priority important: every installation has it
     "openssh-server",
     "python3",
     "sudo",

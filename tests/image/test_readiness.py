@@ -376,6 +376,8 @@ def test_an_image_without_a_driver_is_named_as_one(tmp_path):
 
 LATE = replace(SOUND, efa_interfaces=3)
 TRAINING = bent(fabric_to_come="fabric in progress", inactive_nvlinks=18)
+OPEN = replace(SOUND, metadata_problem="169.254.169.254 answers users with 401")
+NO_SESSION = replace(SOUND, credentials_problem="http://127.0.0.1:823/credentials: 503 AccessDenied")
 NOT_READY = bent(copy_gib_per_s=None, cuda_problem="Error 802: system not yet initialized")
 BROKEN = bent(uncorrected_ecc_errors=3)
 
@@ -409,7 +411,7 @@ def test_what_comes_up_late_is_waited_for(late):
     assert len(instance.reports) == 2
 
 
-@pytest.mark.parametrize("late", [LATE, TRAINING])
+@pytest.mark.parametrize("late", [LATE, TRAINING, OPEN, NO_SESSION])
 def test_what_never_comes_up_fails_after_the_stated_time_and_says_so(late):
     instance = Instance(late)
 

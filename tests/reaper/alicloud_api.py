@@ -50,7 +50,7 @@ PACKAGES = {
     "alibabacloud_privatelink20200415": "CheckProductOpen",
     "alibabacloud_quotas20200510": "ListProductQuotas",
     "alibabacloud_ram20150501": "GetRole",
-    "alibabacloud_sts20150401": "GetCallerIdentity",
+    "alibabacloud_sts20150401": "AssumeRole GetCallerIdentity",
     "alibabacloud_tag20180828": "ListTagResources",
     "alibabacloud_vpc20160428": (
         "DescribeEipAddresses DescribeNatGateways DescribeRouteEntryList DescribeSnatTableEntries "

@@ -173,8 +173,11 @@ def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path)
 
 @pytest.mark.parametrize(("cloud", "kind"), [("aws", AwsNotice), ("alicloud", AlicloudNotice)])
 def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(
-    cloud: str, kind: type, no_fleet: Path
+    cloud: str, kind: type, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the environment of its users names both."""
+    for variable in ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:823")
     Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text(f'cloud = "{cloud}"\n')
 
     assert [type(source) for source in sources()[1:]] == [kind]

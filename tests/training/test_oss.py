@@ -56,6 +56,27 @@ def test_keys_of_the_environment_come_before_the_role_s(
     assert client._request_signer._credentials.access_key == "mine"
 
 
+def test_a_user_of_an_instance_has_keys_of_their_own_from_where_the_environment_says(
+    instance: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.answers["/credentials"] = (200, json.dumps(KEYS | {"AccessKeyId": "STS.of-ada"}))
+    instance.open = True
+    monkeypatch.setenv("ALIBABA_CLOUD_CREDENTIALS_URI", f"{instance.base}/credentials")
+
+    client = CheckpointStore("oss://bucket/runs")._client
+
+    assert client._request_signer._credentials.access_key == "STS.of-ada"
+
+
+def test_why_a_user_has_no_keys_is_said(instance: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance.answers["/credentials"] = (503, "AssumeRole: NoPermission")
+    instance.open = True
+    monkeypatch.setenv("ALIBABA_CLOUD_CREDENTIALS_URI", f"{instance.base}/credentials")
+
+    with pytest.raises(CheckpointError, match="503: AssumeRole: NoPermission"):
+        _ = CheckpointStore("oss://bucket/runs")._client
+
+
 def test_keys_are_asked_for_anew_before_they_end(instance: Server) -> None:
     instance.says(f"{ROLES}train-role", json.dumps(KEYS | {"Expiration": "2020-01-01T00:00:00Z"}))
     credentials = oss.RoleKeys().load()

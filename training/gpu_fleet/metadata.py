@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,6 +17,7 @@ AWS_METADATA = "http://169.254.169.254"
 ALICLOUD_METADATA = "http://100.100.100.200"
 TIMEOUT_S = 1.0  # of one question to the metadata service, which is on the same host
 TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
+CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
 ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
@@ -78,13 +80,20 @@ class MetadataClient:
         return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
 
     def role_keys(self) -> dict[str, str]:
-        """The present keys of an instance's RAM role on Alibaba Cloud, in the words of its metadata service.
+        """The present keys of this process's role on Alibaba Cloud, in the words of the metadata service.
 
+        Users of an instance have a role of their own, whose keys lie elsewhere; root has the instance's.
         Raises LaunchError when there is none, ValueError or LookupError for what cannot be read.
         """
+        if uri := os.environ.get(CREDENTIALS_URI):
+            status, text = _asked(uri, {})
+            if status != OK:
+                raise LaunchError(
+                    f"{CREDENTIALS_URI} {uri}: {f'{status}: {text}' if status else 'no answer'}"
+                )
+            return _keys(text)
         role = self.read(ROLES).splitlines()[0]
-        keys: dict[str, str] = json.loads(self.read(ROLES + role))
-        return keys
+        return _keys(self.read(ROLES + role))
 
     def instance(self) -> ThisInstance:
         """Id, type and address of this instance."""
@@ -95,15 +104,25 @@ class MetadataClient:
         )
 
 
+def _keys(text: str) -> dict[str, str]:
+    keys: dict[str, str] = json.loads(text)
+    return keys
+
+
 def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    for _ in range(ATTEMPTS):
-        status, text = ask(url, headers, method)
-        if status:
-            break
+    status, text = _asked(url, headers, method)
     if status != OK:
         said = f"answers {status}" if status else "does not answer"
         raise LaunchError(f"{url}: the metadata service {said}; --alone needs no peers and does not ask")
     return text.strip()
+
+
+def _asked(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
+    for _ in range(ATTEMPTS):
+        status, text = ask(url, headers, method)
+        if status:
+            break
+    return status, text
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
@@ -111,10 +130,16 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, st
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, ""
+        with _opened(opener, request) as answer:
+            return answer.status, answer.read().decode(errors="replace")
     except (OSError, ValueError, HTTPException) as error:
         log.debug("event=metadata-silent url=%s error=%r", url, str(error))
         return 0, ""
+
+
+def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
+    """The answer, a refusal too."""
+    try:
+        return opener.open(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as refusal:
+        return refusal

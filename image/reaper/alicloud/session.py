@@ -72,6 +72,7 @@ INSIDE = {
     "Ecs": ("ecs-vpc.{region}.aliyuncs.com",),
     "Ess": ("ess-vpc.{region}.aliyuncs.com",),
     "Cms": ("metrics-vpc.{region}.aliyuncs.com", "cms-vpc.{region}.aliyuncs.com"),
+    "Sts": ("sts-vpc.{region}.aliyuncs.com",),
 }
 
 Answer = dict[str, Any]

@@ -1,0 +1,28 @@
+"""What the metadata service says of the instance and every user may know: these paths and no others.
+
+Never a role's keys, user data, or a document by which the instance proves to others who it is.
+"""
+
+ALLOWED = {
+    "aws": frozenset(
+        {
+            *(
+                "ami-id",
+                "instance-id",
+                "instance-type",
+                "instance-life-cycle",
+                "local-hostname",
+                "local-ipv4",
+            ),
+            *("placement/availability-zone", "placement/availability-zone-id", "placement/region"),
+            *("spot/instance-action", "spot/termination-time", "events/recommendations/rebalance"),
+            *("events/maintenance/scheduled", "autoscaling/target-lifecycle-state"),
+        }
+    ),
+    "alicloud": frozenset(
+        {
+            *("image-id", "instance-id", "instance/instance-type", "hostname", "private-ipv4"),
+            *("region-id", "zone-id", "instance/spot/termination-time"),
+        }
+    ),
+}

@@ -1,0 +1,6 @@
+# Shells of users, those of Session Manager too, which asks no PAM. Root has the instance's own role.
+if [ "$(id -u)" -ne 0 ] && [ -r /etc/environment.d/60-gpu-fleet.conf ]; then
+    set -a
+    . /etc/environment.d/60-gpu-fleet.conf
+    set +a
+fi

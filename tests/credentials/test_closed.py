@@ -1,0 +1,149 @@
+"""The metadata service as the kernel's rules leave it: root's.
+
+The rules run in network namespaces of their own: an instance between a cloud that answers and a container.
+"""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from image.credentials import service
+from image.instance.metadata import SERVICES
+from image.payload import PROJECT
+from image.readiness import user_access
+
+ROOTFS = PROJECT / "image/rootfs"
+RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
+ENVIRONMENT = ROOTFS / "etc/environment.d/60-gpu-fleet.conf"
+ACCOUNTS = {"gpu-fleet-logs": 980, "gpu-fleet-credentials": 981}
+# $1: the rules, with numbers for accounts that this computer has not; $2: a Python
+NETWORKS = r"""
+set -euo pipefail
+mount -t tmpfs tmpfs /run
+ip netns add cloud; ip netns add container
+ip link add wan type veth peer name eth0 netns cloud
+ip link add docker0 type veth peer name eth0 netns container
+ip link set lo up
+ip addr add 10.0.0.1/24 dev wan; ip link set wan up
+ip addr add 172.17.0.1/24 dev docker0; ip link set docker0 up
+ip -n cloud addr add 10.0.0.2/24 dev eth0; ip -n cloud link set eth0 up; ip -n cloud link set lo up
+for address in 169.254.169.254 100.100.100.200 169.254.169.123; do
+    ip -n cloud addr add $address/32 dev lo; ip route add $address via 10.0.0.2
+done
+ip -6 addr add fd00::1/64 dev wan nodad; ip -n cloud -6 addr add fd00::2/64 dev eth0 nodad
+ip -n cloud -6 addr add fd00:ec2::254/128 dev lo; ip -6 route add fd00:ec2::254 via fd00::2
+ip -n cloud route add 172.17.0.0/24 via 10.0.0.1
+ip -n container addr add 172.17.0.2/24 dev eth0; ip -n container link set eth0 up
+ip -n container route add default via 172.17.0.1
+sysctl -qw net.ipv4.ip_forward=1
+ip netns exec cloud "$2" -c '
+import socket, threading
+def answer(listening):
+    while True:
+        listening.accept()[0].sendall(b"HTTP/1.0 200 OK\r\n\r\nanswer")
+threads = [threading.Thread(target=answer, args=(socket.create_server((address, 80), family=family),))
+           for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "fd00:ec2::254"))]
+for thread in threads: thread.start()
+' &
+cloud=$!
+trap 'kill $cloud' EXIT
+asked() { # HOW... ADDRESS
+    local said
+    if said=$("${@:1:$#-1}" timeout 5 bash -c 'exec 3<>"/dev/tcp/$0/80"' "${!#}" 2>&1); then
+        echo open
+    else
+        case $said in *refused*) echo refused ;; *) echo "${said:-silent}" ;; esac
+    fi
+}
+until [ "$(asked env 10.0.0.2)" = open ] && [ "$(asked env fd00:ec2::254)" = open ]; do sleep 0.05; done
+user="setpriv --reuid=5001 --regid=5001 --clear-groups"
+try() { echo "$1-$2 $(asked ${*:3})" | tr ' ' '\t'; }
+all() {
+    for address in 169.254.169.254 100.100.100.200 fd00:ec2::254; do
+        try $1 root-$address env $address
+        try $1 user-$address $user $address
+    done
+    try $1 service setpriv --reuid=981 --clear-groups 169.254.169.254
+    try $1 own-root $user unshare --user --map-root-user 169.254.169.254
+    try $1 container ip netns exec container 169.254.169.254
+    try $1 time-service $user 169.254.169.123
+}
+all before
+nft --file - <<<"$1"
+nft --file - <<<"$1" # a reload leaves one set of rules
+all after
+"""
+
+
+@functools.cache
+def tried() -> dict[str, str]:
+    """Who reached what, before and after the rules were loaded."""
+    if os.geteuid() != 0 or shutil.which("nft") is None:
+        pytest.skip("rules of nftables need root and the package nftables")
+    command = ["unshare", "--net", "--mount", "bash", "-c", NETWORKS, "networks", rules(), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0 and "Operation not permitted" in done.stderr:
+        pytest.skip(f"no namespaces here: {done.stderr[-200:]}")
+    assert done.returncode == 0, done.stderr
+    return dict(line.split("\t", 1) for line in done.stdout.splitlines())
+
+
+def rules() -> str:
+    """The product's, with numbers in the place of accounts that this computer need not have."""
+    text = RULES.read_text()
+    for name, number in ACCOUNTS.items():
+        text = text.replace(name, str(number))
+    return text
+
+
+ADDRESSES = [address for addresses in user_access.ADDRESSES.values() for address in addresses]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_the_metadata_service_answers_root_and_refuses_users_at_once(address):
+    assert (tried()[f"before-user-{address}"], tried()[f"after-user-{address}"]) == ("open", "refused")
+    assert tried()[f"after-root-{address}"] == "open"
+
+
+@pytest.mark.parametrize("way", ["own-root", "container"])
+def test_no_container_is_a_way_round(way):
+    assert (tried()[f"before-{way}"], tried()[f"after-{way}"]) == ("open", "refused")
+
+
+def test_services_of_ours_that_have_the_instances_role_reach_it():
+    assert tried()["after-service"] == "open"
+
+
+def test_time_and_names_which_are_beside_it_stay_everybodys():
+    assert tried()["after-time-service"] == "open"
+
+
+def test_the_rules_name_all_metadata_services_and_accounts_that_the_image_makes():
+    text = RULES.read_text()
+    made = (ROOTFS / "etc/sysusers.d/gpu-fleet.conf").read_text()
+
+    defaults = {default.removeprefix("http://") for _, default, _ in SERVICES.values()}
+    assert defaults <= set(ADDRESSES)
+    assert all(address in text for address in ADDRESSES)
+    allowed = re.search(r"meta skuid \{ (.*) \} accept", text)[1].split(", ")
+    assert allowed == ["root", *ACCOUNTS]
+    assert all(f"\nu {name} " in made for name in ACCOUNTS)
+
+
+def test_users_are_led_to_the_port_that_the_service_has_and_no_user_can_take():
+    unit = (ROOTFS / "etc/systemd/system/gpu-credentials.socket").read_text()
+    lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
+    base = f"http://{service.ADDRESS}:{service.PORT}"
+
+    assert f"\nListenStream={service.ADDRESS}:{service.PORT}\n" in unit
+    assert service.PORT < 1024
+    assert dict(line.split("=", 1) for line in lines) == {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": base + service.CREDENTIALS,
+        "ALIBABA_CLOUD_CREDENTIALS_URI": base + service.CREDENTIALS,
+        **{variable: base for variable, _, _ in SERVICES.values()},
+    }

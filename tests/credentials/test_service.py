@@ -1,0 +1,316 @@
+"""The service that gives users credentials, through real sockets of real accounts."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from image.credentials import callers
+from image.credentials.aws import AwsUserRole
+from image.credentials.service import CredentialsServer
+from image.credentials.sessions import SessionKeys, Sessions
+from image.instance.metadata import Metadata
+from image.reaper.errors import CloudError
+from stacks.rehearsal.metadata import metadata_service
+from stacks.rehearsal.moto_server import moto_server
+
+ADA, EVE, TRAINER, DAEMON, NOBODY = 5001, 5002, 990, 991, 5999
+NAMES = {ADA: "ada", EVE: "eve", TRAINER: "gpu-fleet", DAEMON: "gpu-fleet-probe"}
+ROLE = "arn:aws:iam::123456789012:role/dev-user"
+
+ASK = """
+import http.client, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=5)
+connection.request(sys.argv[2], sys.argv[3], headers=dict(line.split(": ") for line in sys.argv[4:]))
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+
+
+@pytest.fixture(autouse=True)
+def accounts(monkeypatch):
+    """Accounts that this computer need not have."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("processes of several accounts need root and setpriv")
+    monkeypatch.setattr(callers.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=NAMES[uid]))
+
+
+class Role:
+    """A role that gives each account keys with its name, or what was set to be raised."""
+
+    def __init__(self):
+        self.asked = []
+        self.error = None
+
+    def assume(self, account):
+        self.asked.append(account)
+        if self.error is not None:
+            raise self.error
+        return SessionKeys(f"id-{account}", "secret", "token", datetime.now(UTC) + timedelta(hours=1))
+
+
+@contextmanager
+def serving(role, metadata=None):
+    """The service on a free port; gives its port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    with CredentialsServer(listening, "aws", Sessions(role), metadata) as service:
+        thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            service.shutdown()
+            thread.join()
+
+
+def as_account(uid, script, *words, **environ):
+    """Run a script as an account; it may read this computer's Python, wherever that lies."""
+    own = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=+dac_read_search"]
+    command = ["setpriv", *own, "--ambient-caps=+dac_read_search", sys.executable, "-c", script]
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(
+        [*command, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=kept | {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"} | environ,
+    )
+
+
+def asked(uid, port, path="/credentials", method="GET", headers=()):
+    """Status and body."""
+    done = as_account(uid, ASK, port, method, path, *headers)
+    assert done.returncode == 0, done.stderr
+    status, _, body = done.stdout.rstrip("\n").partition(" ")
+    return int(status), body
+
+
+def test_each_user_gets_their_own_session_and_both_clouds_names_for_it():
+    with serving(Role()) as port:
+        said = [json.loads(asked(uid, port)[1]) for uid in (ADA, EVE, TRAINER)]
+
+    assert [answer["AccessKeyId"] for answer in said] == ["id-ada", "id-eve", "id-gpu-fleet"]
+    assert (said[0]["SecretAccessKey"], said[0]["Token"]) == ("secret", "token")
+    assert (said[0]["Code"], said[0]["AccessKeySecret"], said[0]["SecurityToken"]) == (
+        *("Success", "secret", "token"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("uid", "why"),
+    [
+        (0, "root has the instance's own role"),
+        (DAEMON, "account 'gpu-fleet-probe' is a service's, not a user's"),
+        (NOBODY, "user 5999 has no account on this instance"),
+    ],
+)
+def test_who_is_no_user_is_refused_with_a_reason(uid, why):
+    role = Role()
+    with serving(role) as port:
+        status, body = asked(uid, port)
+
+    assert status == 403
+    assert why in json.loads(body)["Message"]
+    assert role.asked == []
+
+
+def test_a_page_in_a_users_browser_that_calls_the_service_by_a_name_of_its_own_is_refused():
+    role = Role()
+    with serving(role) as port:
+        status, _ = asked(ADA, port, headers=[f"Host: rebound.example:{port}"])
+
+    assert (status, role.asked) == (403, [])
+
+
+MAKER_AND_HOLDER = """
+import os, socket, sys
+port, maker, holder = map(int, sys.argv[1:])
+os.seteuid(maker)
+connection = socket.socket()
+connection.connect(("127.0.0.1", port))
+os.seteuid(0)
+os.setresuid(holder, holder, holder)
+connection.sendall(b"GET /credentials HTTP/1.0\\r\\n\\r\\n")
+print(connection.makefile().read())
+"""
+
+
+@pytest.mark.parametrize(
+    ("maker", "holder", "said"), [(ADA, EVE, "id-ada"), (EVE, ADA, "id-eve"), (0, EVE, "403")]
+)
+def test_a_connection_that_was_passed_on_is_of_who_made_it(maker, holder, said):
+    with serving(Role()) as port:
+        done = as_account(0, MAKER_AND_HOLDER, port, maker, holder)
+
+    assert said in done.stdout, done.stderr
+
+
+ROOT_OF_ITS_OWN_USERS = (
+    """
+import ctypes, http.client, sys, encodings.idna
+ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write(f"0 {sys.argv.pop()} 1")
+"""
+    + ASK
+)
+
+
+def test_root_of_a_namespace_of_users_is_the_user_who_made_it():
+    with serving(Role()) as port:
+        done = as_account(ADA, ROOT_OF_ITS_OWN_USERS, port, "GET", "/credentials", ADA)
+
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("no namespaces of users here")
+    assert "id-ada" in done.stdout, done.stderr
+
+
+MAPPED = """
+import socket, sys
+for address in ("::1", "::ffff:127.0.0.1"):
+    try:
+        connection = socket.socket(socket.AF_INET6)
+        connection.connect((address, int(sys.argv[1])))
+    except ConnectionRefusedError:
+        print("refused")
+        continue
+    connection.sendall(b"GET /credentials HTTP/1.0\\r\\n\\r\\n")
+    print(connection.makefile().read())
+"""
+
+
+def test_a_socket_of_ipv6_has_an_owner_too_and_the_service_listens_on_ipv4_alone():
+    with serving(Role()) as port:
+        done = as_account(EVE, MAPPED, port)
+
+    assert done.stdout.startswith("refused"), done.stderr
+    assert "id-eve" in done.stdout
+
+
+def row(local, remote, state, uid, inode):
+    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000  {uid}  0 {inode} 1 0"
+
+
+CLIENT, SERVER = "0100007F:C350", "0100007F:0337"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [row(SERVER, CLIENT, "01", ADA, 7)],
+        [row(CLIENT, SERVER, "01", ADA, 0)],
+        [row(CLIENT, SERVER, "06", ADA, 7)],
+        [row(CLIENT, SERVER, "02", ADA, 7)],
+        [row(CLIENT, SERVER, "01", ADA, 7), row(CLIENT, SERVER, "01", EVE, 8)],
+    ],
+    ids=["none", "the server's own end", "closed", "over", "not open yet", "two"],
+)
+def test_a_connection_without_one_known_owner_is_refused(tmp_path, rows):
+    table = tmp_path / "tcp"
+    table.write_text("\n".join(["  sl  local_address", *rows]) + "\n")
+
+    with pytest.raises(callers.NotServedError, match="owner of this connection is not known"):
+        callers.account_of(("127.0.0.1", 50000), ("127.0.0.1", 823), [table, tmp_path / "absent"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/latest/meta-data/iam/security-credentials/",
+        "/latest/meta-data/identity-credentials/ec2/security-credentials/ec2-instance",
+        "/latest/meta-data/ram/security-credentials/",
+        "/latest/meta-data/instance-id/../iam/security-credentials/",
+        "/latest/meta-data//iam/security-credentials/",
+        "/latest/meta-data/tags/instance/",
+        "/latest/meta-data/",
+        "/latest/dynamic/instance-identity/document",
+        "/latest/user-data",
+        "/2021-07-15/meta-data/instance-id",
+        "/",
+    ],
+)
+def test_nothing_but_listed_facts_of_the_metadata_service_is_handed_on(monkeypatch, path):
+    with metadata_service() as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
+        metadata.answers = {path: "secret"}
+        with serving(Role(), Metadata("aws")) as port:
+            status, _ = asked(ADA, port, path)
+
+    assert (status, metadata.asked) == (404, [])
+
+
+def test_users_read_facts_of_their_instance_as_from_the_metadata_service(monkeypatch):
+    with metadata_service() as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
+        metadata.answers = {"/latest/meta-data/instance-id": "i-1"}
+        with serving(Role(), Metadata("aws")) as port:
+            token = asked(ADA, port, "/latest/api/token", "PUT")
+            said = [
+                asked(ADA, port, f"/latest/meta-data/{path}")
+                for path in ("instance-id", "spot/instance-action")
+            ]
+
+    assert token[0] == 200
+    assert said == [(200, "i-1"), (404, "")]
+
+
+CALLER = """
+import boto3, botocore.utils
+botocore.utils.ContainerMetadataFetcher.SLEEP_TIME = 0
+print(boto3.client("sts", region_name="us-east-1").get_caller_identity()["Arn"])
+"""
+
+
+def test_boto3_needs_no_setting_but_the_environment_and_the_cloud_hears_whose_session_it_is(monkeypatch):
+    with moto_server("us-east-1") as endpoint, metadata_service() as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
+        metadata.answers = {"/latest/meta-data/instance-id": "i-0abc"}
+        role = AwsUserRole(ROLE, "us-east-1", Metadata("aws"))
+        with serving(role) as port:
+            where = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/credentials"}
+            done = as_account(ADA, CALLER, **where, AWS_ENDPOINT_URL=endpoint)
+
+    assert done.stdout.strip().endswith("assumed-role/dev-user/ada@i-0abc"), done.stderr
+
+
+def test_boto3_says_why_the_cloud_gave_no_credentials():
+    role = Role()
+    role.error = CloudError("assume_role: AccessDenied: not authorized to perform: sts:AssumeRole")
+    with serving(role) as port:
+        where = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/credentials"}
+        done = as_account(ADA, CALLER, **where)
+
+    assert (
+        "no credentials of this pool's user role for account 'ada': assume_role: AccessDenied" in done.stderr
+    )
+
+
+def test_boto3_names_a_service_that_is_down():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/credentials"}
+
+    done = as_account(ADA, CALLER, **where)
+
+    assert f'Could not connect to the endpoint URL: "http://127.0.0.1:{port}/credentials"' in done.stderr
+
+
+def test_on_alibaba_cloud_users_programs_read_the_keys_that_the_environment_leads_to():
+    """As rclone does it, whose SDK asks a program of ours."""
+    with serving(Role()) as port:
+        where = {"ALIBABA_CLOUD_CREDENTIALS_URI": f"http://127.0.0.1:{port}/credentials"}
+        done = as_account(ADA, "from image.instance.alicloud_credentials import main; main()", **where)
+        refused = as_account(0, "from image.instance.alicloud_credentials import main; main()", **where)
+
+    assert json.loads(done.stdout)["AccessKeyId"] == "id-ada", done.stderr
+    assert "root has the instance's own role" in refused.stderr

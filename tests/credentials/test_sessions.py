@@ -1,0 +1,133 @@
+"""How long a user's session is kept, and what is said while the cloud gives none."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from image.credentials.alicloud import AlicloudUserRole
+from image.credentials.errors import NoSessionError
+from image.credentials.sessions import SessionKeys, Sessions, session_name
+from image.instance.metadata import Metadata
+from image.reaper.errors import CloudError
+from tests.reaper import alicloud_server
+from tests.reaper.metadata_server import metadata_server
+
+ROLE = "acs:ram::1234567890123456:role/dev-user"
+START = datetime(2026, 11, 26, 4, tzinfo=UTC)
+
+
+class Role:
+    """A role whose sessions last an hour; fails while ``error`` is set."""
+
+    def __init__(self, clock):
+        self.clock, self.asked, self.error = clock, 0, None
+
+    def assume(self, account):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return SessionKeys(f"{account}-{self.asked}", "secret", "token", self.clock.now + timedelta(hours=1))
+
+
+class Clock:
+    """A time that a test sets."""
+
+    now = START
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def role(clock):
+    return Role(clock)
+
+
+@pytest.fixture
+def sessions(role, clock):
+    return Sessions(role, clock)
+
+
+@pytest.mark.parametrize(("minutes", "key_id"), [(0, "ada-1"), (39, "ada-1"), (40, "ada-2")])
+def test_a_session_is_kept_until_botocore_would_ask_for_a_newer_one(sessions, clock, minutes, key_id):
+    sessions.keys_of("ada")
+
+    clock.now = START + timedelta(minutes=minutes)
+
+    assert sessions.keys_of("ada").key_id == key_id
+
+
+def test_keys_that_still_hold_are_given_while_the_cloud_gives_no_newer_ones(sessions, clock, role):
+    sessions.keys_of("ada")
+    role.error = CloudError("AssumeRole: Throttling")
+
+    clock.now = START + timedelta(minutes=59)
+
+    assert sessions.keys_of("ada").key_id == "ada-1"
+
+
+def test_keys_that_have_ended_are_given_to_nobody(sessions, clock, role):
+    sessions.keys_of("ada")
+    role.error = CloudError("AssumeRole: Throttling")
+
+    clock.now = START + timedelta(minutes=60)
+
+    with pytest.raises(NoSessionError, match="AssumeRole: Throttling"):
+        sessions.keys_of("ada")
+
+
+def test_eight_ranks_that_hear_no_are_one_question_and_the_next_one_follows_soon(sessions, clock, role):
+    role.error = CloudError("AssumeRole: AccessDenied")
+    for _ in range(8):
+        with pytest.raises(NoSessionError, match="AccessDenied"):
+            sessions.keys_of("ada")
+    assert role.asked == 1
+
+    clock.now, role.error = START + timedelta(seconds=5), None
+
+    assert sessions.keys_of("ada").key_id == "ada-2"
+
+
+@pytest.mark.parametrize(
+    ("account", "name"),
+    [("ada", "ada@i-0abc"), ("a b/c", "a-b-c@i-0abc"), ("a" * 70, "a" * 64)],
+)
+def test_a_session_is_called_after_account_and_instance_as_far_as_clouds_allow(account, name):
+    assert session_name(account, "i-0abc") == name
+
+
+class Sts:
+    """Alibaba Cloud's, which gives what is documented."""
+
+    def __init__(self):
+        self.asked = []
+
+    def assume_role(self, asked):
+        self.asked.append(asked)
+        keys = {"AccessKeyId": "STS.ada", "AccessKeySecret": "secret", "SecurityToken": "token"}
+        return {"Credentials": keys | {"Expiration": "2026-11-26T05:00:00Z"}}
+
+
+def test_alibaba_cloud_gives_a_session_that_is_named_after_account_and_instance(monkeypatch):
+    sts = Sts()
+    with alicloud_server.serving(sts) as cloud, metadata_server("alicloud") as metadata:
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_ENDPOINT", cloud.url)
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", metadata.base)
+        metadata.says("ram/security-credentials/", "fleet")
+        keys = {"AccessKeyId": "made-up", "AccessKeySecret": alicloud_server.SECRET, "SecurityToken": "token"}
+        metadata.says(
+            "ram/security-credentials/fleet", json.dumps(keys | {"Expiration": "2999-01-01T00:00:00Z"})
+        )
+        role = AlicloudUserRole(ROLE, "cn-wulanchabu", Metadata("alicloud"))
+
+        given = role.assume("ada")
+
+    assert given == SessionKeys("STS.ada", "secret", "token", START + timedelta(hours=1))
+    (asked,) = sts.asked
+    assert (asked["RoleArn"], asked["RoleSessionName"], asked["DurationSeconds"]) == (ROLE, "ada@i-1", "3600")

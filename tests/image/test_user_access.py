@@ -1,0 +1,102 @@
+"""What the gate sees with the eyes of a user: a metadata service that is closed, and credentials."""
+
+import http.server
+import json
+import socket
+import subprocess
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from image.readiness import user_access
+
+KEYS = dict.fromkeys(user_access.KEYS, "made-up")
+
+
+@contextmanager
+def answering(status, body):
+    """A server that gives one answer to all; gives its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@pytest.mark.parametrize("status", [200, 401, 404])
+def test_a_metadata_service_that_answers_a_user_anything_is_open(status):
+    with answering(status, "") as port:
+        assert user_access.metadata_problem(["127.0.0.1"], port) == f"127.0.0.1 answers users with {status}"
+
+
+def test_a_metadata_service_that_refuses_a_user_is_closed():
+    assert user_access.metadata_problem(["127.0.0.1"], free_port()) == ""
+
+
+def test_a_metadata_service_that_is_silent_is_not_known_to_be_closed(monkeypatch):
+    monkeypatch.setattr(user_access, "TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        problem = user_access.metadata_problem(["127.0.0.1"], silent.getsockname()[1])
+
+    assert problem == "127.0.0.1 does not refuse users: timed out"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (200, json.dumps(KEYS), ""),
+        (200, json.dumps(KEYS | {"Token": ""}), "Token missing"),
+        (200, "<html>", "JSONDecodeError"),
+        (503, json.dumps({"Message": "AssumeRole: AccessDenied"}), "503 AssumeRole: AccessDenied"),
+    ],
+)
+def test_credentials_are_those_of_which_no_part_is_missing(status, body, problem):
+    with answering(status, body) as port:
+        said = user_access.credentials_problem(port=port)
+
+    assert problem in said
+    assert bool(said) == bool(problem)
+
+
+def test_a_service_of_credentials_that_is_down_is_named():
+    port = free_port()
+
+    assert f"http://127.0.0.1:{port}/credentials: ConnectionRefusedError" in user_access.credentials_problem(
+        port=port
+    )
+
+
+def test_where_no_account_of_a_user_can_look_nothing_is_known_to_be_well(monkeypatch):
+    monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
+    monkeypatch.setattr(user_access.pwd, "getpwnam", {}.__getitem__)
+
+    metadata, credentials = user_access.probed("aws")
+
+    assert metadata.startswith("not known: ")
+    assert credentials.startswith("not known: ")
+
+
+def test_where_the_environment_of_root_leads_elsewhere_nothing_is_looked_at(monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a look"))
+
+    assert user_access.probed("aws") == ("", "")
