@@ -174,6 +174,7 @@ class NoticeListener:
 
     Attributes:
         talk: how far agent and sweep are with the mark.
+        notices: what the cloud says.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class NoticeListener:
     ) -> None:
         self._booted_at = booted_at
         self._save_again_after = save_again_after
-        self._notices = notices
+        self.notices = notices
         self._answers = answers
         self._now = now
         self._closed = threading.Event()
@@ -237,11 +238,11 @@ class NoticeListener:
             CloudError: a service does not answer.
             OSError: the door can be neither shut nor opened.
         """
-        notice = self._notices.find()
+        notice = self.notices.find()
         if notice is not None:
-            self._answers.drain(notice).run(self._notices.find)
+            self._answers.drain(notice).run(self.notices.find)
             return True
-        mark = self._notices.mark()
+        mark = self.notices.mark()
         self._answer(mark if mark is not None and mark > self._booted_at() else None)
         return False
 
@@ -252,7 +253,7 @@ class NoticeListener:
             self._change(refusing=self.talk.refusing or REMOVED)
             self._act_on(left, hold="")
         self._take_up(mark)
-        self._act_on(mark, self._notices.hold() if mark is not None and self._now() >= mark else "")
+        self._act_on(mark, self.notices.hold() if mark is not None and self._now() >= mark else "")
 
     def _act_on(self, mark: datetime | None, hold: str) -> None:
         if asks(View(self._now(), mark, hold, self.talk)):
