@@ -225,7 +225,7 @@ def test_the_caller_is_known_by_the_kernel_s_word_and_not_by_their_own(tags, cap
     said = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", CHILD, f"/proc/self/fd/{folder}/agent.sock", words],
         user=user,
-        group=user,
+        group=60,
         extra_groups=(),
         pass_fds=[folder],
         env={"USER": "root", "LOGNAME": "root"},
@@ -314,6 +314,8 @@ def flood(connection):
 
 
 def test_who_says_nothing_or_sends_without_end_or_leaves_holds_no_thread_for_long(tags, monkeypatch):
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
     with closing(speaking(requests(tags).answer, request_within_s=0.2)):
         with connected() as silent, connected() as endless:
             with pytest.raises(OSError, match=r"Broken pipe|reset by peer"):
@@ -324,7 +326,30 @@ def test_who_says_nothing_or_sends_without_end_or_leaves_holds_no_thread_for_lon
                 leaving.sendall(b'{"command": "stat')
         until(lambda: not threads(), "the end of every thread that talks")
 
+        assert failed == []
         assert run("release").exit_code == 0
+
+
+class Dribbling:
+    """Sends a byte a second, for ever."""
+
+    def __init__(self):
+        self.at = 0.0
+
+    def settimeout(self, left):
+        assert 0 < left <= 5 - self.at
+
+    def recv(self, _):
+        self.at += 1
+        return b"x"
+
+
+def test_who_sends_a_byte_now_and_then_is_left_at_the_deadline_all_the_same(monkeypatch):
+    slow = Dribbling()
+    monkeypatch.setattr(user_socket.time, "monotonic", lambda: slow.at)
+
+    with pytest.raises(TimeoutError):
+        user_socket.line_of(slow, 5)
 
 
 def test_one_account_has_few_connections_and_the_others_are_answered(tags, monkeypatch):
@@ -359,29 +384,37 @@ def test_numbers_without_an_account_are_counted_as_one(monkeypatch):
         assert user_socket.caller_of(one) == (f"uid-{os.geteuid()}", "")
 
 
-def test_two_who_keep_at_once_are_served_one_after_the_other(tags):
-    began, may_end, inside = threading.Event(), threading.Event(), []
+class Watched:
+    """A lock that says when somebody waits for it."""
+
+    def __init__(self):
+        self.waited_for, self._lock = threading.Event(), threading.Lock()
+        self.release = self._lock.release
+
+    def acquire(self, timeout):
+        if self._lock.acquire(blocking=False):
+            return True
+        self.waited_for.set()
+        return self._lock.acquire(timeout=timeout)
+
+
+def test_two_who_keep_at_once_are_served_one_after_the_other(tags, monkeypatch):
+    one, most = requests(tags), []
+    monkeypatch.setattr(one, "_alone", lock := Watched())
+    inside = []
 
     def slow(_, new):
-        inside.append(threading.current_thread())
-        began.set()
-        assert may_end.wait(60)
-        assert inside.pop() is threading.current_thread()
-        tags.of |= new
+        inside.append(new)
+        most.append(len(inside))
+        assert lock.waited_for.wait(10)
+        inside.pop()
 
     tags.tag = slow
-    said = []
-    users = [threading.Thread(target=lambda: said.append(run_alone())) for _ in range(2)]
+    content = b'{"command": "keep", "duration": "1h", "reason": "x"}'
+    users = [threading.Thread(target=one.answer, args=(content, "ada")) for _ in range(2)]
     for user in users:
         user.start()
-    assert began.wait(60)
-    assert len(inside) == 1
-    may_end.set()
     for user in users:
         user.join(60)
 
-    assert [answer["error"] for answer in said] == ["", ""]
-
-
-def run_alone():
-    return ask(b'{"command": "keep", "duration": "1h", "reason": "x"}')
+    assert most == [1, 1]
