@@ -61,6 +61,11 @@ class AgentOptions:
         return self.clock_start is not None or self.clock_speed != 1.0
 
     @property
+    def is_play(self) -> bool:
+        """An instance is played on another computer, whose terminals are not for its messages."""
+        return self.is_rehearsal or self.watch_pid is not None
+
+    @property
     def watch(self) -> str:
         """What is looked at, for users."""
         return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole instance"
@@ -145,7 +150,8 @@ def listener(
     options: AgentOptions,
 ) -> NoticeListener:
     """The agent's second thread, as this instance needs it. Raises ConfigurationError as of ``answers``."""
-    replies = answers(cloud, target, options.keep_folder, senses)
+    shown_in = paths.run_dir() / "terminals" if options.is_play else None
+    replies = answers(cloud, target, options.keep_folder, senses, shown_in)
     notices = cloud.notices(metadata, target.instance_id, clock.now)
     booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
     return NoticeListener(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)

@@ -28,7 +28,7 @@ from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.counters import OwnUse
-from image.reaper.agent.show import show_all, withdraw
+from image.reaper.agent.show import show_all, show_in, withdraw
 from image.reaper.errors import CloudError
 from image.reaper.handshake import Exchange, Reply, Winner
 from image.reaper.store import Store
@@ -404,17 +404,21 @@ class NoticeListener:
         self.talk = replace(self.talk, **changes)  # type: ignore[arg-type] # names and types are Talk's
 
 
-def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> Answers:
+def answers(
+    cloud: AgentCloud, target: Target, folder: Path, senses: Senses, shown_in: Path | None = None
+) -> Answers:
     """The answers of an instance.
 
     Args:
         folder: what users keep.
         senses: what the agent knows of processes.
+        shown_in: a file that stands for terminals and notebooks; None for these.
 
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
     """
     instance, instance_id = target.instance, target.instance_id
+    show, remove = (partial(show_in, shown_in), lambda: None) if shown_in else (show_all, withdraw)
     to = kept_files.place(instance.data_uri, instance.pool, instance_id)
     sent: dict[str, kept_files.Version] = {}
 
@@ -428,10 +432,10 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
         return cloud.hook(instance_id)
 
     def drain(notice: Notice) -> Drain:
-        steps = Steps(show_all, senses.trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
+        steps = Steps(show, senses.trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
         return Drain(notice, steps, paths.stop_file())
 
     door = Door(paths.closed_file(), paths.nologin_file())
     caller = cache(partial(cloud.caller, instance_id))
     fence = cloud.fence(instance_id)
-    return Answers(drain, save, show_all, senses.look, cloud.store, caller, fence, door, withdraw)
+    return Answers(drain, save, show, senses.look, cloud.store, caller, fence, door, remove)
