@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from image.instance.errors import CloudError, ConfigurationError, InstanceError
+from image.instance.errors import LOG_IN, CloudError, ConfigurationError, InstanceError
 from image.instance.metadata import Metadata
 
 KEY_ID, SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
@@ -73,7 +73,12 @@ class Credentials:
                 f"{KEY_ID} and {SECRET} are missing, and this is no instance with a role"
             )
         if self._of_role is None or self._now() >= self._of_role[1] - RENEW_BEFORE:
-            self._of_role = of_role(self._metadata, self._environ)
+            try:
+                self._of_role = of_role(self._metadata, self._environ)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{error}; needed is {LOG_IN['alicloud']}") from error
+            except CloudError as error:
+                raise CloudError(f"{error}; needed is {LOG_IN['alicloud']}", error.code) from error
         return self._of_role[0]
 
 

@@ -3,6 +3,18 @@
 import difflib
 from collections.abc import Iterable
 
+# Cloud -> what a user does whose credentials are missing, or count no more.
+LOG_IN = {
+    "aws": (
+        "your own credentials of AWS: run `aws configure sso` once, then `aws sso login`, and set "
+        "AWS_PROFILE; or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    ),
+    "alicloud": (
+        "your own access key of Alibaba Cloud: set ALIBABA_CLOUD_ACCESS_KEY_ID and "
+        "ALIBABA_CLOUD_ACCESS_KEY_SECRET, of a role ALIBABA_CLOUD_SECURITY_TOKEN too"
+    ),
+}
+
 
 class InstanceError(Exception):
     """Base of the errors of this room, of the gate and of the reaper."""

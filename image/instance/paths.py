@@ -19,6 +19,11 @@ def activity_file() -> Path:
     return run_dir() / "activity.json"
 
 
+def agent_socket() -> Path:
+    """Where the agent takes users' ``keep``, ``release``, ``status`` and ``explain``."""
+    return run_dir() / "agent.sock"
+
+
 def ready_file() -> Path:
     """The gate's report of this boot."""
     return run_dir() / "ready.json"

@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+)
 
+from image.instance.errors import LOG_IN
 from image.reaper.errors import AnswerError, CloudError, DeadlineError
 
 Item = TypeVar("Item")
@@ -43,6 +52,27 @@ DENIED = frozenset(
     {
         *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation", "403"),
         *("Forbidden", "Forbidden.RAM", "NoPermission"),
+    }
+)
+# Who asks is not known: nobody logged in, or a log-in is over.
+NOBODY = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    SSOError,
+    TokenRetrievalError,
+)
+OVER = frozenset(
+    {
+        *(
+            "AuthFailure",
+            "ExpiredToken",
+            "ExpiredTokenException",
+            "InvalidAccessKeyId",
+            "InvalidClientTokenId",
+        ),
+        *("UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId.NotFound"),
+        *("InvalidSecurityToken.Expired", "InvalidSecurityToken.Malformed"),
     }
 )
 # Names of calls and services that policies spell otherwise (AWS service authorization reference).
@@ -134,14 +164,15 @@ class Calls:
             code = str(error.response.get("Error", {}).get("Code", ""))
             message = str(error.response.get("Error", {}).get("Message", ""))
             log.info("call=%s code=%s message=%r", _name(method), code, message)
-            failed = CloudError(f"{_name(method)}: {code}: {message}{_missing(method, code)}", code)
+            failed = CloudError(f"{_name(method)}: {code}: {message}{_remedy(method, code)}", code)
             return failed, 1 + int(metadata.get("RetryAttempts", 0))
         except BotoCoreError as error:
             log.info("call=%s error=%r", _name(method), str(error))
-            return CloudError(f"{_name(method)}: {error}", "ServiceUnavailable"), 1
+            remedy = f"; needed are {LOG_IN[_cloud(method)]}" if isinstance(error, NOBODY) else ""
+            return CloudError(f"{_name(method)}: {error}{remedy}", "ServiceUnavailable"), 1
         except AnswerError as error:
             log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)
-            text = f"{_name(method)}: {error}{_missing(method, error.code)}"
+            text = f"{_name(method)}: {error}{_remedy(method, error.code)}"
             return CloudError(text, error.code), error.attempts
         metadata = answer.get("ResponseMetadata", {})
         self._note_time(metadata.get("HTTPHeaders", {}).get("date"))
@@ -188,10 +219,18 @@ def _name(method: Callable[..., Any]) -> str:
     return str(getattr(method, "__name__", method))
 
 
-def _missing(method: Callable[..., Any], code: str) -> str:
-    """The permission to ask an administrator for, where a call was denied for want of one."""
+def _remedy(method: Callable[..., Any], code: str) -> str:
+    """How to log in, or the permission to ask an administrator for, where one of these is missing."""
+    if code in OVER:
+        return f"; these credentials count no more, needed are {LOG_IN[_cloud(method)]}"
     needed = permission_of(method) if code in DENIED else ""
     return f"; missing permission: {needed}" if needed else ""
+
+
+def _cloud(method: Callable[..., Any]) -> str:
+    """Whose call it is: boto3 also speaks with OSS."""
+    meta = getattr(getattr(method, "__self__", None), "meta", None)
+    return "alicloud" if meta is None or ".aliyuncs.com" in meta.endpoint_url else "aws"
 
 
 def permission_of(method: Callable[..., Any]) -> str:

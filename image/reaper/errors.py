@@ -3,6 +3,7 @@
 from image.instance.errors import CloudError, ConfigurationError, InstanceError, InstanceFileError, nearest
 
 __all__ = [
+    "AgentError",
     "AnswerError",
     "CloudError",
     "ConfigurationError",
@@ -45,6 +46,10 @@ class DeadlineError(ReaperError):
 
 class LeaseError(ReaperError):
     """Another sweep holds the lease, or took it from this one."""
+
+
+class AgentError(ReaperError):
+    """The agent of this instance refuses what a user asks, or does not answer."""
 
 
 class TooLateError(ReaperError):

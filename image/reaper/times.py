@@ -78,3 +78,11 @@ def format_span(value: timedelta) -> str:
             number = seconds / length_s
             return f"{number:.1f} {unit}" if unit == "h" else f"{number:.0f} {unit}"
     return f"{seconds / 86_400:.1f} d"
+
+
+def marking_rule(pool: str, idle_after: timedelta, percent: int, action: str, grace_minutes: int) -> str:
+    """When a pool marks an instance, and what follows, for a user."""
+    return (
+        f"pool {pool}: marked after {format_span(idle_after)} idle with {percent} % of the heartbeats, "
+        f"{action} {grace_minutes} min later"
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from botocore.parsers import ResponseParserError
 
 from stacks.calls.errors import CannotCheckError
@@ -15,6 +15,7 @@ DENIALS = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "AuthFailure"}
 )
 # Where the permission is not named after the call: docs.aws.amazon.com/service-authorization, AWS Budgets.
+LOG_IN = "run `aws configure sso` once, then `aws sso login`, and set AWS_PROFILE"
 PERMISSIONS = {"budgets:DescribeBudgets": "budgets:ViewBudget"}
 LIMITS = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3})
 
@@ -59,6 +60,8 @@ class Aws:
             raise CannotCheckError(_said(client, error)) from error
         except ResponseParserError as error:  # an emulator that lacks the call
             raise CannotCheckError(f"{operation}: the answer is none that AWS gives") from error
+        except NoCredentialsError as error:
+            raise CannotCheckError(f"{error}: {LOG_IN}") from error
         except BotoCoreError as error:
             raise CannotCheckError(" ".join(str(error).split())) from error
         return answer

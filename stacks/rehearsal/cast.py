@@ -205,17 +205,23 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
     raise RehearsalError(f"no answer to the sweep's mark in {ANSWERS_MAY_TAKE_S} s: {', '.join(silent)}")
 
 
-def keep(player: Player, region: str, span: str) -> None:
-    """Ask for an instance as its users do.
+def keep(player: Player, span: str) -> None:
+    """Ask for an instance as its users do: its agent has the right that they lack.
 
     Args:
         span: how long, ``8h`` say.
 
     Raises:
         ChildError: when the command fails.
+        RehearsalError: the agent does not come up.
     """
-    arguments = ("keep", span, "--reason", "results on Monday")
-    command = first_boot.people_command(
-        player.root, *arguments, "--instance-id", player.instance.id, "--region", region
-    )
-    processes.run(command, player.folder / "keep.log", player.environment(), inherit=False)
+    command = first_boot.people_command(player.root, "keep", span, "--reason", "results on Monday")
+    door = player.root / "run/gpu-fleet/agent.sock"
+    with listening([player], datetime.now(UTC)):
+        for _ in range(ANSWERS_MAY_TAKE_S * 5):
+            if door.is_socket():
+                break
+            time.sleep(0.2)
+        else:
+            raise RehearsalError(f"{door}: not there in {ANSWERS_MAY_TAKE_S} s: the agent takes no command")
+        processes.run(command, player.folder / "keep.log", player.environment(), inherit=False)

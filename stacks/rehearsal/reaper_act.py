@@ -132,7 +132,7 @@ def _through_the_hours(
         old = player.part.share > 0
         instances.date_back(clients, player.instance.id, moments.begin - BEFORE if old else moments.mark)
         if player.part.kept:
-            keep(player, clients.region, KEPT_FOR)
+            keep(player, KEPT_FOR)
     first_hours = moments.mark - moments.begin
     live(
         [

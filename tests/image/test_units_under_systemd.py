@@ -155,6 +155,9 @@ if [ -d /ran ]; then
     ls /ran /var/lib/systemd/linger >/results/later
 fi
 record agent systemctl start gpu-reaper
+ended /run/gpu-fleet/activity.json
+record status-of-a-user setpriv --reuid 4242 --clear-groups \
+    /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console status
 while systemctl is-active --quiet gpu-reaper; do sleep 0.2; done
 cp /run/gpu-fleet/activity.json /results/activity.json
 """
@@ -376,7 +379,7 @@ def files() -> dict[str, str]:
         **{f"usr/local/bin/idle-{name}": f"#!/bin/sh\n{text}\n" for name, text in IDLE_COMMANDS.items()},
         f"{system}/gpu-ready.service.d/test.conf": f"[Service]\n{NOWHERE}\n",
         f"{system}/gpu-reaper.service.d/test.conf": f"[Service]\n{NOWHERE}\nRestart=no\nExecStart=\n"
-        f"ExecStart={agent} --clock-speed 60 --duration 150\n"
+        f"ExecStart={agent} --clock-speed 60 --duration 400\n"
         "ExecStopPost=-+/bin/cp /run/results.json /results\n",
         f"{system}/sandbox.service": changed(
             "gpu-reaper.service",
@@ -497,6 +500,13 @@ def test_the_agent_sees_all_it_must_from_within_its_sandbox(results):
 
     assert status(results, "agent") == 0
     assert (activity["instance_id"], unseen) == ("i-1", [])
+
+
+def test_the_agent_answers_a_user_from_within_its_sandbox(results):
+    said = (results / "status-of-a-user.out").read_text()
+
+    assert status(results, "status-of-a-user") == 0, said
+    assert said.splitlines()[0] == "instance  i-1"
 
 
 @pytest.mark.parametrize(

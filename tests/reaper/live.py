@@ -31,8 +31,9 @@ from moto.backends import get_backend
 
 from image.instance.files import replace_text
 from image.instance.instance_file import InstanceFile
-from image.reaper.agent import listening
-from image.reaper.agent.command import AgentOptions, fresh_look, listener
+from image.reaper import holds
+from image.reaper.agent import listening, requests
+from image.reaper.agent.command import AgentOptions, fresh_look, listener, user_socket
 from image.reaper.agent.habits import Accustomed
 from image.reaper.agent.judge import JudgeMemory, Limits
 from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
@@ -49,6 +50,7 @@ from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_REAP_AFTER, TAG_STACK, TAG_WITHDRAWN
 from image.reaper.people import keep
 from image.reaper.sweep import handler
+from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import policy_json, pool_policy
 
 REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"
@@ -206,6 +208,18 @@ class Instance:
             self.notice_listener = listener(
                 cloud, metadata, target, senses=senses, clock=clock, options=options
             )
+            self._speak = partial(user_socket, cloud, target, self.notice_listener.notices, None)
+
+    @contextlib.contextmanager
+    def as_seen_by_users(self) -> Iterator[None]:
+        """Whoever asks its agent meanwhile finds its files and its socket."""
+        file = self._folder / "instance.toml"
+        file.write_text(INSTANCE_TOML)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
+            patch.setenv("GPU_FLEET_RUN_DIR", str(self._folder / "run"))
+            with contextlib.closing(self._speak()):
+                yield
 
     def stop(self) -> None:
         """Its user stops it."""
@@ -335,7 +349,7 @@ class Live:
             records_uri=f"s3://{RECORDS}/reaper",
         )
         self._set_up()
-        for module in (handler, keep):
+        for module in (handler, holds, keep, requests):
             patch.setattr(module, "datetime", self._datetime())
         self.at_work: Instance | None = None
         patch.setattr(listening, "replace_text", self._replace_text)

@@ -12,7 +12,7 @@ from image.reaper.agent.loop import Agent, next_multiple
 from image.reaper.agent.sensors.counters import Counters, RateSensor
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.reading import Rates
-from tests.reaper.samples import NOON, sample
+from tests.reaper.samples import NOON, gpu, sample
 
 BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
 
@@ -97,6 +97,19 @@ def test_idle_time_counts_from_the_last_busy_minute():
 
     assert [outcome.state for outcome in outcomes[1:]] == [Minute.ACTIVE, Minute.IDLE, Minute.IDLE]
     assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active(number):
+    at = NOON + timedelta(seconds=5 * number)
+    look = SimpleNamespace(
+        sample=lambda now, *, everything: sample(gpus=[gpu(utilisation=1.0 * (now == at))], at=now)
+    )
+
+    outcomes = judged(FakeClock(), look, minutes=2)
+
+    assert [outcome.state for outcome in outcomes] == [Minute.IDLE, Minute.ACTIVE, Minute.IDLE]
+    assert outcomes[1].reasons == ("gpu 0: utilisation",)
 
 
 def test_what_is_known_from_before_a_restart_is_kept():

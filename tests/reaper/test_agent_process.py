@@ -1,6 +1,7 @@
 """A real agent process on a fast clock, against a CloudWatch of moto."""
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -104,11 +105,22 @@ def instance_file(bucket, tmp_path):
 
 
 @pytest.fixture
-def metadata(environment, instance_file, tmp_path):
+def called_wall(tmp_path):
+    """A file that is there once the agent wrote onto the terminals of this computer; a folder for PATH."""
+    called = tmp_path / "called-wall"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/wall").write_text(f"#!/bin/sh\ntouch {called}\n")
+    (tmp_path / "bin/wall").chmod(0o755)
+    return called
+
+
+@pytest.fixture
+def metadata(environment, instance_file, tmp_path, called_wall):
     """A metadata service, the environment of an instance that asks it, and a keep folder with one file."""
     (tmp_path / "keep").mkdir()
     (tmp_path / "keep/notes.txt").write_text("hello")
     own = {"GPU_FLEET_INSTANCE_FILE": str(instance_file), "GPU_FLEET_RUN_DIR": str(tmp_path / "run")}
+    own["PATH"] = f"{called_wall.parent / 'bin'}:{os.environ['PATH']}"
     with metadata_service() as service:
         service.answers["/latest/meta-data/instance-id"] = "i-told"
         yield service, environment | own | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
@@ -147,6 +159,20 @@ def test_an_instance_that_its_group_terminates_is_stopped_and_saved(
 
     assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
     assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+
+
+def test_an_agent_that_plays_an_instance_writes_onto_no_terminal_of_this_computer(
+    environment, metadata, called_wall, tmp_path
+):
+    service, environment_of_metadata = metadata
+    service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = "2026-11-21T12:00:00+00:00"
+
+    with running("sleep", "600") as process:
+        watched = ("--watch-pid", str(process.pid), "--clock-start", "2026-11-21T12:00:00+00:00")
+        watch_until(lambda log: "event=saved" in log, environment_of_metadata, tmp_path, *watched)
+
+    assert not called_wall.exists()
+    assert "This instance is idle" in (tmp_path / "run/terminals").read_text()
 
 
 def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(

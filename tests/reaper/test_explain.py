@@ -167,8 +167,10 @@ def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
     assert "all of them" in result.output.splitlines()[-1]
 
 
-def test_without_live_an_instance_must_be_named():
+def test_elsewhere_than_on_an_instance_one_must_be_named(monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
+
     result = CliRunner().invoke(main, ["explain"])
 
     assert result.exit_code == 2
-    assert "name an instance, or say --live on one" in result.output
+    assert "name an instance; on one its own is explained" in result.output

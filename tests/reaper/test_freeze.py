@@ -132,6 +132,16 @@ def test_a_limit_that_a_user_raised_meanwhile_is_held_again_and_its_first_value_
     assert again.groups["train"].max_size == 8
 
 
+def test_a_capped_group_that_grew_when_a_user_raised_its_limit_keeps_what_runs():
+    freeze, (capped,) = frozen(CAPPED_AT, [group(members=2)])
+    grown = replace(group(members=5), max_size=6)
+
+    _, (held,) = frozen(CAPPED_AT, [grown], freeze)
+
+    assert capped.max_size == 2
+    assert held.max_size == 5
+
+
 def test_groups_in_line_need_no_step():
     freeze, groups = frozen(CLOSED_AT, [group()])
 

@@ -63,9 +63,19 @@ def ended(instances):
     return [instance.id for instance in instances if instance.truth.ended_at is not None]
 
 
-def keep(instance, *more):
-    arguments = ["keep", "8h", "--reason", "paper", "--instance-id", instance.id, "--region", "us-east-1"]
-    return CliRunner().invoke(main, [*arguments, *more])
+def keep(instance):
+    """From a laptop."""
+    where = ["--instance-id", instance.id, "--region", "us-east-1"]
+    return CliRunner().invoke(main, ["keep", "8h", "--reason", "paper", *where])
+
+
+def keep_there(instance):
+    """On the instance: its agent does it."""
+    with instance.as_seen_by_users():
+        return CliRunner().invoke(main, ["keep", "8h", "--reason", "paper"])
+
+
+KEEPS = pytest.mark.parametrize("keep", [keep, keep_there])
 
 
 # what should happen
@@ -198,8 +208,9 @@ def test_no_job_is_killed_whose_agent_dies_as_it_begins(live):
     assert ended(instances) == []
 
 
+@KEEPS
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_hold_typed_after_the_last_look_holds(live, dies):
+def test_a_hold_typed_after_the_last_look_holds(live, dies, keep):
     """The sweep has read tags and words; it is about to decide. An agent would decide as the hold did."""
     (instance,) = marked_and_due(live)
     said = []
@@ -218,7 +229,8 @@ def test_a_hold_typed_after_the_last_look_holds(live, dies):
     assert json.loads(live.content("decision"))["winner"] == "withdrawn"
 
 
-def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(live):
+@KEEPS
+def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(live, keep):
     (instance,) = marked_and_due(live)
     said = []
     live.on_call("TerminateInstances", lambda: said.append(keep(instance)))
@@ -242,7 +254,7 @@ def test_a_hold_typed_too_late_on_a_laptop_whose_clock_is_behind_is_not_confirme
         def now(cls, tz=None):
             return (live.now - timedelta(minutes=minutes)).astimezone(tz)
 
-    monkeypatch.setattr("image.reaper.people.keep.datetime", Behind)
+    monkeypatch.setattr("image.reaper.holds.datetime", Behind)
     live.on_call("TerminateInstances", lambda: said.append(keep(instance)))
 
     live.sweep()
@@ -252,7 +264,8 @@ def test_a_hold_typed_too_late_on_a_laptop_whose_clock_is_behind_is_not_confirme
     assert ended([instance]) == [instance.id]
 
 
-def test_a_hold_typed_after_the_instance_refused_is_set(live):
+@KEEPS
+def test_a_hold_typed_after_the_instance_refused_is_set(live, keep):
     (instance,) = marked_and_due(live)
     live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
     live.sweep()

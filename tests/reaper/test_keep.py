@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.errors import ConfigurationError
+from image.reaper.holds import wish
 from image.reaper.marks import give_back_of, hold_in, hold_of
 from image.reaper.model import (
     KEEP_AT_MOST,
@@ -19,7 +20,6 @@ from image.reaper.model import (
     TAG_OWNER,
     Instance,
 )
-from image.reaper.people.keep import wish
 from image.reaper.times import format_time, parse_time
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.instance_toml import INSTANCE_TOML
@@ -117,7 +117,7 @@ def test_elsewhere_the_instance_has_to_be_named(fleet):
     result = run("keep", "1h", "--reason", "x")
 
     assert result.exit_code == 1
-    assert result.output.startswith("error: --instance-id is missing, and this is no instance of a fleet")
+    assert result.output.startswith("error: --instance is missing, and this is no instance of a fleet")
 
 
 def test_without_any_region_the_flag_is_named(fleet, monkeypatch):
@@ -156,9 +156,9 @@ def test_a_duration_that_is_none_is_refused_with_what_is_allowed(fleet, text):
     assert "allowed: a number and m, h or d, say 90m, 8h or 2d" in result.output
 
 
-@pytest.mark.parametrize("reason", ["", "  ", "x" * 257])
+@pytest.mark.parametrize("reason", ["", "  ", "x" * 257, "\x1b[2J", "\ud800"])
 def test_a_reason_that_says_nothing_or_fits_no_tag_is_refused(reason):
-    with pytest.raises(ConfigurationError, match=r"--reason of .* characters; allowed: 1 to 128"):
+    with pytest.raises(ConfigurationError, match=r"--reason .*; allowed: (1 to 128|characters that can)"):
         wish(timedelta(hours=1), reason, NOON)
 
 

@@ -1,5 +1,6 @@
 """The agent's clients work with less of botocore's data, and hold less of it."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import botocore
 import pytest
 from moto import mock_aws
 
-from image.reaper.agent import service_models
 from image.reaper.agent.service_models import NEEDED, SmallModels, use_small_models
+from image.reaper.aws import agent as aws_agent
 from image.reaper.aws.agent import WithdrawnTag
+from image.reaper.aws.instances import Tags
 from image.reaper.model import TAG_WITHDRAWN
 from tests.reaper.samples import NOON
 
@@ -55,9 +57,9 @@ def test_what_an_agent_calls_answers_as_before(small, tmp_path):
 
 def test_every_operation_of_ec2_that_an_agent_calls_is_there(small):
     """The agent's own code is what calls EC2: every method of its client that stands there."""
-    agent = Path(service_models.__file__).parent.parent / "aws/agent.py"
+    text = inspect.getsource(aws_agent) + inspect.getsource(Tags)
     made = boto3.client("ec2", "us-east-1")
-    called = {name for name in dir(made.__class__) if f".{name}" in agent.read_text() and name.islower()}
+    called = {name for name in dir(made.__class__) if f".{name}" in text and name.islower()}
 
     operations = {made.meta.method_to_api_mapping.get(name) for name in called} - {None}
     assert operations == set(NEEDED["ec2"])

@@ -10,13 +10,11 @@ from click.testing import CliRunner
 
 from image.console.cli import main
 from image.reaper import policy
-from image.reaper.agent import activity_file
-from image.reaper.agent.judge import Minute
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
 from image.reaper.people.status import ends_if_unused, row
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
-from tests.reaper.samples import NOON, judgement
+from tests.reaper.samples import NOON
 
 
 @pytest.fixture
@@ -99,29 +97,6 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     assert "1 of 2 instances idle, at 1.006 USD an hour" in result.output
     assert re.search(r"^images: ami-[0-9a-f]+ \(2\)$", result.output, re.MULTILINE)
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
-
-
-def test_on_an_instance_of_the_fleet_its_agent_s_word_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
-    monkeypatch.delenv("GPU_FLEET_POLICY_FILE", raising=False)
-    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",))
-    activity_file.write(tmp_path / "activity.json", outcome, "i-9", "the whole instance")
-
-    result = CliRunner().invoke(main, ["status"])
-
-    assert result.exit_code == 0
-    assert [line.split() for line in result.output.splitlines() if "cpu" in line] == [
-        ["reasons", "cpu:", "1.00", "cores"]
-    ]
-
-
-def test_without_an_agent_s_word_the_file_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
-
-    result = CliRunner().invoke(main, ["status", "--here"])
-
-    assert result.exit_code == 1
-    assert "activity.json: not there or damaged; is the agent running?" in result.output
 
 
 def test_a_wrong_policy_is_one_message(tmp_path):

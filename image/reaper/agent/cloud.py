@@ -9,6 +9,7 @@ from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent.drain import Holds
 from image.reaper.agent.notices import Notices
+from image.reaper.holds import Tagging
 from image.reaper.model import User
 from image.reaper.store import Store
 
@@ -51,6 +52,13 @@ class AgentCloud(Protocol):
 
     def caller(self, instance_id: str) -> str:
         """The cloud's name for the instance's credentials, ``:`` or ``.``, its id. Raises CloudError."""
+
+    def tagging(self) -> Tagging:
+        """What sets a user's hold on this instance, as tags.
+
+        Raises:
+            ConfigurationError: instances of this cloud may not; the message names what a user can do.
+        """
 
     def fence(self, instance_id: str) -> Fence:
         """The second fence against a stop."""

@@ -21,14 +21,19 @@ from image.reaper.agent.habits import Accustomed, Looks
 from image.reaper.agent.judge import Judgement, Limits
 from image.reaper.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from image.reaper.agent.loop import Agent, Clock, stop_on_terminate
+from image.reaper.agent.notices import Notices
 from image.reaper.agent.publish import Publisher, heartbeat
+from image.reaper.agent.requests import BUSY, Requests, line
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
 from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_instance
 from image.reaper.agent.sensors.processes import trainers
 from image.reaper.agent.service_models import use_small_models
 from image.reaper.agent.stack_policy import StackPolicy
+from image.reaper.agent.user_socket import UserSocket
 from image.reaper.agent.users import Users
 from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.handshake import Exchange
+from image.reaper.holds import KeepTarget
 from image.reaper.options import FiniteRange, IsoTime
 
 LISTEN_EVERY_S = 5.0
@@ -54,6 +59,11 @@ class AgentOptions:
     def is_rehearsal(self) -> bool:
         """The clock is not the wall's."""
         return self.clock_start is not None or self.clock_speed != 1.0
+
+    @property
+    def is_play(self) -> bool:
+        """An instance is played on another computer, whose terminals are not for its messages."""
+        return self.is_rehearsal or self.watch_pid is not None
 
     @property
     def watch(self) -> str:
@@ -115,6 +125,8 @@ def run(options: AgentOptions) -> None:
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         target = Target(instance, instance_id)
         notice_listener = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
+    notices = notice_listener.notices if notice_listener else None
+    door = user_socket(cloud, Target(instance, instance_id), notices, policy)
     agent = Agent(
         clock,
         sensors,
@@ -123,6 +135,7 @@ def run(options: AgentOptions) -> None:
         limits,
     )
     watch_until_ended(agent, notice_listener, clock, options)
+    door.close()
     publisher.flush()
     LOG.info("event=end")
 
@@ -137,10 +150,31 @@ def listener(
     options: AgentOptions,
 ) -> NoticeListener:
     """The agent's second thread, as this instance needs it. Raises ConfigurationError as of ``answers``."""
-    replies = answers(cloud, target, options.keep_folder, senses)
+    shown_in = paths.run_dir() / "terminals" if options.is_play else None
+    replies = answers(cloud, target, options.keep_folder, senses, shown_in)
     notices = cloud.notices(metadata, target.instance_id, clock.now)
     booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
     return NoticeListener(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
+
+
+def user_socket(
+    cloud: agent_cloud.AgentCloud, target: Target, notices: Notices | None, policy: StackPolicy
+) -> UserSocket:
+    """The socket for users, open; where it cannot be, that is logged: what the agent sees counts more."""
+
+    def keeper() -> KeepTarget:
+        def records(mark: datetime) -> Exchange:
+            return Exchange(cloud.store(), cloud.caller(target.instance_id), mark)
+
+        return KeepTarget(target.instance_id, cloud.tagging(), records)
+
+    requests = Requests(target, keeper, notices, lambda: policy.rule)
+    made = UserSocket(paths.agent_socket(), requests.answer, line(error=BUSY))
+    try:
+        made.open()
+    except OSError as error:
+        LOG.error("event=no-socket path=%s reason=%r", paths.agent_socket(), str(error))
+    return made
 
 
 def policy_of(

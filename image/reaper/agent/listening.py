@@ -28,7 +28,7 @@ from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.counters import OwnUse
-from image.reaper.agent.show import show_all, withdraw
+from image.reaper.agent.show import show_all, show_in, withdraw
 from image.reaper.errors import CloudError
 from image.reaper.handshake import Exchange, Reply, Winner
 from image.reaper.store import Store
@@ -174,6 +174,7 @@ class NoticeListener:
 
     Attributes:
         talk: how far agent and sweep are with the mark.
+        notices: what the cloud says.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class NoticeListener:
     ) -> None:
         self._booted_at = booted_at
         self._save_again_after = save_again_after
-        self._notices = notices
+        self.notices = notices
         self._answers = answers
         self._now = now
         self._closed = threading.Event()
@@ -237,11 +238,11 @@ class NoticeListener:
             CloudError: a service does not answer.
             OSError: the door can be neither shut nor opened.
         """
-        notice = self._notices.find()
+        notice = self.notices.find()
         if notice is not None:
-            self._answers.drain(notice).run(self._notices.find)
+            self._answers.drain(notice).run(self.notices.find)
             return True
-        mark = self._notices.mark()
+        mark = self.notices.mark()
         self._answer(mark if mark is not None and mark > self._booted_at() else None)
         return False
 
@@ -252,7 +253,7 @@ class NoticeListener:
             self._change(refusing=self.talk.refusing or REMOVED)
             self._act_on(left, hold="")
         self._take_up(mark)
-        self._act_on(mark, self._notices.hold() if mark is not None and self._now() >= mark else "")
+        self._act_on(mark, self.notices.hold() if mark is not None and self._now() >= mark else "")
 
     def _act_on(self, mark: datetime | None, hold: str) -> None:
         if asks(View(self._now(), mark, hold, self.talk)):
@@ -403,17 +404,21 @@ class NoticeListener:
         self.talk = replace(self.talk, **changes)  # type: ignore[arg-type] # names and types are Talk's
 
 
-def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> Answers:
+def answers(
+    cloud: AgentCloud, target: Target, folder: Path, senses: Senses, shown_in: Path | None = None
+) -> Answers:
     """The answers of an instance.
 
     Args:
         folder: what users keep.
         senses: what the agent knows of processes.
+        shown_in: a file that stands for terminals and notebooks; None for these.
 
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
     """
     instance, instance_id = target.instance, target.instance_id
+    show, remove = (partial(show_in, shown_in), lambda: None) if shown_in else (show_all, withdraw)
     to = kept_files.place(instance.data_uri, instance.pool, instance_id)
     sent: dict[str, kept_files.Version] = {}
 
@@ -427,10 +432,10 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
         return cloud.hook(instance_id)
 
     def drain(notice: Notice) -> Drain:
-        steps = Steps(show_all, senses.trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
+        steps = Steps(show, senses.trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
         return Drain(notice, steps, paths.stop_file())
 
     door = Door(paths.closed_file(), paths.nologin_file())
     caller = cache(partial(cloud.caller, instance_id))
     fence = cloud.fence(instance_id)
-    return Answers(drain, save, show_all, senses.look, cloud.store, caller, fence, door, withdraw)
+    return Answers(drain, save, show, senses.look, cloud.store, caller, fence, door, remove)

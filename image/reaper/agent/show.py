@@ -28,6 +28,13 @@ def show_all(message: str, root: Path = Path("/")) -> None:
         LOG.warning("event=notice-not-shown reason=%r", failure)
 
 
+def show_in(file: Path, message: str) -> None:
+    """Show a message in a file alone: for an agent that plays an instance on another computer."""
+    LOG.warning("event=notice message=%r", message)
+    with file.open("a", encoding="utf-8") as shown:
+        shown.write(f"{message}\n")
+
+
 def withdraw(root: Path = Path("/")) -> None:
     """Take notices away that hold no longer; those on terminals have scrolled by."""
     try:

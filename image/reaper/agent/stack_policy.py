@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,7 @@ from image.reaper.agent.sensors.busy_command import BusyCommand
 from image.reaper.agent.sensors.look import SensorOptions
 from image.reaper.errors import CloudError
 from image.reaper.json_fields import Fields
+from image.reaper.times import marking_rule
 
 KEY = "policy.json"
 READ_EVERY_S = 600.0
@@ -34,6 +36,9 @@ class StackPolicy:
             itself then counts.
         pool: the instance's pool.
         real_s: real seconds, monotonic.
+
+    Attributes:
+        rule: when the pool marks an instance, for its users; empty until it was read.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class StackPolicy:
         self._next_s = real_s()
         self._sensors: policy.SensorPolicy | None = None if read else policy.SensorPolicy()
         self._problem = ""
+        self.rule = ""
 
     def asked(self) -> SensorOptions:
         """Programs and command of the pool."""
@@ -71,7 +77,8 @@ class StackPolicy:
 
     def _refresh(self, read: Callable[[], dict[str, Any] | None]) -> None:
         try:
-            newest = sensors_in(read(), self._pool)
+            document = read()
+            newest = sensors_in(document, self._pool)
         except CloudError as error:
             self._next_s = self._real_s() + TRY_AGAIN_AFTER_S
             if str(error) != self._problem:
@@ -82,6 +89,7 @@ class StackPolicy:
         if newest != self._sensors:
             LOG.info("event=policy sensors=%s", newest)
         self._sensors = newest
+        self.rule = rule_in(document or {}, self._pool)
 
 
 def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
@@ -101,3 +109,13 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
     if fields.problems:
         raise CloudError("; ".join(fields.problems))
     return sensors
+
+
+def rule_in(document: dict[str, Any], pool: str) -> str:
+    """When a policy marks an instance of a pool, in one line; empty where it says that otherwise."""
+    own = document["pools"][pool]
+    try:
+        idle_after = timedelta(hours=float(own["idle_after_hours"]))
+        return marking_rule(pool, idle_after, own["coverage_percent"], own["action"], own["grace_minutes"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return ""

@@ -5,10 +5,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from image.instance import oss
-from image.instance.alicloud_credentials import KEY_ID, AccessKey, Credentials
+from image.instance.alicloud_credentials import KEY_ID, SECRET, AccessKey, Credentials
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
@@ -19,7 +19,7 @@ from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, NO
 from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls, batches
-from image.reaper.errors import AnswerError, CloudError
+from image.reaper.errors import AnswerError, CloudError, ConfigurationError
 from image.reaper.handshake import pool_caller
 from image.reaper.marks import held_until
 from image.reaper.metrics import DIMENSION_INSTANCE
@@ -76,6 +76,13 @@ class AgentCloud:
     def caller(self, instance_id: str) -> str:
         """``POOL.i-0123``: RAM knows no variable for the caller, so a pool's role writes below its pool."""
         return pool_caller(self._instance.pool, instance_id)
+
+    def tagging(self) -> NoReturn:
+        """None: RAM knows no condition on a tag's key, so no instance may tag. Raises ConfigurationError."""
+        raise ConfigurationError(
+            "instances of Alibaba Cloud may set no hold on themselves; with access keys of your own in "
+            f"{KEY_ID} and {SECRET}, here or on a laptop: add --instance ID --stack {self._instance.stack}"
+        )
 
     def fence(self, instance_id: str) -> NoFence:
         """None: a role that may tag one instance of its pool may tag them all."""

@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
+from image.reaper.aws.instances import Tags
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.model import TAG_USERS, TAG_WITHDRAWN, User
@@ -100,6 +101,11 @@ class AgentCloud:
         caller = str(_asked(sts.get_caller_identity)["UserId"])
         # a rehearsal's keys are a user's
         return caller if caller.endswith(f":{instance_id}") else f"{caller}:{instance_id}"
+
+    def tagging(self) -> Tags:
+        """Its role may set the tags of a hold on itself alone."""
+        ec2 = boto3.client("ec2", region_name=self._instance.region, config=_LIMITS)
+        return Tags(ec2, Calls(lambda: datetime.now(UTC)))
 
     def fence(self, instance_id: str) -> "WithdrawnTag":
         """The tag that denies the sweep's role."""

@@ -22,7 +22,34 @@ LOCKS = {"stop": ("disableApiStop", "stop"), "terminate": ("disableApiTerminatio
 STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
-class Instances:
+class Tags:
+    """The tags of instances.
+
+    Args:
+        ec2: boto3's client.
+    """
+
+    def __init__(self, ec2: Any, calls: Calls) -> None:
+        self._ec2, self._calls = ec2, calls
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """An instance's tags; none for one that is not there. Raises CloudError."""
+        named = [{"Name": "resource-id", "Values": [instance_id]}]
+        tags = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
+        return {tag["Key"]: tag["Value"] for tag in tags}
+
+    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags; raises CloudError."""
+        wire = [{"Key": key, "Value": value} for key, value in tags.items()]
+        self._calls.change(self._ec2.create_tags, Resources=list(ids), Tags=wire)
+
+    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
+        """Take tags away, whatever their value; raises CloudError."""
+        wire = [{"Key": key} for key in keys]
+        self._calls.change(self._ec2.delete_tags, Resources=list(ids), Tags=wire)
+
+
+class Instances(Tags):
     """The managed instances of one stack.
 
     Args:
@@ -32,9 +59,9 @@ class Instances:
     end_batch, detach_batch = END_BATCH, DETACH_BATCH
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
-        self._ec2, self._autoscaling, self._cloudwatch = clients.ec2, clients.autoscaling, clients.cloudwatch
+        super().__init__(clients.ec2, calls)
+        self._autoscaling, self._cloudwatch = clients.autoscaling, clients.cloudwatch
         self._ending = clients.ending
-        self._calls = calls
         self._stack = stack
 
     def fleet(self) -> Inventory:
@@ -72,12 +99,6 @@ class Instances:
             listed |= {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
         groups = self._groups(group_names) if group_names else ()
         return _fleet(listed.values(), groups)
-
-    def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags; none for one that is not there. Raises CloudError."""
-        named = [{"Name": "resource-id", "Values": [instance_id]}]
-        tags = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
-        return {tag["Key"]: tag["Value"] for tag in tags}
 
     def lock(self, instance_id: str, action: str) -> str:
         """Why the cloud would not stop or terminate an instance, or an empty text.
@@ -129,16 +150,6 @@ class Instances:
             )
             firing |= {alarm["AlarmName"] for alarm in page["MetricAlarms"]}
         return frozenset(firing)
-
-    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
-        """Set tags; raises CloudError."""
-        wire = [{"Key": key, "Value": value} for key, value in tags.items()]
-        self._calls.change(self._ec2.create_tags, Resources=list(ids), Tags=wire)
-
-    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
-        """Take tags away, whatever their value; raises CloudError."""
-        wire = [{"Key": key} for key in keys]
-        self._calls.change(self._ec2.delete_tags, Resources=list(ids), Tags=wire)
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
         """Take instances out of their group, which then wants fewer, or starts others where ``replaced``.

@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import InvalidRegionError
+from botocore.exceptions import InvalidRegionError, ProfileNotFound
 from botocore.utils import parse_timestamp
 
 from image.reaper.errors import ConfigurationError
@@ -78,6 +78,11 @@ def client(name: str, region: str, **keys: str) -> Any:
 def _session() -> Any:
     """One for the process: reading the services' descriptions takes longer than a small sweep."""
     core = botocore.session.get_session()
+    try:
+        core.get_scoped_config()
+    except ProfileNotFound as error:
+        known = ", ".join(core.available_profiles) or "none"
+        raise ConfigurationError(f"AWS_PROFILE: {error}; those of this computer are: {known}") from error
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
     return boto3.session.Session(botocore_session=core)
 

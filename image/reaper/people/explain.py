@@ -14,21 +14,21 @@ from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
 from image.reaper.options import now_option, stack_options
-from image.reaper.people import explain_live, timeline
+from image.reaper.people import explain_live, own_agent, timeline
 from image.reaper.people.status import WIDTH, dry_sweep, row
 from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
 from image.reaper.place import Asked
 from image.reaper.policy import Policy
 from image.reaper.sweep.evidence import LOOK_AHEAD
 from image.reaper.sweep.results import Result
-from image.reaper.times import format_span, format_time
+from image.reaper.times import format_span, format_time, marking_rule
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
 SHORTEST_WINDOW = timedelta(hours=24)
 
 
 @click.command(
-    epilog="\b\nExamples:\n  gpu-fleet explain i-0123456789abcdef0 --stack aws-dev\n"
+    epilog="\b\nExamples:\n  gpu-fleet explain\n  gpu-fleet explain i-0123456789abcdef0 --stack aws-dev\n"
     "  sudo gpu-fleet explain --live"
 )
 @click.argument("instance_id", required=False)
@@ -38,6 +38,7 @@ SHORTEST_WINDOW = timedelta(hours=24)
 def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_live: bool) -> None:
     """Say what a sweep would do with an instance, and show the heartbeats that it reads.
 
+    On an instance, without its name: what its agent sees, and when its pool marks it.
     With --live, on an instance and as root: what each sensor reads now, and what makes the instance busy.
     Changes nothing. Exit code 1 when anything could not be read.
     """
@@ -46,8 +47,11 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
             explain_live.table(list(explain_live.lines(*explain_live.look())))
         )
         return
+    if asked.is_silent and own_agent.is_meant(asked, instance_id):
+        own_agent.ask("explain", instance_id)
+        return
     if instance_id is None:
-        raise click.UsageError("name an instance, or say --live on one")
+        raise click.UsageError("name an instance; on one its own is explained")
     policy, cloud, result = dry_sweep(asked, now, "explain")
     decision = decision_on(instance_id, result)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
@@ -89,11 +93,9 @@ def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
         yield f"warning: {shown.warning}"
     pool = policy.pools.get(decision.instance.pool)
     if pool is not None:
-        idle_after = format_span(timedelta(hours=pool.idle_after_hours))
-        yield (
-            f"pool {decision.instance.pool}: marked after {idle_after} idle with {pool.coverage_percent} % "
-            f"of the heartbeats, {pool.action} {pool.grace_minutes} min later"
-        )
+        idle_after = timedelta(hours=pool.idle_after_hours)
+        name, percent = decision.instance.pool, pool.coverage_percent
+        yield marking_rule(name, idle_after, percent, pool.action, pool.grace_minutes)
 
 
 def _launched(decision: Decision) -> str:

@@ -1,28 +1,23 @@
 """``gpu-fleet status``: who has what, how idle it is, when it would be terminated, and what it costs."""
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from image.instance import paths
-from image.reaper.agent import activity_file
 from image.reaper.cloud import SweepCloud, connect
-from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Instance, Verdict
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import line_of
 from image.reaper.options import now_option, stack_options
+from image.reaper.people import own_agent
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
 from image.reaper.sweep import watch as watching
@@ -68,10 +63,10 @@ def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
 
     Changes nothing. Exit code 1 when anything could not be read.
     """
-    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
-    if here or (asked.is_silent and paths.activity_file().exists()):
-        console.print(here_table(paths.activity_file()))
+    if here or (asked.is_silent and own_agent.is_meant(asked, None)):
+        own_agent.ask("status")
         return
+    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
     policy, cloud, result = dry_sweep(asked, now, "status")
     show(console, result, policy)
     if policy.watch_days and cloud.store is not None:
@@ -178,32 +173,3 @@ def table(rows: list[InstanceRow]) -> Table:
         cells = (row.instance, row.owner, row.what, str(row.verdict), row.idle, row.ends, row.an_hour)
         made.add_row(*cells, style=style)
     return made
-
-
-def here_table(path: Path) -> Table:
-    """What the agent of this instance last said.
-
-    Raises:
-        ConfigurationError: it said nothing, or its file is damaged.
-    """
-    content = activity_file.read(path)
-    if content is None:
-        raise ConfigurationError(
-            f"{path}: not there or damaged; is the agent running? systemctl status gpu-reaper"
-        )
-    made = Table(box=None, show_header=False)
-    for name, value in here_lines(content):
-        made.add_row(name, value)
-    return made
-
-
-def here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The agent's word as (name, text)."""
-    yield "instance", str(content.get("instance_id"))
-    yield "state", str(content.get("state"))
-    seconds = content.get("seconds_since_activity")
-    yield "idle", format_span(timedelta(seconds=seconds)) if isinstance(seconds, int | float) else "unknown"
-    yield "as of", str(content.get("at"))
-    for key in ("reasons", "unknown", "suspect_hung"):
-        for line in content.get(key) or ():
-            yield key.replace("_", " "), line if isinstance(line, str) else json.dumps(line)

@@ -33,6 +33,12 @@ LAUNCHERS = frozenset(
     }
 )
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
+# What runs a script, whose name the kernel then shows as the next word that is no option.
+INTERPRETER = re.compile(
+    r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
+)
+MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
+OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
 # ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): any command may run below it
 SUBMITTED = ("-m", "gpu_fleet", "work")
 LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
@@ -136,20 +142,39 @@ def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> b
 
 def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command starts the ranks of a job."""
-    first = command[:6]
-    modules = (after for word, after in pairwise(first) if word == "-m") if "-m" in first else ()
+    first = command[:6]  # a debugger, or what measures coverage, may stand before the module
+    modules = (after for word, after in pairwise(first) if MODULE_OPTION.fullmatch(word))
     return bool(LAUNCHERS.intersection(_names(command))) or any(
         module.startswith(LAUNCHER_MODULES) for module in modules
     )
 
 
 def _names(command: Sequence[str]) -> list[str]:
-    """The program's name, and the next word's: `python3 /opt/venv/bin/torchrun ...` is torchrun too.
+    """The program's name, and its script's: `python3 /opt/venv/bin/torchrun ...` is torchrun too.
 
-    Of a process that gave itself a title, all of it lies in the first word.
+    What `vim torchrun` edits is none. A process that gave itself a title has all of it in the first word.
     """
-    words = command[0].split(" ")[:1] if command and command[0].startswith("slurmstepd") else command[:2]
-    return [_base(word) for word in words if not word.startswith("-")]
+    if not command or command[0].startswith("-"):
+        return []
+    if command[0].startswith("slurmstepd"):
+        return [_base(command[0].split(" ")[0])]
+    script = _script(command)
+    return [_base(command[0]), *([_base(script)] if script else [])]
+
+
+def _script(command: Sequence[str]) -> str:
+    """The file that an interpreter runs; empty for any other program, and where it runs none."""
+    if INTERPRETER.fullmatch(_base(command[0])) is None:
+        return ""
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word == "-c" or MODULE_OPTION.fullmatch(word):
+            return ""
+        if word in OPTIONS_WITH_A_VALUE:
+            next(words, None)
+    return ""
 
 
 def _base(word: str) -> str:
