@@ -37,7 +37,7 @@ from image.capacity.placement import (
     totals,
     wants_money,
 )
-from image.capacity.queue_need import LONGEST, QUEUE, PoolNeed, needs_of
+from image.capacity.queue_need import LONGEST, QUEUE, PoolNeed, needs_of, trouble_of
 from image.reaper.calls import Failure
 from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
@@ -216,7 +216,12 @@ class _Mover:
             return None
         try:
             said = self._store.newest(QUEUE, LONGEST)
-            return needs_of(said.content, now) if said else {}
+            if said is None:
+                return {}
+            needs = needs_of(said.content, now)
+            if trouble := trouble_of(said.content, now):
+                self._failures.append(Failure("*", "hear the queue", trouble))
+            return needs
         except CloudError as error:
             self._failures.append(Failure("*", "read what the queue wants", str(error)))
             return {}

@@ -1,6 +1,6 @@
 """What a stack's queue wants of the mover: ``capacity/queue.json``, which its controller writes. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,8 +13,11 @@ QUEUE = f"{PREFIX}/queue.json"
 SCHEMA = 1
 # A controller says so four times a minute; what an older word wants may be over.
 FRESH = timedelta(minutes=5)
+# A controller that is replaced is back before that.
+SILENT_AFTER = timedelta(minutes=15)
 LONGEST = 1 << 20  # bytes of the object
 MOST_JOBS = 1000
+LONGEST_WHY = 300
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,18 @@ class PoolNeed:
         return total
 
 
-def to_json(needs: Mapping[str, PoolNeed], now: datetime) -> dict[str, Any]:
-    """As the bucket holds it."""
+def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] = ()) -> dict[str, Any]:
+    """As the bucket holds it.
+
+    Args:
+        unread: why jobs could not be read.
+    """
     pools = {
         pool: {"standing": need.standing, "jobs": list(need.jobs[:MOST_JOBS])}
         for pool, need in sorted(needs.items())
     }
-    return {"schema_version": SCHEMA, "at": format_time(now), "pools": pools}
+    said = {"unread": len(unread), "unread_why": unread[0][:LONGEST_WHY]} if unread else {}
+    return {"schema_version": SCHEMA, "at": format_time(now), "pools": pools, **said}
 
 
 def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
@@ -62,3 +70,14 @@ def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
         }
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CloudError(f"{QUEUE}: {error!r}", "Malformed") from error
+
+
+def trouble_of(raw: Mapping[str, Any], now: datetime) -> str:
+    """What an operator must hear of the queue's controller; empty for nothing. ``needs_of`` has read it."""
+    at = parse_time(raw["at"])
+    if now - at > SILENT_AFTER:
+        return f"the queue's controller has not spoken since {format_time(at)}: no job gets an instance"
+    if number := raw.get("unread"):
+        why = raw.get("unread_why")
+        return f"the queue's controller cannot read {number} jobs, and asks for none of theirs: {why}"
+    return ""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from image.queue.slurm import Job
+from image.queue.answers import Job
 from image.reaper.errors import CloudError
 from image.reaper.times import format_time, parse_time
 

@@ -4,7 +4,7 @@ A pool is a partition. Nodes are dynamic: an instance registers itself under its
 feature, and the partition is whoever has that feature. https://slurm.schedmd.com/slurm.conf.html
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class Cluster:
         name: the stack's.
         host: the controller's host name, as it calls itself.
         address: the controller's fixed address.
-        pools: their names, the first of them the default partition.
+        pools: their names, the first of them the default partition, and the MiB of memory that a job of each
+            gets with a GPU unless it says more.
         state: folder of the controller's state, on storage that outlives it.
         limited: teams have limits, and a user whom Slurm does not know has no jobs.
     """
@@ -55,7 +56,7 @@ class Cluster:
     name: str
     host: str
     address: str
-    pools: Sequence[str]
+    pools: Mapping[str, int]
     state: str
     limited: bool = False
 
@@ -84,7 +85,8 @@ def slurm_conf(cluster: Cluster) -> str:
         "ProctrackType=proctrack/cgroup",
         "TaskPlugin=task/cgroup,task/affinity",
         "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core",
+        # memory too is given to one job alone (cgroup.conf holds it to that)
+        "SelectTypeParameters=CR_Core_Memory",
         "GresTypes=gpu",
         f"MaxNodeCount={MOST_NODES}",
         "TreeWidth=65533",
@@ -107,10 +109,11 @@ def slurm_conf(cluster: Cluster) -> str:
         "PreemptType=preempt/qos",
         "PreemptMode=REQUEUE",
     ]
-    for index, pool in enumerate(cluster.pools):
+    for index, (pool, memory) in enumerate(cluster.pools.items()):
         rows.append(f"NodeSet={pool} Feature={pool}")
         default = "YES" if index == 0 else "NO"
-        rows.append(f"PartitionName={pool} Nodes={pool} Default={default} MaxTime=INFINITE State=UP")
+        given = f" DefMemPerGPU={memory}" if memory else ""
+        rows.append(f"PartitionName={pool} Nodes={pool} Default={default} MaxTime=INFINITE State=UP{given}")
     return "\n".join(rows) + "\n"
 
 
@@ -199,8 +202,8 @@ def gres_conf() -> str:
 
 
 def cgroup_conf() -> str:
-    """``cgroup.conf``: a job sees the GPUs and cores that it was given, and no others."""
-    return "ConstrainCores=yes\nConstrainDevices=yes\n"
+    """``cgroup.conf``: a job has the GPUs, cores and memory that it was given, and no others."""
+    return "ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes\n"
 
 
 def node_gpus(count: int) -> str:

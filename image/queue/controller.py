@@ -11,7 +11,8 @@ import pwd
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,12 +24,15 @@ from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
 from image.queue import accounting, books, cloud, configuration, database, folders, munge, queue_file, slurm
 from image.queue.accounting import TeamLimits, is_limited
+from image.queue.answers import ENDED, PENDING, JobList, ListedJob
 from image.queue.books import Books
 from image.queue.configuration import DATABASE_PORT, Cluster
 from image.queue.database import KeptAccounts
-from image.queue.demand import needs
-from image.queue.errors import NotReadyError, RosterUnreadError, SlurmError
+from image.queue.demand import QueueDemand, needs
+from image.queue.errors import NotReadyError, PolicyUnreadError, SlurmError
 from image.queue.exclusion import exclusions
+from image.queue.refusals import Refusals, described
+from image.queue.sizes import NodeSize, QueuePool
 from image.reaper.agent.stack_policy import KEY as POLICY
 from image.reaper.calls import DENIED
 from image.reaper.store import Store
@@ -46,26 +50,36 @@ FORGET_AFTER = timedelta(minutes=5)
 LOG = logging.getLogger(__name__)
 
 
-def pools_of(policy: dict[str, Any]) -> dict[str, int]:
-    """Pools of the queue -> GPUs of each of their instances, as the stack's policy has them."""
+def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
+    """Pools of the queue, as the stack's policy has them.
+
+    Raises:
+        PolicyUnreadError: it says too little of one.
+    """
     pools = policy.get("pools", {})
-    counted = {
-        name: (pool.get("capacity") or {}).get("queue_gpus")
+    queued = {
+        name: pool["capacity"]
         for name, pool in sorted(pools.items())
-        if isinstance(pool, dict)
+        if isinstance(pool, dict) and (pool.get("capacity") or {}).get("queue_gpus") is not None
     }
-    return {name: int(gpus) for name, gpus in counted.items() if gpus is not None}
+    try:
+        return {name: _pool_of(capacity) for name, capacity in queued.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyUnreadError(f"{POLICY}: capacity of a pool of the queue: {error!r}") from error
 
 
-def most_of(policy: dict[str, Any]) -> dict[str, int]:
-    """Pools of the queue -> how many instances each may have."""
-    return {name: int(policy["pools"][name]["capacity"].get("max_size", 0)) for name in pools_of(policy)}
+def _pool_of(capacity: dict[str, Any]) -> QueuePool:
+    gpus, cpus, memory, most = (
+        int(capacity[key]) for key in ("queue_gpus", "queue_cpus", "queue_memory_mib", "max_size")
+    )
+    return QueuePool(NodeSize(gpus, cpus, memory), most)
 
 
-def cluster_of(stack: str, address: str, pools: Iterable[str], *, limited: bool = False) -> Cluster:
+def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool], *, limited: bool = False) -> Cluster:
     """The queue of this controller."""
     state = str(configuration.state_of(stack))
-    return Cluster(stack, socket.gethostname(), address, sorted(pools), state, limited)
+    memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
+    return Cluster(stack, socket.gethostname(), address, memory, state, limited)
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
@@ -103,7 +117,7 @@ class ControllerWatch:
     policy: Callable[[], dict[str, Any] | None]
     states: Callable[[list[str]], dict[str, str]]
     say: Callable[[dict[str, Any]], None]
-    configured: Callable[[Iterable[str], bool], bool]
+    configured: Callable[[Mapping[str, QueuePool], bool], bool]
     keep: Callable[[dict[str, Any]], None]
     written: Books | None = None
     ask: slurm.Run = slurm.run
@@ -112,6 +126,13 @@ class ControllerWatch:
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # a configuration that slurmctld has not read
     _kept_away: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _known: frozenset[str] = frozenset()  # nodes of the last look
+
+    def __post_init__(self) -> None:
+        self._refusals = Refusals(self._ask)
+
+    def _ask(self, words: Sequence[str]) -> str:
+        return self.ask(words)
 
     def once(self, now: datetime) -> None:
         """One look.
@@ -135,19 +156,41 @@ class ControllerWatch:
             if node.name in gone:
                 self._part_with(node, gone[node.name], now)
         left = [node for node in nodes if node.name not in gone]
-        jobs = slurm.jobs(self.ask)
-        if policy and pools:
-            self._keep_away(exclusions(jobs, left, most_of(policy)))
-            waiting, room = slurm.waiting_jobs(self.ask), self._room(teams)
-            self.say(to_json(needs(left, waiting, pools, self._kept_away, room), now))
-        self.written = books.after(self.written, jobs, now)
+        said = slurm.jobs(self.ask)
+        for why in said.unread:
+            LOG.error("event=queue-job-unread reason=%r", why)
+        demand = self._count(left, said, pools, teams, now) if pools else None
+        self.written = books.after(self.written, described(said.jobs, demand), now)
         self.keep(books.to_json(self.written))
 
-    def _room(self, teams: Mapping[str, TeamLimits]) -> dict[str, int]:
-        """Team with a limit -> GPUs that its jobs may have beside those that they have."""
-        most = {name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None}
-        used = slurm.gpus_at_work(self.ask) if most else {}
-        return {name: max(0, number - used.get(name, 0)) for name, number in most.items()}
+    def _count(
+        self,
+        nodes: list[slurm.Node],
+        said: JobList,
+        pools: Mapping[str, QueuePool],
+        teams: Mapping[str, TeamLimits],
+        now: datetime,
+    ) -> QueueDemand:
+        """Count what the jobs need; say it to the mover, and to jobs why no instance would help."""
+        most = {name: pool.most for name, pool in pools.items()}
+        self._keep_away(exclusions((listed.job for listed in said.jobs), nodes, most))
+        self._refusals.judge(said.jobs, nodes)
+        room, given_up = _room(teams, said.jobs), self._refusals.given_up
+        names = frozenset(node.name for node in nodes)
+        demand = needs(
+            nodes,
+            said.jobs,
+            pools,
+            now,
+            excluded=self._kept_away,
+            room=room,
+            given_up=given_up,
+            fresh=names - self._known,
+        )
+        self._known = names
+        self.say(to_json(demand.needs, now, said.unread))
+        self._refusals.say(said.jobs, nodes, demand)
+        return demand
 
     def _keep_away(self, wanted: dict[str, tuple[str, ...]]) -> None:
         """Keep jobs away from nodes on which they failed; one that has begun meanwhile runs where it is."""
@@ -177,6 +220,17 @@ class ControllerWatch:
         gone = {name: f"instance is {state}" for name, state in states.items() if state not in LIVING}
         lost = [name for name, looks in self._missed.items() if looks >= LOOKS_BEFORE_GONE]
         return gone | dict.fromkeys(lost, "instance is gone")
+
+
+def _room(teams: Mapping[str, TeamLimits], jobs: Iterable[ListedJob]) -> dict[str, int]:
+    """Team with a limit -> GPUs that its jobs may have beside those that they have."""
+    used: Counter[str] = Counter()
+    for listed in jobs:
+        if listed.job.state not in (PENDING, *ENDED):
+            used[listed.team] += listed.gpus
+    return {
+        name: max(0, team.max_gpus - used[name]) for name, team in teams.items() if team.max_gpus is not None
+    }
 
 
 def prepare() -> None:
@@ -249,11 +303,14 @@ def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.
 
 
 def _done(event: str, step: Callable[[], None]) -> bool:
-    """Whether a step could be done; the log says why not."""
+    """Whether a step could be done; the log says why not. Nothing that it raises goes any further."""
     try:
         step()
     except (InstanceError, OSError) as error:
         LOG.warning("event=%s reason=%r", event, str(error))
+        return False
+    except Exception:  # a fault of ours: no job's content may end the watch
+        LOG.exception("event=%s reason=unknown", event)
         return False
     return True
 
@@ -309,6 +366,15 @@ def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run
         tried |= missed
 
 
+def look(watching: ControllerWatch, now: datetime) -> bool:
+    """One look of many; whether it could be done.
+
+    Whatever one fails by, another comes: the mover raises its alarm where the controller has said nothing of
+    the queue for a while.
+    """
+    return _done("queue-look-failed", lambda: watching.once(now))
+
+
 def watch() -> None:
     """Look until systemd ends it; raises InstanceError where it cannot begin."""
     instance = instance_file.load(paths.instance_file())
@@ -319,7 +385,7 @@ def watch() -> None:
         stored = store.newest(POLICY)
         return stored.content if stored else None
 
-    def configured(pools: Iterable[str], limited: bool) -> bool:
+    def configured(pools: Mapping[str, QueuePool], limited: bool) -> bool:
         return lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
 
     watching = ControllerWatch(
@@ -333,10 +399,7 @@ def watch() -> None:
     )
     accounts_at_s, tried = float("-inf"), set[str]()
     while True:
-        try:
-            watching.once(datetime.now(UTC))
-        except (CloudError, RosterUnreadError, SlurmError) as error:
-            LOG.warning("event=queue-look-failed reason=%r", str(error))
+        look(watching, datetime.now(UTC))
         kept = accounting.kept_of(instance.stack)
         if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, kept, tried):
             accounts_at_s = time.monotonic()

@@ -23,5 +23,9 @@ class RosterUnreadError(QueueError):
     """The list of the stack's users is not as the stack writes it."""
 
 
+class PolicyUnreadError(QueueError):
+    """The stack's policy says too little of a pool of the queue."""
+
+
 class SlurmError(QueueError):
-    """A command of Slurm failed."""
+    """A command of Slurm failed, or said what none of its versions says."""

@@ -8,9 +8,10 @@ while the job waits for its next try.
 import re
 from collections.abc import Iterable, Mapping
 
-from image.queue.slurm import Job, Node
+from image.queue.answers import OURS, Job
+from image.queue.slurm import Node
 
-COMMENT = "gpu-fleet"  # of the jobs that `gpu-fleet submit` made
+COMMENT = OURS  # of the jobs that `gpu-fleet submit` made
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 
 

@@ -1,39 +1,25 @@
 """What Slurm's own commands say, and the few that change something."""
 
+import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from image.queue.answers import ENVIRONMENT, JobList, answer
 from image.queue.errors import SlurmError
+from image.queue.sizes import NOTHING, NodeSize
 
 TIMEOUT_S = 30
 # Flags behind the state of a node, "IDLE+DRAIN+DYNAMIC_NORM" (scontrol(1), "NODE STATE CODES").
 GONE_FLAGS = frozenset({"DOWN", "FAIL", "NOT_RESPONDING"})
 BUSY_FLAGS = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 CLOSED_FLAGS = frozenset({"DRAIN", "INVALID_REG", "MAINTENANCE"})
-# Why a job waits that no instance more would start (squeue(1), "JOB REASON CODES").
-NOT_FOR_ROOM = frozenset(
-    {
-        *("BadConstraints", "DeadLine", "Dependency", "DependencyNeverSatisfied"),
-        *("InvalidAccount", "InvalidQOS", "JobArrayTaskLimit", "JobHeldAdmin", "JobHeldUser", "Licenses"),
-        *(
-            "PartitionDown",
-            "PartitionInactive",
-            "PartitionTimeLimit",
-            "Reservation",
-            "launch_failed_requeued_held",
-        ),
-    }
-)
-OF_LIMITS = ("Assoc", "QOS")  # how reasons begin that are limits of an account or of a QoS
-COUNTED_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
-FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 LIMITED_GPUS = re.compile(r"\bgres/gpu=(\d+)")
 USER_NAME = re.compile(r"\bUserName=([^\s(]+)\(([^)]*)\)")
 NO_UID = 0xFFFFFFFE  # slurm.h, NO_VAL
-PENDING, AT_WORK = "%i|%P|%D|%b|%a|%r", "%a|%D|%b"
+FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
+GPUS = re.compile(r"gpu:(\d+)")
 
 Run = Callable[[Sequence[str]], str]
 
@@ -45,7 +31,15 @@ def run(command: Sequence[str]) -> str:
         SlurmError: it failed, or the controller did not answer.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            encoding="utf-8",
+            errors="replace",  # users write what bytes they like
+            env={**os.environ, **ENVIRONMENT},
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmError(f"{' '.join(command)}: {error}") from error
     if done.returncode != 0:
@@ -62,44 +56,29 @@ class Node:
         pool: by its feature.
         flags: of its state.
         reason: why it takes no jobs, where that was said.
+        left: what jobs have left of it.
     """
 
     name: str
     pool: str
     flags: frozenset[str]
     reason: str = ""
+    left: NodeSize = NOTHING
+
+    @property
+    def is_there(self) -> bool:
+        """Whether Slurm places jobs by it, now or later."""
+        return not self.flags & GONE_FLAGS
 
     @property
     def is_free(self) -> bool:
         """Whether it runs no job and takes one."""
         return not self.flags & (GONE_FLAGS | BUSY_FLAGS | CLOSED_FLAGS)
 
-
-@dataclass(frozen=True)
-class Job:
-    """A job as Slurm knows it, until some minutes after its end.
-
-    Attributes:
-        name: as its user gave it, up to the first blank.
-        account: whose it is.
-        nodes: how many it has, or needs.
-        state: PENDING, RUNNING, COMPLETED ... (squeue(1), "JOB STATE CODES").
-        reason: why it waits, or ended; empty for none.
-        on: its nodes as Slurm writes them, ``i-0a[1-2]``; empty while it has none.
-        log: the file of its output.
-    """
-
-    id: str
-    name: str
-    account: str
-    pool: str
-    nodes: int
-    state: str
-    reason: str
-    on: str
-    restarts: int
-    log: str
-    comment: str
+    @property
+    def is_partly_free(self) -> bool:
+        """Whether it runs a job, and takes another beside it."""
+        return "MIXED" in self.flags and not self.flags & (GONE_FLAGS | CLOSED_FLAGS | {"COMPLETING"})
 
 
 @dataclass(frozen=True)
@@ -118,63 +97,54 @@ class Association:
     max_gpus: int | None = None
 
 
-@dataclass(frozen=True)
-class WaitingJob:
-    """A job that waits for room.
-
-    Attributes:
-        nodes: how many it needs.
-        gpus: on each; 0 where it does not say.
-        team: whose share and limit it is under.
-    """
-
-    id: str
-    pool: str
-    nodes: int
-    gpus: int
-    team: str = ""
-
-
 def nodes(ask: Run = run) -> list[Node]:
-    """All that are registered. Raises SlurmError."""
-    text = ask(["scontrol", "--oneliner", "show", "nodes"])
+    """All that are registered. Raises SlurmError.
+
+    Only root writes what is read here. The reason, of free words, comes last: of two fields the first counts.
+    """
+    text = ask(["scontrol", "--oneliner", "--details", "show", "nodes"])
     registered = []
     for line in text.splitlines():
-        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        fields = dict(reversed(FIELD.findall(line)))
         if "NodeName" in fields and "State" in fields:
             reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
             flags = frozenset(fields["State"].rstrip("*~#!%$@^-").split("+"))
             silent = {"NOT_RESPONDING"} if fields["State"].endswith("*") else set()
             pool = fields.get("AvailableFeatures", "").split(",")[0]
-            registered.append(Node(fields["NodeName"], pool, flags | silent, reason[1] if reason else ""))
+            known = Node(fields["NodeName"], pool, flags | silent, reason[1] if reason else "", _left(fields))
+            registered.append(known)
     return registered
 
 
-def jobs(ask: Run = run) -> list[Job]:
+def _left(fields: dict[str, str]) -> NodeSize:
+    """What jobs have left of a node. Raises SlurmError."""
+    try:
+        return NodeSize(
+            _gpus(fields.get("Gres", "")) - _gpus(fields.get("GresUsed", "")),
+            int(fields.get("CPUTot", "0")) - int(fields.get("CPUAlloc", "0")),
+            int(fields.get("RealMemory", "0")) - int(fields.get("AllocMem", "0")),
+        )
+    except ValueError as error:
+        raise SlurmError(f"scontrol show nodes: {fields['NodeName']}: {error}") from error
+
+
+def _gpus(gres: str) -> int:
+    return sum(int(count) for count in GPUS.findall(gres))
+
+
+def jobs(ask: Run = run) -> JobList:
     """All that Slurm knows. Raises SlurmError."""
-    known = []
-    for line in ask(["scontrol", "--oneliner", "show", "jobs"]).splitlines():
-        fields = {name: "" if value == "(null)" else value for name, value in FIELD.findall(line)}
-        if "JobId" in fields and "JobState" in fields:
-            known.append(_job(fields))
-    return known
+    return answer(ask(["squeue", "--json"]))
 
 
-def _job(fields: dict[str, str]) -> Job:
-    reason = fields.get("Reason", "")
-    return Job(
-        id=fields["JobId"],
-        name=fields.get("JobName", ""),
-        account=fields.get("UserId", "").partition("(")[0],
-        pool=fields.get("Partition", "").partition(",")[0],
-        nodes=int(fields.get("NumNodes", "").partition("-")[0] or 0),
-        state=fields["JobState"],
-        reason="" if reason == "None" else reason,
-        on=fields.get("NodeList", ""),
-        restarts=int(fields.get("Restarts") or 0),
-        log=fields.get("StdOut", ""),
-        comment=fields.get("Comment", ""),
-    )
+def notify(job: str, text: str, ask: Run = run) -> None:
+    """Leave word on a job, for ``scontrol show job`` and ``squeue -O admin_comment``. Raises SlurmError."""
+    ask(["scontrol", "update", f"jobid={job}", f"admincomment={text}"])
+
+
+def release(job: str, ask: Run = run) -> None:
+    """Let Slurm look at a job again that it has given up. Raises SlurmError."""
+    ask(["scontrol", "release", job])
 
 
 def associations(ask: Run = run) -> list[Association]:
@@ -225,33 +195,6 @@ def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:
 def cancel(job: str, *, saves: bool, ask: Run = run) -> None:
     """End a job, once it has saved where it can (gpu_fleet/submitted/queued.py). Raises SlurmError."""
     ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), job])
-
-
-def waiting_jobs(ask: Run = run) -> list[WaitingJob]:
-    """Jobs that more instances would start, those that come first first. Raises SlurmError."""
-    command = ["squeue", "--noheader", "--states=PENDING", "--array", "--sort=-p,i", f"--format={PENDING}"]
-    jobs = []
-    for line in ask(command).splitlines():
-        job, partition, number, gres, team, reason = line.strip().split("|", 5)
-        why = reason.strip("()")
-        if why in NOT_FOR_ROOM or why.startswith(OF_LIMITS):
-            continue
-        jobs.append(WaitingJob(job, partition.split(",")[0], int(number), _gpus(gres), team))
-    return jobs
-
-
-def gpus_at_work(ask: Run = run) -> dict[str, int]:
-    """Team -> GPUs that its jobs have. Raises SlurmError."""
-    states = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
-    used: Counter[str] = Counter()
-    for line in ask(["squeue", "--noheader", f"--states={states}", f"--format={AT_WORK}"]).splitlines():
-        team, number, gres = line.strip().split("|", 2)
-        used[team] += int(number) * _gpus(gres)
-    return used
-
-
-def _gpus(gres: str) -> int:
-    return sum(int(count) for count in COUNTED_GPUS.findall(gres))
 
 
 def give_up(node: str, why: str, ask: Run = run) -> None:

@@ -56,6 +56,8 @@ class CapacityPolicy:
         scale_out_alarms: alarms whose ALARM state asks for an instance more.
         on_demand_fallback: of a spot pool: where no spot instance is to be had, it buys on demand.
         queue_gpus: GPUs of each instance, where the stack's queue fills the pool; None without a queue.
+        queue_cpus: of each of these likewise, as Slurm counts them.
+        queue_memory_mib: which jobs have of each.
     """
 
     groups: tuple[str, ...]
@@ -65,6 +67,8 @@ class CapacityPolicy:
     scale_out_alarms: tuple[str, ...] = ()
     on_demand_fallback: bool = False
     queue_gpus: int | None = None
+    queue_cpus: int | None = None
+    queue_memory_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,8 @@ def _capacity(fields: Fields) -> CapacityPolicy:
         scale_out_alarms=fields.words("scale_out_alarms"),
         on_demand_fallback=fields.flag("on_demand_fallback", default=False),
         queue_gpus=fields.optional_integer("queue_gpus", 0, 1024),
+        queue_cpus=fields.optional_integer("queue_cpus", 1, 4096),
+        queue_memory_mib=fields.optional_integer("queue_memory_mib", 1, 1 << 30),
     )
     fields.refuse_unknown()
     return capacity

@@ -48,7 +48,13 @@ STALE = timedelta(minutes=2)
 FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a number that is cut is another one
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
 # What Slurm calls the limit of a team (squeue(1), "JOB REASON CODES").
-REASONS = {"AssocGrpGRES": "its team's GPUs are at work: teams.max_gpus"}
+REASONS = {
+    "AssocGrpGRES": "its team's GPUs are at work: teams.max_gpus",
+    # until as many are there: of a job that none helps the controller says another reason
+    "BadConstraints": "its instances are not there yet",
+    "PartitionConfig": "its instances are not there yet",
+    "PartitionNodeLimit": "its instances are not there yet",
+}
 PENDING = "PENDING"
 FAILED = frozenset({"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 

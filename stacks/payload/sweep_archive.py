@@ -7,6 +7,7 @@ Pulumi, in the versions that ``requirements.txt`` pins: Function Compute has no 
 import ast
 import json
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from functools import cache
 from importlib.metadata import PackageNotFoundError, PackagePath, files
 from pathlib import Path
@@ -46,6 +47,10 @@ MOVER_STATE_KEY = "reaper/capacity/state.json"
 # What `gpu-fleet submit` reads: what may be spent on more instances (image/capacity/growth.py).
 GROWTH_KEY = "reaper/capacity/growth.json"
 QUEUE_SAYS = (QUEUE_JOBS_KEY, GROWTH_KEY)
+
+MIB_PER_GIB = 1024
+# What of a type's memory Slurm finds on each instance at least: firmware and kernel have the rest.
+FOR_JOBS = Decimal("0.95")
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.
@@ -199,9 +204,15 @@ def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _queue(stack: Stack, pool: Pool) -> dict[str, int]:
-    """What the queue counts an instance of the pool as: the fewest GPUs of any of its types."""
-    known = catalog.load()
-    return {"queue_gpus": min(known.get(name).gpu_count for name in pool.types)} if stack.queued else {}
+    """What the queue counts an instance of the pool as: the least of any of its types."""
+    if not stack.queued:
+        return {}
+    types = [catalog.load().get(name) for name in pool.types]
+    return {
+        "queue_gpus": min(known.gpu_count for known in types),
+        "queue_cpus": min(known.vcpu for known in types),
+        "queue_memory_mib": min(int(known.memory_gib * MIB_PER_GIB * FOR_JOBS) for known in types),
+    }
 
 
 def _price(stack: Stack, pool: Pool, name: str) -> str | None:

@@ -5,15 +5,17 @@ health check are the product's own files, run by ``sh``. What a job does is a ``
 are alive is known to the engine alone, and no command of Slurm's tells it.
 """
 
+import json
 import re
 import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from image.queue.errors import SlurmError
 
@@ -26,6 +28,7 @@ SAVES_EVERY_S = 120.0
 RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
 HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.readiness health"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @cache
@@ -77,11 +80,81 @@ class Program:
     saved_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Part:
+    """Of a node: GPUs, CPUs and MiB of memory."""
+
+    gpus: int
+    cpus: int
+    memory: int
+
+    def holds(self, other: "Part") -> bool:
+        return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory >= other.memory
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a submission says of sizes; sbatch's own words and defaults."""
+
+    nodes: int = 1
+    most_nodes: int = 0
+    ntasks: int = 0
+    cpus_per_task: int = 1
+    gpus: int = 0
+    gpus_per_node: int = 0
+    gpus_per_task: int = 0
+    mem: int = 0
+    mem_per_gpu: int = 0
+    exclusive: bool = False
+    gpu_type: str = ""
+
+    @classmethod
+    def of(cls, words: dict[str, str]) -> "Options":
+        """Of a script's lines."""
+        least, _, most = words.get("nodes", "1").partition("-")
+        kind, _, number = words.get("gres", "gpu:0").removeprefix("gpu:").rpartition(":")
+        return cls(
+            nodes=int(least),
+            most_nodes=int(most or (least if "nodes" in words else 0)),
+            ntasks=int(words.get("ntasks", 0)),
+            cpus_per_task=int(words.get("cpus-per-task", 1)),
+            gpus=int(words.get("gpus", 0)),
+            gpus_per_node=int(words.get("gpus-per-node", 0)) or int(number),
+            gpus_per_task=int(words.get("gpus-per-task", 0)),
+            mem=int(words.get("mem", 0)),
+            mem_per_gpu=int(words.get("mem-per-gpu", 0)),
+            exclusive="exclusive" in words,
+            gpu_type=kind,
+        )
+
+    @property
+    def tasks(self) -> int:
+        return self.ntasks or self.nodes
+
+    def parts(self, number: int, whole: Part, per_gpu: int) -> list[Part]:
+        """What it takes of each of so many nodes, the largest first."""
+        made = []
+        for index in range(number):
+            tasks = self.tasks // number + (index < self.tasks % number)
+            even = self.gpus // number + (index < self.gpus % number)
+            gpus = self.gpus_per_node or max(even, self.gpus_per_task * tasks)
+            cpus = max(1, tasks) * self.cpus_per_task
+            memory = self.mem or self.mem_per_gpu * gpus or per_gpu * gpus or whole.memory
+            made.append(Part(gpus, cpus + cpus % 2, memory))  # a core is two of the clouds' CPUs
+        return made
+
+
 @dataclass
 class Job:
-    """One job.
+    """One job, or a task of an array.
 
     Attributes:
+        takes: what of each of its nodes.
+        array: number of its array; empty for none.
+        task: in that array.
+        at_once: how many tasks of that array may run at once; 0 for all.
+        given_up: Slurm holds it, since the nodes of a moment could not run it.
+        admin_comment: what root has written on it.
         comment: as `gpu-fleet submit` writes it; empty for a job of sbatch alone.
         requeues: it may be put back.
         on: its nodes; kept when it has ended.
@@ -99,7 +172,7 @@ class Job:
     requeues: bool
     program: Program
     state: str = "PENDING"
-    reason: str = "Resources"
+    reason: str = "None"
     on: tuple[str, ...] = ()
     begin_at: datetime | None = None
     ended_at: datetime | None = None
@@ -107,6 +180,14 @@ class Job:
     restarts: int = 0
     held: bool = False
     began_at: datetime | None = None
+    options: Options = Options()
+    takes: dict[str, Part] = field(default_factory=dict)
+    array: str = ""
+    task: int = 0
+    at_once: int = 0
+    given_up: bool = False
+    admin_comment: str = ""
+    submitted_at: datetime = EPOCH
     resumed_s: float = 0.0
     wishes: bool = False
     tries: list[tuple[datetime, tuple[str, ...]]] = field(default_factory=list)
@@ -119,36 +200,58 @@ class Node:
 
     Attributes:
         heard_at: when its slurmd last answered.
-        completing: ids of jobs whose processes are not known to be over.
+        size: all of it.
+        jobs: what each of those that run here has of it.
+        completing: likewise of those whose processes are not known to be over.
     """
 
     name: str
     pool: str
     heard_at: datetime
+    size: Part
     down: bool = False
     drained: bool = False
     reason: str = ""
-    job: str = ""
-    completing: set[str] = field(default_factory=set)
+    jobs: dict[str, Part] = field(default_factory=dict)
+    completing: dict[str, Part] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
         """As scontrol shows it."""
-        word = "DOWN" if self.down else "ALLOCATED" if self.job else "IDLE"
+        taken = "ALLOCATED" if self.left.cpus == 0 else "MIXED"
+        word = "DOWN" if self.down else taken if self.jobs else "IDLE"
         flags = ["COMPLETING"] * bool(self.completing) + ["DRAIN"] * self.drained
         return "+".join([word, *flags, "DYNAMIC_NORM"])
 
     @property
+    def is_open(self) -> bool:
+        """Whether a job may begin here, where it finds room."""
+        return not (self.down or self.drained)
+
+    @property
     def takes_jobs(self) -> bool:
-        """Whether a job may begin here."""
-        return not (self.down or self.drained or self.job or self.completing)
+        """Whether a job of any size may begin here."""
+        return self.is_open and not self.jobs and not self.completing
+
+    @property
+    def left(self) -> Part:
+        """What no job has."""
+        parts = [*self.jobs.values(), *self.completing.values()]
+        return Part(
+            self.size.gpus - sum(part.gpus for part in parts),
+            self.size.cpus - sum(part.cpus for part in parts),
+            self.size.memory - sum(part.memory for part in parts),
+        )
 
     def line(self) -> str:
-        """As ``scontrol --oneliner show node`` prints it."""
+        """As ``scontrol --oneliner --details show node`` prints it."""
         reason = f" Reason={self.reason} [root@2026-03-02T08:00:00]" if self.reason else ""
+        size, left = self.size, self.left
         return (
-            f"NodeName={self.name} AvailableFeatures={self.pool} Gres=gpu:1 State={self.state} "
-            f"ThreadsPerCore=1 Partitions={self.pool}{reason}"
+            f"NodeName={self.name} CPUAlloc={size.cpus - left.cpus} CPUTot={size.cpus} "
+            f"AvailableFeatures={self.pool} Gres=gpu:{size.gpus} GresUsed=gpu:{size.gpus - left.gpus} "
+            f"RealMemory={size.memory} AllocMem={size.memory - left.memory} State={self.state} "
+            f"ThreadsPerCore=2 Partitions={self.pool}{reason}"
         )
 
 
@@ -217,19 +320,46 @@ class FakeSlurm:
         self._silent = timedelta(seconds=int(settings["SlurmdTimeout"]))
         self._holds = "nohold_on_prolog_fail" not in settings.get("SchedulerParameters", "")
         self._delay = timedelta(seconds=int(settings["AuthInfo"].partition("cred_expire=")[2] or 120))
+        self._per_gpu = {
+            pool: int(memory)
+            for pool, memory in re.findall(r"^PartitionName=(\S+) .*DefMemPerGPU=(\d+)", conf, re.MULTILINE)
+        }
 
     # what people and the product ask
 
     def submit(self, text: str, program: Program) -> Job:
         """What sbatch does with a script."""
-        options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, re.MULTILINE))
-        self._numbers += 1
-        requeues = "requeue" in options or (self._requeues and "no-requeue" not in options)
-        name, pool = options.get("job-name", "wrap"), options["partition"]
-        nodes, comment = int(options.get("nodes", "1")), options.get("comment", "")
-        job = Job(str(self._numbers), name, pool, nodes, comment, requeues, program)
-        self.jobs[job.id] = job
-        return job
+        return self.submit_all(text, program)[0]
+
+    def submit_all(self, text: str, program: Program) -> list[Job]:
+        """Likewise; each task of an array. ``begin`` is in seconds from now, ``mem`` in MiB."""
+        words = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, re.MULTILINE))
+        requeues = "requeue" in words or (self._requeues and "no-requeue" not in words)
+        last, _, at_once = words.get("array", "0-0").partition("-")[2].partition("%")
+        made: list[Job] = []
+        for task in range(int(last) + 1):
+            self._numbers += 1
+            job = Job(
+                str(self._numbers),
+                words.get("job-name", "wrap"),
+                words["partition"],
+                int(words.get("nodes", "1").partition("-")[0]),
+                words.get("comment", ""),
+                requeues,
+                replace(program),
+                options=Options.of(words),
+                array=made[0].id if made else str(self._numbers) if "array" in words else "",
+                task=task,
+                at_once=int(at_once or 0),
+                submitted_at=self.now,
+            )
+            if "begin" in words:
+                job.begin_at, job.reason = self.now + timedelta(seconds=int(words["begin"])), "BeginTime"
+            if "hold" in words:
+                job.held, job.reason = True, "JobHeldUser"
+            self.jobs[job.id] = job
+            made.append(job)
+        return made
 
     def cancel(self, job: Job) -> None:
         """What scancel does."""
@@ -247,12 +377,13 @@ class FakeSlurm:
         words = [word for word in command if not word.startswith("--")]
         if words[:2] == ["scontrol", "show"]:
             return self._show(words[2:])
-        if words[0] == "squeue":
-            (asked,) = [word.partition("=")[2] for word in command if word.startswith("--format=")]
-            waiting = [job for job in self.jobs.values() if job.state == "PENDING"]
-            return "".join(self._waiting(job, asked) for job in waiting)
+        if list(command) == ["squeue", "--json"]:
+            return json.dumps({"meta": {}, "errors": [], "jobs": self._records()})
         if words[:2] == ["scontrol", "update"]:
             self._update(dict(word.split("=", 1) for word in words[2:]))
+        elif words[:2] == ["scontrol", "release"]:
+            job = self.jobs[words[2]]
+            job.given_up, job.reason = False, "None"
         elif words[:2] == ["scontrol", "delete"]:
             self._delete(words[2].removeprefix("nodename="))
         elif words == ["scontrol", "shutdown", "slurmctld"]:
@@ -264,21 +395,16 @@ class FakeSlurm:
     def _show(self, words: list[str]) -> str:
         if words[0] == "nodes":
             return "\n".join(node.line() for node in self.nodes.values())
-        if words[0] == "jobs":
-            return "\n".join(map(_line, self.jobs.values()))
-        return _line(self.jobs[words[1]])
+        return f"JobId={words[1]} Comment={self.jobs[words[1]].comment or '(null)'} Power="
 
-    def _waiting(self, job: Job, asked: str) -> str:
-        reason = "BeginTime" if job.begin_at and job.begin_at > self.now else job.reason
-        fields = {
-            "%i": job.id,
-            "%P": job.pool,
-            "%D": str(job.nodes),
-            "%b": "gres:gpu:1",
-            "%a": "",
-            "%r": reason,
-        }
-        return re.sub(r"%[a-zA-Z]", lambda field: fields[field[0]], asked) + "\n"
+    def _records(self) -> list[dict[str, Any]]:
+        """As 22.05 writes them; tasks of an array that have not begun are one."""
+        jobs = list(self.jobs.values())
+        waits = lambda job: job.array and job.state == "PENDING" and not job.tries  # noqa: E731
+        heads = {job.array: job for job in reversed(jobs) if waits(job)}
+        tasks = {array: sum(1 for job in jobs if waits(job) and job.array == array) for array in heads}
+        shown = [job for job in jobs if not waits(job) or heads[job.array] is job]
+        return [record(job, self.now, tasks.get(job.array, 0) if waits(job) else 0) for job in shown]
 
     def _update(self, changes: dict[str, str]) -> None:
         if "jobid" in changes:
@@ -287,6 +413,8 @@ class FakeSlurm:
                 raise SlurmError("Invalid job id specified")
             if "comment" in changes:
                 job.comment = changes["comment"]
+            if "admincomment" in changes:
+                job.admin_comment = changes["admincomment"]
             if "excnodelist" in changes:
                 if job.state != "PENDING":
                     raise SlurmError("Job is no longer pending execution")
@@ -305,7 +433,7 @@ class FakeSlurm:
 
     def _delete(self, name: str) -> None:
         node = self.nodes[name]
-        if node.job or node.completing:
+        if node.jobs or node.completing:
             raise SlurmError(f"Node {name} is busy")
         if self.now - self.down_at.get(name, self.now) < REACHING_FOR:
             self.wrongs.append(f"slurmctld crashed: {name} was deleted while it was still reached for")
@@ -313,9 +441,9 @@ class FakeSlurm:
 
     # what happens by itself
 
-    def register(self, name: str, pool: str) -> None:
+    def register(self, name: str, pool: str, size: Part) -> None:
         """slurmd of an instance says that it is there."""
-        self.nodes[name] = Node(name, pool, self.now)
+        self.nodes[name] = Node(name, pool, self.now, size)
 
     def step(self, now: datetime) -> None:
         """Some seconds pass."""
@@ -331,7 +459,7 @@ class FakeSlurm:
         for node in self.nodes.values():
             self._hear(node)
         for job in list(self.jobs.values()):
-            waits = job.state == "PENDING" and not job.held
+            waits = job.state == "PENDING" and not job.held and not job.given_up
             if waits and (job.begin_at is None or job.begin_at <= now) and not self._completes(job):
                 self._start(job)
         for job in [job for job in self.jobs.values() if job.ended_at]:
@@ -352,7 +480,8 @@ class FakeSlurm:
     def _hear(self, node: Node) -> None:
         if self.instances.is_alive(node.name):
             node.heard_at = self.now
-            node.completing -= {job for job in node.completing if (job, node.name) not in self.alive}
+            for job in [job for job in node.completing if (job, node.name) not in self.alive]:
+                del node.completing[job]
         elif not node.down and self.now - node.heard_at >= self._silent:
             self._down(node, "Not responding")
 
@@ -365,14 +494,15 @@ class FakeSlurm:
                 self.instances.works(name, on=False)
 
     def _start(self, job: Job) -> None:
-        free = [
-            node
-            for node in self.nodes.values()
-            if node.pool == job.pool and node.takes_jobs and node.name not in job.excluded
+        of_array = [
+            other for other in self.jobs.values() if other.array == job.array and other.state == "RUNNING"
         ]
-        if len(free) < job.nodes:
+        if job.array and job.at_once and len(of_array) >= job.at_once:
             return
-        chosen = free[: job.nodes]
+        placed = self._place(job)
+        if placed is None:
+            return
+        chosen = [self.nodes[name] for name in placed]
         refusing = [node for node in chosen if self._refuses(node)]
         for node in refusing:
             node.drained, node.reason = True, "Prolog error"
@@ -382,14 +512,36 @@ class FakeSlurm:
             return
         if twice := [name for (other, name) in self.alive if other == job.id]:
             self.wrongs.append(f"job {job.id} starts while it still works on {', '.join(twice)}")
-        job.on = tuple(node.name for node in chosen)
+        job.on, job.takes = tuple(placed), placed
         job.state, job.reason, job.began_at = "RUNNING", "", self.now
         job.resumed_s = job.program.saved_s
         job.tries.append((self.now, job.on))
         for node in chosen:
-            node.job = job.id
+            node.jobs[job.id] = placed[node.name]
             self.alive[job.id, node.name] = None
             self.instances.works(node.name, on=True)
+
+    def _place(self, job: Job) -> dict[str, Part] | None:
+        """Its nodes, and what it takes of each; None where it waits. What no node could run is held."""
+        nodes = [node for node in self.nodes.values() if node.pool == job.pool]
+        job.reason = "Resources"
+        if not nodes:
+            job.reason = "PartitionConfig"
+            return None
+        if len(nodes) < job.options.nodes:
+            job.reason = "PartitionNodeLimit"
+            return None
+        for is_now in (True, False):
+            there = [
+                (node.name, node.left if is_now else node.size, node.size)
+                for node in nodes
+                if not is_now or (node.is_open and node.name not in job.excluded)
+            ]
+            placed = placed_on(job.options, there, self._per_gpu.get(job.pool, 0))
+            if placed is not None:
+                return placed if is_now else None
+        job.given_up, job.reason = True, "BadConstraints"
+        return None
 
     def _refuses(self, node: Node) -> bool:
         name = node.name
@@ -438,24 +590,25 @@ class FakeSlurm:
         node.down, node.reason = True, why
         self.down_at.setdefault(node.name, self.now)
         node.completing.clear()
-        job = self.jobs.get(node.job)
-        if job is None or job.state != "RUNNING":
-            node.job = ""
-            return
-        # a node that is down is told to end its job, and nobody waits whether it has
-        self._end_processes(job, SECOND * 10, slow={node.name: SECOND * 90})
-        node.completing.clear()
-        if job.requeues:
-            self._put_back(job)
-        else:
-            self._over(job, "NODE_FAIL")
+        for name in list(node.jobs):
+            job = self.jobs.get(name)
+            if job is None or job.state != "RUNNING":
+                node.jobs.pop(name, None)
+                continue
+            # a node that is down is told to end its job, and nobody waits whether it has
+            self._end_processes(job, SECOND * 10, slow={node.name: SECOND * 90})
+            node.completing.clear()
+            if job.requeues:
+                self._put_back(job)
+            else:
+                self._over(job, "NODE_FAIL")
 
     def _end_processes(self, job: Job, after: timedelta, slow: dict[str, timedelta] | None = None) -> None:
         for name in job.on:
             node = self.nodes.get(name)
             if node is not None:
-                node.job = ""
-                node.completing.add(job.id)
+                node.jobs.pop(job.id, None)
+                node.completing[job.id] = job.takes[name]
             if (job.id, name) in self.alive:
                 self.alive[job.id, name] = self.now + (slow or {}).get(name, after)
 
@@ -471,10 +624,85 @@ class FakeSlurm:
         job.state, job.ended_at = state, self.now
 
 
-def _line(job: Job) -> str:
-    on = ",".join(job.on) or "(null)"
-    return (
-        f"JobId={job.id} JobName={job.name} UserId=ada(5001) JobState={job.state} "
-        f"Reason={job.reason or 'None'} Restarts={job.restarts} Partition={job.pool} NodeList={on} "
-        f"NumNodes={job.nodes}-1 Comment={job.comment or '(null)'} StdOut=/home/ada/{job.name}.log Power="
-    )
+def placed_on(options: Options, there: list[tuple[str, Part, Part]], per_gpu: int) -> dict[str, Part] | None:
+    """The fewest of these nodes (name, what is free, all of it) on which a job finds room; None for none."""
+    if options.gpu_type:
+        return None
+    most = min(len(there), options.most_nodes or len(there))
+    for number in range(options.nodes, most + 1):
+        placed: dict[str, Part] = {}
+        for index in range(number):
+            for name, free, whole in there:
+                part = options.parts(number, whole, per_gpu)[index]
+                takes = whole if options.exclusive else part
+                if name not in placed and whole.holds(part) and free.holds(takes):
+                    placed[name] = takes
+                    break
+        if len(placed) == number:
+            return placed
+    return None
+
+
+def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
+    """A job as ``squeue --json`` of 22.05 writes it, as far as the product reads it.
+
+    Args:
+        tasks: of an array that have not begun.
+    """
+    options = job.options
+    gpus = {
+        name: f"gres:gpu:{count}" if count else ""
+        for name, count in (("tres_per_job", options.gpus), ("tres_per_task", options.gpus_per_task))
+    }
+    kind = f"{options.gpu_type}:" if options.gpu_type else ""
+    of_node = f"gres:gpu:{kind}{options.gpus_per_node}" if options.gpus_per_node else ""
+    given = sum(part.gpus for part in job.takes.values()) if job.on else 0
+    cpus = options.tasks * options.cpus_per_task
+    return {
+        **gpus,
+        "account": "",
+        "admin_comment": job.admin_comment,
+        "array_job_id": int(job.array or 0),
+        "array_max_tasks": job.at_once,
+        "array_task_id": job.task if job.array and not tasks else None,
+        "array_task_string": f"{job.task}-{job.task + tasks - 1}" + f"%{job.at_once}" * bool(job.at_once)
+        if tasks
+        else "",
+        "comment": job.comment,
+        "cores_per_socket": None,
+        "cpus": cpus,
+        "cpus_per_tres": "",
+        "current_working_directory": "/home/ada",
+        "eligible_time": int((job.begin_at or EPOCH).timestamp()),
+        "features": "",
+        "het_job_id": 0,
+        "job_id": int(job.id),
+        "job_state": job.state,
+        "max_nodes": options.most_nodes,
+        "memory_per_cpu": None,
+        "memory_per_node": options.mem or None,
+        "memory_per_tres": f"gres:gpu:{options.mem_per_gpu}" if options.mem_per_gpu else "",
+        "minimum_cpus_per_node": options.cpus_per_task,
+        "minimum_tmp_disk_per_node": 0,
+        "name": job.name,
+        "node_count": len(job.on) or job.nodes,
+        "nodes": ",".join(job.on),
+        "partition": job.pool,
+        "priority": 0 if job.given_up or job.held else 1,
+        "required_nodes": "",
+        "restart_cnt": job.restarts,
+        "shared": "none" if options.exclusive else None,
+        "sockets_per_node": None,
+        "standard_output": f"/home/ada/{job.name}.log",
+        "state_reason": "BeginTime" if job.begin_at and job.begin_at > now else job.reason or "None",
+        "submit_time": int(job.submitted_at.timestamp()),
+        "tasks": options.tasks,
+        "tasks_per_node": 0,
+        "tasks_per_socket": None,
+        "threads_per_core": None,
+        "tres_alloc_str": f"cpu={cpus},gres/gpu={given}" if job.on else "",
+        "tres_per_node": of_node,
+        "tres_per_socket": "",
+        "tres_req_str": f"cpu={cpus},node={options.nodes},billing={cpus}",
+        "user_name": "ada",
+    }

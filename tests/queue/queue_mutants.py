@@ -12,11 +12,14 @@ from gpu_fleet.submitted import queued
 from image.capacity import placement
 from image.capacity.mover import _Mover
 from image.capacity.queue_need import PoolNeed
-from image.queue import batch, books, configuration, controller, demand, slurm
+from image.queue import batch, books, configuration, controller, demand, sizes, slurm
+from image.queue.demand import QueueDemand
+from image.queue.sizes import Fit, JobRequest, QueuePool
 from image.reaper.agent import listening
 from image.reaper.agent.answers import Act, Seen
 from image.reaper.money import freezer
 from tests.queue.queue_world import QueuePlay, Schedule
+from tests.queue.size_world import play
 
 Broken = Callable[[ExitStack], object]
 
@@ -71,8 +74,19 @@ def all_of(*parts: Broken) -> Broken:
     return broken
 
 
-def _free(needs: Callable[..., dict[str, PoolNeed]]) -> Callable[..., dict[str, PoolNeed]]:
-    return lambda *words: {pool: replace(need, standing=0) for pool, need in needs(*words).items()}
+def _free(needs: Callable[..., QueueDemand]) -> Callable[..., QueueDemand]:
+    def free(*words: Any, **more: Any) -> QueueDemand:
+        counted = needs(*words, **more)
+        return replace(
+            counted, needs={pool: replace(need, standing=0) for pool, need in counted.needs.items()}
+        )
+
+    return free
+
+
+def _anyhow(request: JobRequest, name: str, pool: QueuePool) -> Fit:
+    outcome = sizes.fit(request, name, pool)
+    return outcome if isinstance(outcome, Fit) else Fit((pool.size,), 0)
 
 
 def _never_frozen(self: Any, *words: Any, whole: Any = _Mover._money) -> Any:
@@ -101,7 +115,14 @@ MUTANTS: dict[str, Broken] = {
     "what fails is tried for ever": of(queued, "TRIES", 1000),
     "what fails for good is tried again": of(queued, "NEVER_AGAIN", (0,)),
     "nodes at work serve jobs that wait": of(controller, "needs", _free(demand.needs)),
-    "jobs that wait are not counted": of(slurm, "waiting_jobs", lambda _ask: []),
+    "jobs that wait are not counted": of(demand, "_due", lambda *_words: iter(())),
+    "instances are counted by the nodes that a job names": of(
+        demand, "fit", lambda request, _name, pool: Fit((pool.size,) * request.min_nodes, 0)
+    ),
+    "memory is not counted": of(JobRequest, "_memory", lambda *_words: 0),
+    "a job for later gets its instances now": of(demand, "LEAD", timedelta(days=3)),
+    "a job that no instance can run gets one": of(demand, "fit", _anyhow),
+    "what Slurm gave up too early is not released": of(slurm, "release", lambda *_words: None),
     "a node with a notice takes jobs, and is not drained": program("$run/stop", "$run/never"),
     "the sweep ends instances with jobs": all_of(
         program("$run/closed", "$run/never"),
@@ -144,6 +165,6 @@ def first_to_see(name: str, seeds: range) -> tuple[int, str] | None:
     """The first schedule in which a mutant is seen, and as what; None where none sees it."""
     with alive(name):
         for seed in seeds:
-            if wrongs := QueuePlay(Schedule.of(seed)).run():
+            if wrongs := play(seed) or QueuePlay(Schedule.of(seed)).run():
                 return seed, wrongs[0]
     return None

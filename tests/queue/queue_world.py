@@ -31,7 +31,7 @@ from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.handler import conclude
-from tests.queue.fake_slurm import OVER, FakeSlurm, Instances, Job, Program
+from tests.queue.fake_slurm import OVER, FakeSlurm, Instances, Job, Part, Program, placed_on
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 from tests.reaper.sweeping import ENVIRON, connect_world, sweep_world
 from tests.reaper.world import EPOCH, STACK, SimulatedInstance, World
@@ -39,6 +39,17 @@ from tests.reaper.world_agents import LEDGER
 from tests.reaper.world_clients import _S3, _AutoScaling, _Ec2, clients
 
 POOL, MOST = "train", 4
+SIZE = Part(4, 16, 64_000)
+COUNTED = {"queue_gpus": SIZE.gpus, "queue_cpus": SIZE.cpus, "queue_memory_mib": SIZE.memory}
+# Of jobs by sbatch alone: parts of an instance, and more than any has.
+SIZES: tuple[dict[str, object], ...] = (
+    {},
+    {"gpus": 1},
+    {"gpus": 3, "cpus-per-task": 4},
+    {"gres": "gpu:a100:1"},
+    {"gpus-per-node": 8},
+    {"gpus": 8},
+)
 ZONES = ("train-us-east-1a", "train-us-east-1b")
 TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: POOL}
 NO_ROOM = "We currently do not have sufficient g5.xlarge capacity"
@@ -208,7 +219,7 @@ class QueuePlay(Instances):
     # the product
 
     def _policy(self, monthly: str) -> Policy:
-        capacity = {"groups": list(ZONES), "max_size": MOST, "queue_gpus": 1}
+        capacity = {"groups": list(ZONES), "max_size": MOST, **COUNTED}
         capacity |= {"spare": 0, "scale_out_alarms": []}
         pool = pool_policy(
             idle_after_hours=0.2,
@@ -225,7 +236,8 @@ class QueuePlay(Instances):
 
     def conf(self) -> str:
         """The product's ``slurm.conf``."""
-        cluster = Cluster(STACK, "host", "10.0.0.4", [POOL], str(configuration.state_of(STACK)))
+        memory = {POOL: SIZE.memory // SIZE.gpus}
+        cluster = Cluster(STACK, "host", "10.0.0.4", memory, str(configuration.state_of(STACK)))
         return configuration.slurm_conf(cluster)
 
     def store(self) -> Store:
@@ -351,7 +363,7 @@ class QueuePlay(Instances):
         for name, guest in self.guests.items():
             known = name in self.slurm.nodes or name in self.slurm.down_at
             if not known and self.is_alive(name) and guest.ready_at <= self.world.now and self.slurm.is_up:
-                self.slurm.register(name, POOL)
+                self.slurm.register(name, POOL, SIZE)
 
     # one beat
 
@@ -420,10 +432,11 @@ class QueuePlay(Instances):
         name = f"run-{len(self.submitted)}"
         if dice.random() < 0.25:  # by sbatch alone, which fails once and for all
             options = {"partition": POOL, "nodes": nodes, "job-name": name}
+            options |= dice.choice(SIZES) if nodes == 1 else {}
             text = "\n".join(f"#SBATCH --{key}={value}" for key, value in options.items())
         else:
             log = f"/home/ada/{name}.log"
-            text = batch.script(batch.JobScript(name, POOL, nodes, 1, "/home/ada", log, ("launch",)))
+            text = batch.script(batch.JobScript(name, POOL, nodes, SIZE.gpus, "/home/ada", log, ("launch",)))
         self.submitted.append(self.slurm.submit(text, program))
 
     def _disturb(self) -> None:
@@ -481,7 +494,7 @@ class QueuePlay(Instances):
 
     def _hold_waits(self) -> None:
         """Once nothing fails, a job that waits alone, with room beside what is taken, does not wait long."""
-        waiting = [job for job in self.submitted if job.state == "PENDING"]
+        waiting = [job for job in self.submitted if job.state == "PENDING" and can_run(job)]
         taken = [
             node for node in self.slurm.nodes.values() if self.is_alive(node.name) and not node.takes_jobs
         ]
@@ -494,7 +507,8 @@ class QueuePlay(Instances):
 
     def _is_over(self) -> bool:
         """Every job has ended, and the pool has shrunk to nothing."""
-        return all(job.state in OVER for job in self.submitted) and not self._running()
+        is_over = all(job.state in OVER or not can_run(job) for job in self.submitted)
+        return is_over and not self._running()
 
     # promises
 
@@ -503,11 +517,13 @@ class QueuePlay(Instances):
         wrongs = [
             f"job {job.id} is {job.state} ({job.reason}), {job.program}: lost"
             for job in self.submitted
-            if job.state not in OVER or not self._is_due(job)
+            if not self._is_due(job)
         ]
         return wrongs + [f"{name} is left though nothing runs" for name in self._running()]
 
     def _is_due(self, job: Job) -> bool:
+        if not can_run(job) and job.state != "CANCELLED":
+            return job.state == "PENDING" and job.admin_comment.startswith("gpu-fleet: ")
         if job.state == "CANCELLED":
             return job.wishes
         if job.state == "FAILED":
@@ -583,6 +599,12 @@ class QueuePlay(Instances):
         """No job is at work on it, as the engine knows."""
         if jobs := [job for job, name in self.slurm.alive if name == instance.id]:
             self.wrongs.append(f"the sweep ends {instance.id} under job {', '.join(jobs)}")
+
+
+def can_run(job: Job) -> bool:
+    """Whether a pool at its largest could run a job."""
+    there = [(str(number), SIZE, SIZE) for number in range(MOST)]
+    return placed_on(job.options, there, SIZE.memory // SIZE.gpus) is not None
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 
 from image.instance.errors import CloudError
 from image.queue import books
-from image.queue.slurm import Job
+from image.queue.answers import Job
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 LOOK = timedelta(seconds=15)

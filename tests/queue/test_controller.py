@@ -1,5 +1,6 @@
 """The controller's look: partitions, instances that are gone, and what waits."""
 
+import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -8,12 +9,28 @@ import pytest
 from image.queue import controller
 from image.queue.accounting import TeamLimits, is_limited
 from image.queue.configuration import Cluster
-from image.queue.errors import SlurmError
+from image.queue.errors import PolicyUnreadError, SlurmError
 from image.reaper.store import StoredObject
-from tests.queue.test_slurm import JOB, NODE
+from tests.queue.test_answers import SAID, TWO
+from tests.queue.test_slurm import NODE
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
-POLICY = {"pools": {"train": {"capacity": {"queue_gpus": 8, "max_size": 3}}, "dev": {"capacity": None}}}
+SIZE = {"queue_gpus": 8, "queue_cpus": 96, "queue_memory_mib": 1_100_000, "max_size": 3}
+POLICY = {"pools": {"train": {"capacity": SIZE}, "dev": {"capacity": None}}}
+
+
+def waits(number: int = 7, nodes: int = 1, **changes: object) -> dict:
+    """A job for whole instances, as Slurm says it."""
+    asked = {"tres_req_str": f"cpu=2,node={nodes}", "max_nodes": nodes, "tasks": nodes, "cpus": nodes}
+    given = {
+        "account": "nlp",
+        "eligible_time": 0,
+        "submit_time": 0,
+        "state_reason": "Resources",
+        "job_state": "PENDING",
+        "tres_per_job": "",
+    }
+    return {**TWO, **asked, **given, "tres_per_node": "gres:gpu:8", "job_id": number, "nodes": "", **changes}
 
 
 @dataclass
@@ -22,14 +39,12 @@ class Site:
 
     nodes: dict[str, str] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
-    waiting: str = ""
+    jobs: list[dict] = field(default_factory=list)
     policy: dict | None = field(default_factory=lambda: POLICY)
     calls: list[str] = field(default_factory=list)
     said: list[dict] = field(default_factory=list)
     kept: list[dict] = field(default_factory=list)
-    jobs: str = ""
     teams: dict[str, TeamLimits] = field(default_factory=dict)
-    at_work: str = ""
     changed: bool = False
 
     def __post_init__(self) -> None:
@@ -48,10 +63,8 @@ class Site:
         if text.endswith("show nodes"):
             lines = [NODE.format(name=name, state=state, reason="") for name, state in self.nodes.items()]
             return "\n".join(lines)
-        if text.endswith("show jobs"):
-            return self.jobs
-        if text.startswith("squeue"):
-            return self.waiting if "PENDING" in text else self.at_work
+        if text == "squeue --json":
+            return json.dumps({**SAID, "jobs": self.jobs})
         self.calls.append(text)
         return ""
 
@@ -61,7 +74,7 @@ class Site:
 
 
 def test_what_waits_is_said_to_the_mover():
-    site = Site(waiting="7|train|2|N/A|nlp|Resources\n")
+    site = Site(jobs=[waits(nodes=2)])
 
     site.look()
 
@@ -145,7 +158,7 @@ def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
 
 
 def test_without_a_policy_nothing_is_reconfigured_and_nothing_wanted():
-    site = Site(policy=None, changed=True, waiting="7|train|2|N/A|nlp|Resources\n")
+    site = Site(policy=None, changed=True, jobs=[waits()])
 
     site.look()
 
@@ -166,16 +179,18 @@ def test_a_silent_slurm_decides_nothing():
 
 
 def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path):
-    cluster = Cluster("test", "host", "10.0.0.4", ["train"], "/home/state")
+    cluster = Cluster("test", "host", "10.0.0.4", {"train": 1000}, "/home/state")
 
     assert controller.lay(cluster, tmp_path)
     assert not controller.lay(cluster, tmp_path)
-    assert controller.lay(Cluster("test", "host", "10.0.0.4", ["dev", "train"], "/home/state"), tmp_path)
+    assert controller.lay(
+        Cluster("test", "host", "10.0.0.4", {"dev": 0, "train": 1000}, "/home/state"), tmp_path
+    )
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
 
 
 def test_a_limit_of_a_team_is_one_that_slurm_enforces(tmp_path):
-    cluster = Cluster("test", "host", "10.0.0.4", ["train"], "/home/state")
+    cluster = Cluster("test", "host", "10.0.0.4", {"train": 1000}, "/home/state")
     controller.lay(cluster, tmp_path)
 
     assert controller.lay(replace(cluster, limited=True), tmp_path)
@@ -200,8 +215,8 @@ def test_a_share_alone_is_no_limit():
 
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
     """Before any runs Slurm itself says of each of them that it waits for instances."""
-    waiting = "".join(f"{number}|train|1|gres:gpu:8|nlp|Resources\n" for number in (7, 8, 9))
-    site = Site(waiting=waiting, teams={"nlp": TeamLimits(1, 24)}, at_work="nlp|1|gres:gpu:8\n")
+    runs = waits(6, job_state="RUNNING", tres_alloc_str="cpu=2,node=1,gres/gpu=8")
+    site = Site(jobs=[runs, waits(7), waits(8), waits(9)], teams={"nlp": TeamLimits(1, 24)})
 
     site.look()
 
@@ -209,21 +224,19 @@ def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
 
 
 def test_a_team_without_a_limit_is_not_counted():
-    site = Site(
-        waiting="7|train|1|gres:gpu:8|nlp|Resources\n", teams={"nlp": TeamLimits(2)}, at_work="broken"
-    )
+    site = Site(jobs=[waits()], teams={"nlp": TeamLimits(2)})
 
     site.look()
 
     assert site.said[0]["pools"]["train"]["jobs"] == [1]
 
 
-def failed(state: str = "PENDING", number: str = "7", on: str = "i-1") -> str:
-    return JOB.format(id=number, state=state, comment=f"gpu-fleet:failed-on={on}") + "\n"
+def failed(state: str = "PENDING") -> dict:
+    return waits(job_state=state, comment="gpu-fleet:failed-on=i-1")
 
 
 def test_a_job_that_waits_is_kept_away_once_from_the_node_on_which_it_failed():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
 
     site.look(3)
 
@@ -231,8 +244,8 @@ def test_a_job_that_waits_is_kept_away_once_from_the_node_on_which_it_failed():
 
 
 def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
-    site.waiting = "7|train|1|N/A|nlp|Resources\n8|train|1|N/A|nlp|Resources\n"
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
+    site.jobs.append(waits(8))
 
     site.look()
 
@@ -240,7 +253,7 @@ def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():
 
 
 def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
     site.look()
     site.states = {"i-1": "terminated"}
 
@@ -250,7 +263,7 @@ def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
 
 
 def test_a_job_that_slurm_does_not_let_change_is_tried_at_the_next_look():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=failed())
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
     ask = site.watch.ask
 
     def refuses(command):
@@ -268,8 +281,68 @@ def test_a_job_that_slurm_does_not_let_change_is_tried_at_the_next_look():
     assert site.calls == ["scontrol update jobid=7 excnodelist=i-1"]
 
 
+def test_a_job_that_cannot_be_read_is_skipped_and_an_alarm_for_the_mover(caplog):
+    site = Site(jobs=[waits(7, tasks="many"), waits(8)])
+
+    site.look()
+
+    assert site.said[0]["pools"]["train"]["jobs"] == [1]
+    assert (site.said[0]["unread"], "job 7: tasks = 'many'" in site.said[0]["unread_why"]) == (1, True)
+    assert "event=queue-job-unread" in caplog.text
+
+
+def test_a_job_that_no_instance_can_run_is_said_to_be_once_and_buys_nothing():
+    site = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")])
+    site.look()
+    why = site.kept[0]["jobs"][0]["job"]["reason"]
+    site.jobs[0]["admin_comment"] = f"gpu-fleet: {why}"
+
+    site.look()
+
+    assert "names gres:gpu:a100:8" in why
+    assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {why}"]
+    assert [said["pools"]["train"]["jobs"] for said in site.said] == [[], []]
+
+
+def test_users_read_how_many_instances_a_job_waits_for():
+    """Slurm says one node of --gpus=16, whatever its nodes have."""
+    site = Site(jobs=[waits(tres_per_node="", tres_per_job="gres:gpu:16", max_nodes=0)])
+
+    site.look()
+
+    assert site.kept[0]["jobs"][0]["job"]["nodes"] == 2
+
+
+def test_what_was_said_of_a_job_goes_once_an_instance_can_run_it():
+    site = Site(
+        jobs=[waits(admin_comment="gpu-fleet: asks for 5 instances"), waits(8, admin_comment="an operator's")]
+    )
+
+    site.look()
+
+    assert site.calls == ["scontrol update jobid=7 admincomment="]
+
+
+def test_a_fault_of_ours_in_a_look_ends_no_watch(caplog):
+    site = Site(jobs=[waits()])
+    site.watch.keep = {}.__getitem__
+
+    assert not controller.look(site.watch, NOW)
+    site.watch.keep = site.kept.append
+    assert controller.look(site.watch, NOW)
+    assert "event=queue-look-failed" in caplog.text
+    assert "TypeError" in caplog.text
+
+
+def test_a_policy_that_does_not_say_what_instances_have_is_an_error_that_names_the_field():
+    site = Site(policy={"pools": {"train": {"capacity": {"queue_gpus": 8}}}})
+
+    with pytest.raises(PolicyUnreadError, match="queue_cpus"):
+        site.look()
+
+
 def test_users_read_of_each_job_what_the_controller_saw():
-    site = Site(jobs=failed("RUNNING"))
+    site = Site(jobs=[failed("RUNNING")])
 
     site.look()
 

@@ -4,18 +4,14 @@ import pytest
 
 from image.queue import slurm
 from image.queue.errors import SlurmError
+from image.queue.sizes import NodeSize
 
 NODE = (
-    "NodeName={name} Arch=x86_64 CoresPerSocket=2  CPUAlloc=0 AvailableFeatures=train ActiveFeatures=train "
-    "Gres=gpu:1 NodeAddr=10.0.16.5 NodeHostName=ip-10-0-16-5 Version=22.05.8 OS=Linux 6.18 #1 SMP "
-    "RealMemory=24105 State={state} ThreadsPerCore=1 Partitions=train {reason}"
-)
-JOB = (
-    "JobId={id} JobName=digits-20261123-100000 UserId=ada(5001) GroupId=ada(5001) MCS_label=N/A Nice=0 "
-    "Account=(null) QOS=(null) JobState={state} Reason=BeginTime Dependency=(null) Requeue=1 Restarts=1 "
-    "BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED Partition=train "
-    "ReqNodeList=(null) ExcNodeList=(null) NodeList= BatchHost=i-1 NumNodes=1-1 Comment={comment} "
-    "Command=(null) WorkDir=/home/ada StdErr=/home/ada/d-7.log StdOut=/home/ada/d-7.log Power="
+    "NodeName={name} Arch=x86_64 CoresPerSocket=2  CPUAlloc=6 CPUEfctv=96 CPUTot=96 CPULoad=1.93 "
+    "AvailableFeatures=train ActiveFeatures=train Gres=gpu:8 GresDrain=N/A GresUsed=gpu:5 "
+    "NodeAddr=10.0.16.5 NodeHostName=ip-10-0-16-5 Version=22.05.8 OS=Linux 6.18 #1 SMP "
+    "RealMemory=1100000 AllocMem=600000 FreeMem=14224 State={state} ThreadsPerCore=1 Partitions=train "
+    "{reason}"
 )
 REASON = "Reason=gpu-fleet: boot check has not passed [root@2026-11-23T09:52:07]"
 
@@ -46,28 +42,21 @@ def test_a_reason_is_read_without_who_gave_it():
     assert node.reason == "gpu-fleet: boot check has not passed"
 
 
+def test_what_jobs_have_left_of_a_node_is_read():
+    (node,) = nodes("MIXED+DYNAMIC_NORM")
+
+    assert node.is_partly_free
+    assert node.left == NodeSize(3, 90, 500_000)
+
+
+def test_words_of_a_reason_are_no_fields():
+    (node,) = nodes("IDLE+DRAIN", "Reason=was State=IDLE RealMemory=x [root@2026-11-23T09:52:07]")
+
+    assert (node.is_free, node.left.memory_mib) == (False, 500_000)
+
+
 def test_without_nodes_there_are_none():
     assert slurm.nodes(lambda _: "No nodes in the system\n") == []
-
-
-def test_jobs_that_wait_for_room_are_counted_and_no_others():
-    lines = [
-        "7|train|2|N/A|nlp|PartitionConfig",
-        "8|train|1|gres:gpu:a100:4|nlp|Resources",
-        "9|train|1|N/A|nlp|Dependency",
-        "10|train|1|gres:gpu:8|nlp|AssocGrpGRES",
-    ]
-
-    assert slurm.waiting_jobs(lambda _: "\n".join(lines) + "\n") == [
-        slurm.WaitingJob("7", "train", 2, 0, "nlp"),
-        slurm.WaitingJob("8", "train", 1, 4, "nlp"),
-    ]
-
-
-def test_the_gpus_of_a_team_are_those_of_all_instances_of_its_jobs():
-    said = "nlp|2|gres:gpu:4\nnlp|1|N/A\nvision|1|gres/gpu:a100:8\n"
-
-    assert slurm.gpus_at_work(lambda _: said) == {"nlp": 8, "vision": 8}
 
 
 def test_a_command_that_fails_says_why():
@@ -75,23 +64,13 @@ def test_a_command_that_fails_says_why():
         slurm.run(["false"])
 
 
+def test_bytes_that_are_no_text_are_read_all_the_same():
+    assert slurm.run(["printf", r"a\377b"]) == "a\N{REPLACEMENT CHARACTER}b"
+
+
 def test_an_absent_slurm_is_named():
     with pytest.raises(SlurmError, match="no-such-scontrol"):
         slurm.run(["no-such-scontrol", "show"])
-
-
-def test_a_job_is_read_with_its_comment_and_its_log():
-    line = JOB.format(id="7", state="PENDING", comment="gpu-fleet")
-
-    (job,) = slurm.jobs(lambda _: f"{line}\n\n")
-
-    assert (job.id, job.account, job.pool, job.nodes) == ("7", "ada", "train", 1)
-    assert (job.state, job.reason, job.on, job.restarts) == ("PENDING", "BeginTime", "", 1)
-    assert (job.log, job.comment) == ("/home/ada/d-7.log", "gpu-fleet")
-
-
-def test_without_jobs_there_are_none():
-    assert slurm.jobs(lambda _: "No jobs in the system\n") == []
 
 
 @pytest.mark.parametrize(

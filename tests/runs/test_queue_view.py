@@ -9,8 +9,8 @@ import pytest
 
 from image.instance.errors import CloudError, ConfigurationError
 from image.queue import books
+from image.queue.answers import Job
 from image.queue.errors import SlurmError
-from image.queue.slurm import Job
 from image.reaper.calls import Calls
 from image.runs import queue_view
 from image.runs.bucket import RunBucket

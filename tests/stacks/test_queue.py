@@ -177,7 +177,12 @@ def test_ports_are_open_by_group_and_as_slurm_has_them():
 def test_the_mover_learns_which_pools_the_queue_fills():
     pools = sweep_archive.policy_document(examples.stack(**QUEUED))["pools"]
 
-    assert {name: pool["capacity"]["queue_gpus"] for name, pool in pools.items()} == {"train": 1, "big": 8}
+    counted = {
+        name: [pool["capacity"][f"queue_{what}"] for what in ("gpus", "cpus", "memory_mib")]
+        for name, pool in pools.items()
+    }
+    # of g5.xlarge's 16 GiB and of g5.48xlarge's 768 GiB what Slurm finds at least
+    assert counted == {"train": [1, 4, 15_564], "big": [8, 192, 747_110]}
 
 
 def test_the_controller_has_its_price():

@@ -1,0 +1,165 @@
+"""How many instances of a pool a job needs, and how much of each: as Slurm's ``cons_tres`` counts. Pure."""
+
+import math
+from dataclasses import dataclass
+
+# Slurm gives whole cores (CR_Core), and a core of the clouds' instances is two of their vCPUs.
+THREADS = 2
+MIB_PER_GIB = 1024
+
+
+@dataclass(frozen=True)
+class NodeSize:
+    """Of an instance, or a part of one."""
+
+    gpus: int
+    cpus: int
+    memory_mib: int
+
+    def holds(self, other: "NodeSize") -> bool:
+        """Whether there is room for the other."""
+        return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory_mib >= other.memory_mib
+
+    def without(self, other: "NodeSize") -> "NodeSize":
+        """What the other leaves."""
+        return NodeSize(self.gpus - other.gpus, self.cpus - other.cpus, self.memory_mib - other.memory_mib)
+
+    @property
+    def memory_per_gpu(self) -> int:
+        """What a job gets with each GPU unless it says more; 0 without GPUs."""
+        return self.memory_mib // self.gpus if self.gpus else 0
+
+
+NOTHING = NodeSize(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class QueuePool:
+    """A pool as the queue counts it.
+
+    Attributes:
+        size: the least of any of its types.
+        most: how many instances it may have.
+    """
+
+    size: NodeSize
+    most: int
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a job asks for; 0 where it says nothing.
+
+    Attributes:
+        max_nodes: it takes no more.
+        cpus: for all its tasks.
+        min_cpus: on each node.
+        single_threads: it takes one thread of each core.
+        gpus: in all.
+        memory: MiB on each node.
+        exclusive: it shares its nodes with nobody.
+        unpromised: what it names of its nodes that nobody knows of an instance before it is there.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 0
+    tasks: int = 1
+    tasks_per_node: int = 0
+    cpus: int = 1
+    min_cpus: int = 0
+    single_threads: bool = False
+    gpus: int = 0
+    gpus_per_node: int = 0
+    gpus_per_task: int = 0
+    cpus_per_gpu: int = 0
+    memory: int = 0
+    memory_per_cpu: int = 0
+    memory_per_gpu: int = 0
+    exclusive: bool = False
+    unpromised: str = ""
+
+    @property
+    def least(self) -> int:
+        """Nodes that it takes at least, however large they are."""
+        by_tasks = math.ceil(self.tasks / self.tasks_per_node) if self.tasks_per_node else 1
+        by_gpus = math.ceil(self.gpus / self.gpus_per_node) if self.gpus_per_node else 1
+        return max(1, self.min_nodes, by_tasks, by_gpus)
+
+    def parts(self, number: int, whole: NodeSize) -> tuple[NodeSize, ...]:
+        """What it takes of each of so many nodes, the most first."""
+        return tuple(self._part(index, number, whole) for index in range(number))
+
+    def _part(self, index: int, number: int, whole: NodeSize) -> NodeSize:
+        tasks = _dealt(self.tasks, index, number)
+        gpus = self.gpus_per_node or max(_dealt(self.gpus, index, number), self.gpus_per_task * tasks)
+        cpus = max(tasks * math.ceil(self.cpus / max(1, self.tasks)), self.min_cpus, self.cpus_per_gpu * gpus)
+        cores = cpus if self.single_threads else math.ceil(cpus / THREADS)
+        return NodeSize(gpus, cores * THREADS, self._memory(gpus, cores * THREADS, whole))
+
+    def _memory(self, gpus: int, cpus: int, whole: NodeSize) -> int:
+        named = max(self.memory, self.memory_per_cpu * cpus, self.memory_per_gpu * gpus)
+        if named:
+            return named
+        return gpus * whole.memory_per_gpu if gpus else whole.memory_mib
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A job on instances of a pool.
+
+    Attributes:
+        parts: what it takes of each of its nodes, the most first.
+        gpus: in all.
+    """
+
+    parts: tuple[NodeSize, ...]
+    gpus: int
+
+    @property
+    def nodes(self) -> int:
+        """How many it takes."""
+        return len(self.parts)
+
+
+def _dealt(number: int, index: int, among: int) -> int:
+    """What one of several gets of a number that is dealt out evenly."""
+    return number // among + (index < number % among)
+
+
+def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
+    """How a job fits on as few instances of a pool as can be; else why no number of them runs it."""
+    if request.unpromised:
+        return f"names {request.unpromised}, which no instance of {name} is known to have before it is there"
+    least, most = request.least, min(pool.most, request.max_nodes or pool.most)
+    number = max(least, most)
+    for number in range(least, most + 1):
+        parts = request.parts(number, pool.size)
+        if all(map(pool.size.holds, parts)):
+            gpus = request.gpus or sum(part.gpus for part in parts)
+            return Fit((pool.size,) * number if request.exclusive else parts, gpus)
+    return _why_not(request, request.parts(number, pool.size), name, pool)
+
+
+def _why_not(request: JobRequest, parts: tuple[NodeSize, ...], name: str, pool: QueuePool) -> str:
+    """In words: the first thing that there is too little of."""
+    if request.least > pool.most:
+        return f"asks for {request.least} instances, size.max of {name} is {pool.most}"
+    size, largest = (
+        pool.size,
+        NodeSize(
+            max(part.gpus for part in parts),
+            max(part.cpus for part in parts),
+            max(part.memory_mib for part in parts),
+        ),
+    )
+    if largest.gpus > size.gpus:
+        asked, has = f"{largest.gpus} GPUs", f"{size.gpus}"
+    elif largest.cpus > size.cpus:
+        asked, has = f"{largest.cpus} CPUs", f"{size.cpus}"
+    else:
+        asked, has = f"{_gib(largest.memory_mib)} of memory", _gib(size.memory_mib)
+    return f"asks for {asked} on one of {len(parts)} instances, one of {name} has {has}"
+
+
+def _gib(mib: int) -> str:
+    return f"{mib / MIB_PER_GIB:.0f} GiB"

@@ -1,0 +1,161 @@
+"""What `squeue --json` says, as Debian 12's 22.05 said it here, and what users may write into it."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.queue.answers import answer, printable
+from image.queue.errors import SlurmError
+from image.queue.sizes import JobRequest
+
+SAID = json.loads(Path(__file__).with_name("squeue_22_05.json").read_text())
+HOSTILE, PER_TASK, TYPED, LATER, CPUS, MEMORY, EXCLUSIVE, ARRAY, RUNNING, TWO = SAID["jobs"]
+TEXTS = ("name", "comment", "admin_comment", "current_working_directory", "command", "wckey", "licenses")
+
+
+def read(*jobs: dict, **changes: object):
+    """The jobs, the last with some fields changed."""
+    said = deepcopy({**SAID, "jobs": list(jobs)})
+    said["jobs"][-1].update(changes)
+    return answer(json.dumps(said))
+
+
+def one(job: dict, **changes: object):
+    (listed,) = read(job, **changes).jobs
+    return listed
+
+
+def test_a_comment_that_looks_like_fields_is_a_comment():
+    """It ended the controller's watch, and forged other fields, where they were read out of a line."""
+    listed = one(HOSTILE)
+
+    assert HOSTILE["comment"] == "lr=0.1 Restarts=cosine"
+    assert (listed.job.id, listed.job.name, listed.job.account) == ("1", "a b JobState=RUNNING", "ada")
+    assert (listed.job.state, listed.job.restarts, listed.job.comment) == ("PENDING", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("job", "request_of"),
+    [
+        (HOSTILE, JobRequest(min_cpus=1)),
+        (PER_TASK, JobRequest(tasks=16, cpus=16, min_cpus=1, gpus_per_task=1)),
+        (TYPED, JobRequest(min_cpus=1, unpromised="gres:gpu:a100:2")),
+        (CPUS, JobRequest(tasks=8, cpus=32, min_cpus=4, memory_per_cpu=2048)),
+        (MEMORY, JobRequest(min_cpus=1, gpus=2, memory_per_gpu=102_400)),
+        (EXCLUSIVE, JobRequest(min_cpus=1, gpus=1, exclusive=True)),
+        (ARRAY, JobRequest(min_cpus=1, gpus=16)),
+        (RUNNING, JobRequest(min_cpus=1, cpus=2, gpus_per_node=1, memory_per_gpu=130_000)),
+        (TWO, JobRequest(2, 2, 2, 1, 2, 1, gpus=8, memory_per_gpu=130_000, exclusive=True)),
+    ],
+)
+def test_what_a_job_asks_for_is_read(job, request_of):
+    assert one(job).request == request_of
+
+
+def test_the_tasks_of_an_array_are_counted_and_how_many_may_run_at_once():
+    listed = one(ARRAY)
+
+    assert (listed.tasks, listed.at_once, listed.array) == (901, 3, "50")
+
+
+@pytest.mark.parametrize(("tasks", "number"), [("7", 1), ("1,3-5", 4), ("0-10:2", 6), ("0-7,9-21:4%2", 12)])
+def test_every_form_of_a_list_of_tasks_is_counted(tasks, number):
+    assert one(ARRAY, array_task_string=tasks).tasks == number
+
+
+def test_when_a_job_may_begin_is_read():
+    assert one(LATER).eligible_s - one(LATER).submitted_s == pytest.approx(2 * 24 * 3600, abs=5)
+
+
+def test_gpus_at_work_are_those_that_slurm_gave():
+    assert one(RUNNING, tres_alloc_str="cpu=2,mem=130000M,node=1,billing=2,gres/gpu=3").gpus == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "log"),
+    [
+        ({}, "/home/ada/slurm-44.out"),
+        ({"standard_output": "logs/%x-%5j.log"}, "/home/ada/logs/wrap-00044.log"),
+        (
+            {"standard_output": "/home/ada/%A_%a.log", "array_job_id": 40, "array_task_id": 3},
+            "/home/ada/40_3.log",
+        ),
+    ],
+)
+def test_the_log_is_the_file_that_slurm_writes(changes, log):
+    assert one(RUNNING, **changes).job.log == log
+
+
+def test_the_shape_of_23_11_is_read_too():
+    """Numbers are objects there, states and sharing lists."""
+    number = lambda value: {"set": value is not None, "infinite": False, "number": value or 0}  # noqa: E731
+    numbers = {name: number(value) for name, value in MEMORY.items() if name in NUMBERS}
+
+    listed = one(MEMORY, **numbers, job_state=["PENDING"], shared=["none"])
+
+    assert listed.request == JobRequest(min_cpus=1, gpus=2, memory_per_gpu=102_400, exclusive=True)
+    assert (listed.job.state, listed.eligible_s) == ("PENDING", MEMORY["eligible_time"])
+
+
+NUMBERS = (
+    "array_job_id",
+    "array_max_tasks",
+    "array_task_id",
+    "cpus",
+    "eligible_time",
+    "max_nodes",
+    "memory_per_cpu",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("slurm_load_jobs error", "squeue --json: no JSON"),
+        ("[]", "squeue --json: jobs = None; allowed: a list"),
+        ('{"jobs": {"1": {}}}', "squeue --json: jobs = {'1': {}}; allowed: a list"),
+        ('{"jobs": [7]}', "squeue --json: jobs: 7; allowed: objects"),
+        ('{"jobs": [{"job_id": 7}]}', "squeue --json: job 7: field 'array_task_string' is missing"),
+    ],
+)
+def test_slurm_that_answers_other_json_is_an_error_that_names_the_field(text, says):
+    with pytest.raises(SlurmError) as caught:
+        answer(text)
+
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tasks": "many"}, "job 44: tasks = 'many'; allowed: a whole number"),
+        ({"tasks": -1}, "job 44: tasks = -1; allowed: a whole number"),
+        ({"partition": 7}, "job 44: partition = 7; allowed: a text"),
+        ({"array_task_string": "0-7..."}, "array_task_string = '0-7...'; allowed: 0-7,9-21:4%2"),
+    ],
+)
+def test_one_job_that_cannot_be_read_keeps_no_other_from_being_read(changes, says):
+    said = read(HOSTILE, RUNNING, **changes)
+
+    assert [listed.job.id for listed in said.jobs] == ["1"]
+    assert says in said.unread[0]
+
+
+@given(text=st.text(max_size=1024), field=st.sampled_from(TEXTS))
+def test_no_text_of_a_user_changes_another_field(text, field):
+    plain, hostile = one(TWO), one(TWO, **{field: text})
+
+    assert hostile.request == plain.request
+    kept = {"id", "account", "pool", "nodes", "state", "reason", "on", "restarts"}
+    assert {key: getattr(hostile.job, key) for key in kept} == {key: getattr(plain.job, key) for key in kept}
+    assert (hostile.team, hostile.tasks, hostile.gpus) == (plain.team, plain.tasks, plain.gpus)
+
+
+@given(text=st.text())
+def test_what_users_wrote_is_one_line_of_a_table(text):
+    assert printable(text).isprintable()
+    assert len(printable(text)) <= len(text)

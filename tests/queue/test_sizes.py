@@ -1,0 +1,172 @@
+"""What is bought is what runs: submissions of all sizes, types and times, against Slurm's model."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.queue.size_world import BOOT, MOST, SizePlay, play
+
+DAYS = timedelta(days=2)
+NEVER = 0
+# Options of sbatch -> instances of 8 GPUs, 96 CPUs and 1 TB; those of `NEVER` run on no number of them.
+MATRIX: tuple[tuple[dict[str, object], int], ...] = (
+    ({}, 1),
+    ({"nodes": 2}, 2),
+    ({"nodes": 4}, 4),
+    ({"nodes": 5}, NEVER),
+    ({"nodes": "2-4"}, 2),
+    ({"ntasks": 96}, 1),
+    ({"ntasks": 97}, 2),
+    ({"ntasks": 384}, 4),
+    ({"ntasks": 385}, NEVER),
+    ({"cpus_per_task": 96}, 1),
+    ({"cpus_per_task": 97}, NEVER),
+    ({"ntasks": 3, "cpus_per_task": 64}, 3),
+    ({"gpus": 1}, 1),
+    ({"gpus": 8}, 1),
+    ({"gpus": 9}, 2),
+    ({"gpus": 16}, 2),
+    ({"gpus": 32}, 4),
+    ({"gpus": 33}, NEVER),
+    ({"gpus": 16, "nodes": 1}, NEVER),
+    ({"gpus": 16, "nodes": 4}, 4),
+    ({"gpus_per_node": 8}, 1),
+    ({"gpus_per_node": 8, "nodes": 3}, 3),
+    ({"gpus_per_node": 9}, NEVER),
+    ({"gpus_per_task": 1, "ntasks": 16}, 2),
+    ({"gpus_per_task": 2, "ntasks": 3}, 1),
+    ({"gpus_per_task": 5, "ntasks": 3}, 3),
+    ({"gpus_per_task": 9}, NEVER),
+    ({"gres": "gpu:2"}, 1),
+    ({"gres": "gpu:16"}, NEVER),
+    ({"gres": "gpu:a100:2"}, NEVER),
+    ({"mem": 1_000_000}, 1),
+    ({"mem": 1_000_001}, NEVER),
+    ({"mem": 900_000, "nodes": 2}, 2),
+    ({"gpus": 2, "mem_per_gpu": 500_000}, 1),
+    ({"gpus": 4, "mem_per_gpu": 500_000}, 2),
+    ({"gpus": 1, "mem_per_gpu": 1_000_001}, NEVER),
+    ({"gpus": 1, "exclusive": ""}, 1),
+    ({"gpus": 1, "array": "0-7"}, 1),
+    ({"gpus": 1, "array": "0-8"}, 2),
+    ({"gpus": 3, "array": "0-3%2"}, 1),
+    ({"gpus": 8, "array": "0-7%2"}, 2),
+    ({"gpus": 1, "mem": 400_000, "array": "0-3"}, 2),
+    ({"gpus": 1, "hold": ""}, NEVER),
+    ({"gpus": 1, "begin": 172_800}, NEVER),
+)
+
+
+@pytest.mark.parametrize(("words", "instances"), MATRIX)
+def test_what_is_bought_is_what_runs(words, instances):
+    played = SizePlay()
+    jobs = played.submit(**words)
+
+    played.wait()
+
+    assert (len(played.bought), played.vain) == (instances, set())
+    running = [job for job in jobs if job.state == "RUNNING"]
+    assert len(running) == (0 if instances == NEVER else jobs[0].at_once or len(jobs))
+
+
+def test_eight_jobs_of_one_gpu_share_an_instance_and_the_ninth_gets_another():
+    played = SizePlay()
+    for _ in range(9):
+        played.submit(gpus=1)
+
+    played.wait()
+
+    assert (len(played.bought), played.vain) == (2, set())
+
+
+def test_what_fits_beside_a_job_that_runs_buys_nothing():
+    played = SizePlay()
+    played.submit(gpus=5)
+    played.wait()
+    played.submit(gpus=3)
+
+    played.wait()
+
+    assert len(played.bought) == 1
+    assert {job.state for job in played.jobs} == {"RUNNING"}
+
+
+def test_a_job_for_later_gets_its_instance_when_its_time_has_come():
+    played = SizePlay()
+    (job,) = played.submit(gpus=1, begin=3600)
+    played.wait(timedelta(minutes=50))
+    assert played.bought == {}
+
+    played.wait(timedelta(minutes=10) + 2 * BOOT)
+
+    assert job.state == "RUNNING"
+
+
+def test_a_job_that_slurm_gave_up_before_its_instances_came_runs_on_them():
+    """22.05 holds what the nodes of a moment could not run: --gpus=16 while one of two is there."""
+    played = SizePlay()
+    played.submit(gpus=8)
+    played.wait()
+    (job,) = played.submit(gpus=16)
+
+    played.wait()
+
+    assert job.state == "RUNNING"
+    assert len(played.bought) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"gres": "gpu:16"}, "asks for 16 GPUs on one of 4 instances, one of pool train has 8"),
+        ({"nodes": 5}, "asks for 5 instances, size.max of pool train is 4"),
+        ({"mem": 2_000_000}, "of memory on one of 4 instances, one of pool train has 977 GiB"),
+        ({"gres": "gpu:a100:2"}, "names gres:gpu:a100:2, which no instance of pool train is known to have"),
+    ],
+)
+def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, why):
+    played = SizePlay()
+    (job,) = played.submit(**words)
+
+    played.wait(DAYS / 24)
+
+    assert why in played.reason(job)
+    assert job.admin_comment == f"gpu-fleet: {played.reason(job)}"
+    assert played.bought == {}
+
+
+def test_what_slurm_could_run_on_no_node_for_reasons_of_its_own_buys_no_second_instance():
+    """It is released once, given up again, and told so."""
+    played = SizePlay()
+    played.submit(gpus=8)
+    played.wait()
+    (job,) = played.submit(gpus=1)
+    place = played.slurm._place
+
+    def gives_up(other):
+        if other is not job:
+            return place(other)
+        job.given_up, job.reason = True, "BadConstraints"
+        return None
+
+    played.slurm._place = gives_up
+
+    played.wait(DAYS / 24)
+
+    assert len(played.bought) == 1
+    assert "Slurm finds no instance of pool train that could run it" in played.reason(job)
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 400), marks=pytest.mark.prove)])
+def test_in_schedules_of_chance_nothing_is_bought_in_vain(seeds):
+    assert {seed: wrongs for seed in seeds if (wrongs := play(seed))} == {}
+
+
+def test_the_pool_never_grows_past_its_size():
+    played = SizePlay()
+    for _ in range(60):
+        played.submit(gpus=3)
+
+    played.wait()
+
+    assert len(played.bought) == MOST
