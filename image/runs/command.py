@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ import click
 from image.capacity.command import Desk, acquire, caller_of, open_desk, refusal
 from image.capacity.model import LONGEST_HOURS
 from image.queue.configuration import LOW, NORMAL
-from image.reaper.errors import ConfigurationError
+from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.options import POOL_NAME, FiniteRange, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.times import format_time
@@ -164,7 +164,7 @@ def submit(
         click.echo(preview(job, packed, nodes - len(ids), desk.policy.cloud))
         return
     bucket.submit(job, packed.archive)
-    command = module(desk.place.cloud).send(desk.place.region, desk.cloud.calls, job)
+    command = sent(desk, bucket, job)
     click.echo(f"{job.run} is sent to {', '.join(ids)} ({command})")
     if not followed(desk.now, desk.wait, bucket, job):
         sys.exit(EXIT_FAILED)
@@ -231,6 +231,33 @@ def preview(job: Job, packed: Packed, missing: int, cloud: str) -> str:
         return "\n".join([*lines, f"the mover would be asked for {missing} of {job.pool} first"])
     sent = json.dumps(module(cloud).request(job), indent=1)
     return "\n".join([*lines, f"parameters {json.dumps(parameters(job))}", f"sent       {sent}"])
+
+
+def sent(desk: Desk, bucket: RunBucket, job: Job) -> str:
+    """Start a run on its instances; one that the cloud refuses to start keeps none of them busy.
+
+    Returns:
+        The cloud's id of the command.
+
+    Raises:
+        ConfigurationError: the cloud refuses it, and what to do.
+        CloudError: anything else; where the job could not be marked as refused the message says so.
+    """
+    try:
+        return str(module(desk.place.cloud).send(desk.place.region, desk.cloud.calls, job))
+    except (CloudError, ConfigurationError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        try:
+            bucket.refuse(job, f"not sent: {why}", desk.now())
+        except (CloudError, ConfigurationError) as second:
+            busy = ", ".join(member.id for member in job.instances)
+            minutes = LONGEST_START // timedelta(minutes=1)
+            raise CloudError(
+                f"{why}\n{job.run} is not marked as refused either ({second}): for {minutes} minutes {busy} "
+                "count as busy; --instance names another one that you took",
+                getattr(error, "code", ""),
+            ) from error
+        raise
 
 
 def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket: RunBucket, job: Job) -> bool:

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -16,8 +17,10 @@ from image.capacity.command import Desk
 from image.capacity.model import Fate, MoverState, Request
 from image.console.cli import main
 from image.reaper.agent.sensors.processes import is_watched, processes
+from image.reaper.errors import CloudError
+from image.reaper.place import Place
 from image.runs import aws, command
-from image.runs.model import Phase, state_of
+from image.runs.model import Job, Member, Phase, state_of
 from stacks.aws.stack import build
 from stacks.rehearsal import sweeps
 from stacks.rehearsal.moto_server import moto_server
@@ -298,6 +301,42 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
     assert said.exit_code == 1
     assert "refused: 12 USD of the month's budget are left" in said.output
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
+
+
+@pytest.fixture
+def unsent(monkeypatch):
+    """Systems Manager takes no command."""
+
+    def refuse(*_):
+        raise CloudError("send_command: ThrottlingException: Rate exceeded", "ThrottlingException")
+
+    monkeypatch.setattr(aws, "send", refuse)
+
+
+def test_a_run_that_the_cloud_does_not_send_is_refused_and_keeps_no_instance_busy(
+    fleet, nodes, folder, unsent
+):
+    said = say(*SUBMIT, "--nodes", "2")
+    again = say(*SUBMIT, "--nodes", "2", "--dry-run")
+    listed = say("runs", *ADA)
+
+    assert said.exit_code == 1
+    assert "ThrottlingException" in said.output
+    assert "would be asked for" not in again.output
+    assert re.search(r"tiny-\S+ +train +2 +refused ", listed.output, re.MULTILINE)
+    assert re.search(r"^tiny-\S+: refused: not sent: send_command: Thr", listed.output, re.MULTILINE)
+
+
+def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(unsent):
+    def refuse(*_):
+        raise CloudError("put_object: SlowDown: later", "SlowDown")
+
+    place = Place("test", "aws", REGION)
+    desk = SimpleNamespace(place=place, cloud=SimpleNamespace(calls=None), now=lambda: datetime.now(UTC))
+    job = Job("r-1", "ada", "test", "train", (Member("i-1", "10.0.0.1"),), ("run",), "", "", "users/ada", "")
+
+    with pytest.raises(CloudError, match=r"Rate exceeded\nr-1 .*SlowDown: later\): for 10 minutes i-1 count"):
+        command.sent(desk, SimpleNamespace(refuse=refuse), job)
 
 
 def break_gate(node):
