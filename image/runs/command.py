@@ -29,6 +29,7 @@ from image.runs.model import Job, Member, Phase, overall, parameters, run_name
 from image.runs.queued import QueuedRun, submit_to_queue
 
 LOOK_EVERY_S = 3.0
+MOST_NAMED = 10  # files, of one line
 MOST_NODES = 50  # instances of one command (Systems Manager, API SendCommand)
 EXIT_FAILED = 1
 
@@ -47,6 +48,8 @@ class Packed:
         directory: where the run leaves its result.
         title: begins the run's name.
         files: names of what travels along.
+        left_out: what was found in an included folder and stays here.
+        elsewhere: modules of those files that lie outside of the folder of the run.
     """
 
     archive: bytes
@@ -54,6 +57,8 @@ class Packed:
     directory: str
     title: str
     files: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -154,6 +159,7 @@ def submit(
     kept = ["--checkpoints", checkpoints] if checkpoints else []
     packed = pack(words, [*flags, *kept], include)
     bucket = run_bucket(replace(desk.place, account_id=asked.account_id or ""))
+    click.echo(travels(packed, bucket.name))
     ids = choose(desk, bucket, criteria)
     if len(ids) < nodes and not dry_run:
         ids = (*ids, *acquire(desk, pool, nodes - len(ids), hours, yes=yes))
@@ -192,8 +198,28 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
             problem = done.stderr.strip().removeprefix("error: ")
             raise ConfigurationError(problem or "the trainer said nothing")
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        arguments, files = (tuple(said[name]) for name in ("arguments", "files"))
-        return Packed(out.read_bytes(), arguments, said["directory"], said["title"], files)
+        names = ("files", "left_out", "elsewhere")
+        arguments, lists = tuple(said["arguments"]), (tuple(said[name]) for name in names)
+        return Packed(out.read_bytes(), arguments, said["directory"], said["title"], *lists)
+
+
+def travels(packed: Packed, bucket: str) -> str:
+    """What leaves this computer, and what does not, for a user. Pure."""
+    size = f"{len(packed.archive):,} bytes"
+    said = [
+        f"{len(packed.files)} files, {size}, travel into {bucket}, where others of the stack may read them"
+    ]
+    if packed.elsewhere:
+        said.append(f"from outside of this folder: {_some(packed.elsewhere)}")
+    if packed.left_out:
+        said.append(f"left out: {_some(packed.left_out)} (--include NAME sends one all the same)")
+    return "; ".join(said)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:

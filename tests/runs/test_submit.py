@@ -235,6 +235,16 @@ def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(fleet, nodes, fold
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
 
 
+def test_what_leaves_the_laptop_and_what_does_not_is_said_before_it_is_sent(fleet, nodes, folder):
+    (folder / "data/text/.env").write_text("KEY=1")
+
+    said = say(*SUBMIT, "--dry-run")
+
+    assert re.match(rf"\d+ files, [\d,]+ bytes, travel into {DATA}, where others", said.output)
+    assert "; left out: data/text/.env (--include NAME sends" in said.output.splitlines()[0]
+    assert ", data/text/.env" not in said.output
+
+
 REFUSED = {
     "no such pool": (
         ("--pool", "trian"),

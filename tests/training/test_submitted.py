@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from gpu_fleet.cli import main
 from gpu_fleet.errors import CheckpointError, CommandError
-from gpu_fleet.submitted import work
+from gpu_fleet.submitted import included, work
 from gpu_fleet.submitted.pack import archive
 from gpu_fleet.submitted.work import Job, Reporter, Worker, fetched, unpack
 
@@ -223,6 +223,8 @@ def test_a_command_takes_the_files_it_names_and_says_how_it_is_run(here):
         "directory": "out",
         "title": "out",
         "files": ["data/a", "train.py"],
+        "left_out": [],
+        "elsewhere": [],
     }
 
 
@@ -250,6 +252,106 @@ def test_links_of_an_included_folder_travel_as_what_they_lead_to(here):
     (here / "other/itself").symlink_to(here / "other")
 
     assert files_of(packed(here, "--include", "data", "--", "ls")) == ["data/a", "data/linked/b"]
+
+
+NOT_MEANT = (
+    ".git/config",
+    ".env",
+    "conf/prod.env",
+    "conf/Credentials.json",
+    "keys/id_ed25519",
+    "keys/server.pem",
+    ".aws/config",
+    "src/__pycache__/x.pyc",
+    "my-venv/pyvenv.cfg",
+    "my-venv/lib/x.py",
+)
+
+
+def lay(here, *names):
+    for name in names:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("s")
+
+
+def test_repositories_environments_caches_and_secrets_of_a_folder_stay_here_and_are_named(here):
+    lay(here, *NOT_MEANT, "conf/train.yaml", "src/secrets.py", "data/id_to_label.csv")
+
+    said = packed(here, "--include", ".", "--", "ls")
+
+    assert files_of(said) == [
+        "conf/train.yaml",
+        "data/a",
+        "data/id_to_label.csv",
+        "src/secrets.py",
+        "train.py",
+    ]
+    assert json.loads(said.output)["left_out"] == [
+        *(".aws", ".env", ".git", "conf/Credentials.json", "conf/prod.env", "keys/id_ed25519"),
+        *("keys/server.pem", "my-venv", "src/__pycache__"),
+    ]
+
+
+@pytest.mark.parametrize("name", [".env", ".git", "keys/server.pem", "my-venv"])
+def test_what_is_included_by_its_own_name_travels(here, name):
+    lay(here, *NOT_MEANT)
+
+    said = packed(here, "--include", name, "--include", ".", "--", "ls")
+
+    assert any(file.startswith(name) for file in files_of(said))
+    assert name not in json.loads(said.output)["left_out"]
+
+
+@pytest.mark.parametrize("leads_to", ["../../secret.txt", "../..", "/etc/hostname"])
+def test_a_link_of_an_included_folder_that_leads_out_is_refused_by_its_name(here, leads_to):
+    (here / "data/out").symlink_to(leads_to)
+
+    said = packed(here, "--include", ".", "--", "ls")
+
+    assert said.exit_code == 65
+    assert f"--include = '.': 'data/out' is a link that leads out of {here}" in said.output
+
+
+def test_links_to_what_stays_here_or_is_not_there_stay_here(here):
+    lay(here, *NOT_MEANT)
+    for name, leads_to in {
+        "plain": "../.env",
+        "more": "../.git/config",
+        "gone": "x",
+        "itself": "itself",
+    }.items():
+        (here / "data" / name).symlink_to(leads_to)
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert files_of(said) == ["data/a"]
+    assert json.loads(said.output)["left_out"] == ["data/gone", "data/itself", "data/more", "data/plain"]
+
+
+def test_linked_folders_that_point_at_each_other_end(here, monkeypatch):
+    folders = [here / "data" / name for name in "bcdefghijklm"]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders:
+        for other in folders:
+            (folder / f"to-{other.name}").symlink_to(other)
+    monkeypatch.setattr(included, "MOST_ENTRIES", 1000)
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert said.exit_code == 65
+    assert "--include = 'data': more than 1,000 files" in said.output
+
+
+def test_modules_that_lie_elsewhere_are_named(here):
+    (here.parent / "shared.py").write_text("")
+    (here / "shared.py").symlink_to("../shared.py")
+    (here / "train.py").write_text("import shared")
+
+    said = packed(here, "--", "python", "train.py")
+
+    assert files_of(said) == ["shared.py", "train.py"]
+    assert json.loads(said.output)["elsewhere"] == ["shared.py"]
 
 
 def test_a_file_that_a_command_names_by_a_link_travels_under_that_name(here):

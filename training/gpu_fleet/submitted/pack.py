@@ -14,8 +14,8 @@ from gpu_fleet import config, run_files
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.imports import imported
 from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
+from gpu_fleet.submitted.included import LIMIT_BYTES, included, too_large
 
-LIMIT_BYTES = 256 << 20
 BUCKETS = ("s3://", "oss://")
 CONFIG, SCRIPTS = ".toml", (".py", ".sh")
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
@@ -64,26 +64,32 @@ def pack(
 
     Of CONFIG, a .toml: itself and your own code that it names. Of COMMAND: files that it names. Of both the
     modules below this folder that their code imports anywhere, and what is included, such as files that your
-    code reads. Refuses what an instance could not read.
+    code reads. Of an included folder repositories, virtual environments, caches and what looks like a secret
+    are left out, unless they are included by themselves. Refuses what an instance could not read.
     """
-    included = dict(_included(include))
+    beside = included(include)
     if PurePosixPath(words[0]).suffix == CONFIG:
         if checkpoints:
             raise ConfigError(f"--checkpoints = {checkpoints!r}: is of a COMMAND; CONFIG says run.directory")
         settings = _settings(Path(words[0]), words[1:], allow, branch)
         arguments = (*words[1:], *identity_flags(allow, branch))
-        parcel = of_config(Path(words[0]), arguments, settings, included)
+        parcel = of_config(Path(words[0]), arguments, settings, beside.contents)
     else:
         if allow or branch:
             raise ConfigError("--allow and --branch are of a CONFIG; COMMAND resumes by its own rules")
-        parcel = of_command(words, checkpoints, included)
+        parcel = of_command(words, checkpoints, beside.contents)
     _check_size(parcel.contents)
     try:
         out.write_bytes(archive(parcel.contents, _startable(parcel.contents)))
     except OSError as error:
         raise ConfigError(f"--out = {str(out)!r}: cannot be written: {error.strerror}") from error
     said = {"arguments": parcel.arguments, "directory": parcel.directory, "title": parcel.title}
-    click.echo(json.dumps({**said, "files": sorted(parcel.contents)}))
+    files = {
+        "files": sorted(parcel.contents),
+        "left_out": [name for name in beside.left_out if not _travels(name, parcel.contents)],
+        "elsewhere": _elsewhere(parcel.contents, Path.cwd().resolve()),
+    }
+    click.echo(json.dumps({**said, **files}))
 
 
 def _settings(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
@@ -146,46 +152,17 @@ def _startable(names: Collection[str]) -> set[str]:
     return {name for name in names if os.access(name, os.X_OK)}
 
 
-def _included(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Path from here -> content of each file; raises ConfigError."""
-    here = Path.cwd().resolve()
-    for text in paths:
-        path = here / text
-        if not path.exists() or not path.resolve().is_relative_to(here):
-            raise ConfigError(f"--include = {text!r}: must be a file or folder below {here}")
-        if ".." in path.parts or not path.is_relative_to(here):
-            path = path.resolve()
-        files = list(_files(path))
-        if sum(file.stat().st_size for file in files) > LIMIT_BYTES:
-            raise ConfigError(f"--include = {text!r}: {_too_large()}")
-        yield from ((_name(file.relative_to(here)), _content(file)) for file in files)
-
-
-def _files(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """All files of a folder, those that links lead to too, but of no folder within itself."""
-    real = path.resolve()
-    if path.is_file():
-        yield path
-    elif path.is_dir() and real not in above:
-        for entry in sorted(path.iterdir()):
-            yield from _files(entry, above | {real})
-
-
-def _name(file: Path) -> str:
-    """As an archive has it, in which names are UTF-8; raises ConfigError."""
-    name = file.as_posix()
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name!r}: its name is not UTF-8, as an archive needs it") from error
-    return name
-
-
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{str(file)!r}: cannot be read: {error.strerror}") from error
+
+
+def _elsewhere(contents: Collection[str], here: Path) -> list[str]:
+    """Modules that lie outside of the folder of the run, or that a link of it leads to."""
+    paths = {name: Path(os.path.realpath(here / name)) for name in contents}
+    return sorted(name for name, path in paths.items() if not (path.is_file() and path.is_relative_to(here)))
 
 
 def _unreadable(settings: config.Config, included: dict[str, bytes]) -> Iterator[str]:
@@ -224,8 +201,4 @@ def _refuse(problems: Sequence[str]) -> None:
 def _check_size(contents: dict[str, bytes]) -> None:
     size = sum(map(len, contents.values()))
     if size > LIMIT_BYTES:
-        raise ConfigError(f"the files of the run are {size:,} bytes: {_too_large()}")
-
-
-def _too_large() -> str:
-    return f"at most {LIMIT_BYTES:,} bytes travel with a run; put data into a bucket or onto shared homes"
+        raise ConfigError(f"the files of the run are {size:,} bytes: {too_large()}")
