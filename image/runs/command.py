@@ -49,6 +49,7 @@ class Packed:
         title: begins the run's name.
         files: names of what travels along.
         left_out: what was found in an included folder and stays here.
+        secrets: those of the files that look like one.
         elsewhere: modules of those files that lie outside of the folder of the run.
     """
 
@@ -58,6 +59,7 @@ class Packed:
     title: str
     files: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
 
 
@@ -133,7 +135,7 @@ def submit(
     """Start a run on instances of a pool that you took; missing ones are asked for first.
 
     CONFIG (a .toml, with --section.key value as of `train`), your own code that it imports and what --include
-    names travel along; of COMMAND (after --, any program) the files that it names. The run is your account's
+    names travel along; of COMMAND (after --, any program) what it starts and names. The run is your account's
     own. An interrupted one goes on from its checkpoint when it is submitted again. Exit code 1 where it does
     not start.
     """
@@ -198,7 +200,7 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
             problem = done.stderr.strip().removeprefix("error: ")
             raise ConfigurationError(problem or "the trainer said nothing")
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        names = ("files", "left_out", "elsewhere")
+        names = ("files", "left_out", "secrets", "elsewhere")
         arguments, lists = tuple(said["arguments"]), (tuple(said[name]) for name in names)
         return Packed(out.read_bytes(), arguments, said["directory"], said["title"], *lists)
 
@@ -211,6 +213,8 @@ def travels(packed: Packed, bucket: str) -> str:
     ]
     if packed.elsewhere:
         said.append(f"from outside of this folder: {_some(packed.elsewhere)}")
+    if packed.secrets:
+        said.append(f"looks like a secret, and travels since it was named: {_some(packed.secrets)}")
     if packed.left_out:
         said.append(f"left out: {_some(packed.left_out)} (--include NAME sends one all the same)")
     return "; ".join(said)

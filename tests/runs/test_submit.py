@@ -175,7 +175,7 @@ def test_any_command_runs_with_the_files_it_names_and_counts_as_work_while_it_do
     (folder / "beside.py").write_text("WORD = 'found beside it'\n")
     (folder / "mine.py").write_text(PROGRAM)
 
-    said = say(*COMMAND, "--include", "beside.py", "--", "python", "mine.py", "--lr", "0.1")
+    said = say(*COMMAND, "--", "bash", "-c", "python -m mine --lr 0.1")
 
     assert said.exit_code == 0, said.output
     (worker,) = delivered
@@ -260,6 +260,7 @@ REFUSED = {
     "data that stay here": (("--data.path", "data/other"), "data.path = 'data/other': instances do not have"),
     "what is not here": (("--include", "nothing"), "--include = 'nothing': must be a file or folder below"),
     "no such key": (("--run.stepps", "7"), "run.stepps"),
+    "no such key with =": (("--run.stepps=7",), "run.stepps"),
     "a folder above": (("--run.directory", "../x"), "run.directory = '../x': must be below the folder"),
 }
 

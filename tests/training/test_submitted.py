@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_fleet.cli import main
-from gpu_fleet.errors import CheckpointError, CommandError
-from gpu_fleet.submitted import included, work
+from gpu_fleet.errors import CheckpointError, CommandError, ConfigError
+from gpu_fleet.submitted import command_line, included, work
 from gpu_fleet.submitted.pack import archive
 from gpu_fleet.submitted.work import Job, Reporter, Worker, fetched, unpack
 
@@ -224,6 +226,7 @@ def test_a_command_takes_the_files_it_names_and_says_how_it_is_run(here):
         "title": "out",
         "files": ["data/a", "train.py"],
         "left_out": [],
+        "secrets": [],
         "elsewhere": [],
     }
 
@@ -298,7 +301,9 @@ def test_what_is_included_by_its_own_name_travels(here, name):
 
     said = packed(here, "--include", name, "--include", ".", "--", "ls")
 
-    assert any(file.startswith(name) for file in files_of(said))
+    files = files_of(said)
+    assert any(file.startswith(name) for file in files)
+    assert json.loads(said.output)["secrets"] == [file for file in files if file in NOT_MEANT[1:6]]
     assert name not in json.loads(said.output)["left_out"]
 
 
@@ -382,6 +387,90 @@ def test_modules_travel_that_a_program_imports_inside_a_function(here):
 
     assert files == ["deep/__init__.py", "deep/inner.py", "deep/near.py", "late.py", "train.py"]
     assert files_of(packed(here, "--", "python", "beside/tool.py")) == ["beside/helper.py", "beside/tool.py"]
+
+
+STARTS = {
+    "a module": ("python", "-m", "pkg.fit"),
+    "a module behind options": ("python3.11", "-X", "dev", "-um", "pkg.fit", "--lr", "1"),
+    "a module on ranks": ("torchrun", "--nproc-per-node", "2", "-m", "pkg.fit"),
+    "a module by torch": ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pkg.fit"),
+    "a program of a shell": ("bash", "-c", "set -e; LR=1 python pkg/fit.py --lr $LR"),
+    "a module of a shell": ("env", "A=b", "bash", "-lc", "python -m pkg.fit"),
+    "a program elsewhere": ("bash", "-c", "cd pkg && python fit.py"),
+    "code": ("python", "-c", "from pkg import fit; fit.main()"),
+    "a script": ("bash", "run.sh", "--fast"),
+    "a script of a script": ("./outer.sh",),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_a_program_travels_with_what_it_imports_however_it_is_started(here, case):
+    lay(here, "pkg/helper.py", "pkg/__init__.py", "conf.yaml")
+    (here / "pkg/fit.py").write_text("import pkg.helper\n")
+    (here / "run.sh").write_text("cd pkg # it's here\nexec python -u fit.py conf.yaml\n")
+    (here / "outer.sh").write_text("./run.sh\n")
+
+    files = files_of(packed(here, "--", *STARTS[case]))
+
+    assert {"pkg/fit.py", "pkg/__init__.py", "pkg/helper.py"} <= {*files}
+
+
+@pytest.mark.parametrize("word", ["--config=conf.yaml", "config=conf.yaml", "--config conf.yaml"])
+def test_a_file_behind_an_equals_sign_travels_as_one_behind_a_space(here, word):
+    lay(here, "conf.yaml")
+
+    assert "conf.yaml" in files_of(packed(here, "--", "python", "train.py", *word.split()))
+
+
+NOT_STARTED = {
+    "a missing file": (("python", "trian.py"), "'trian.py' of COMMAND: there is no such file below"),
+    "a missing file of ranks": (("torchrun", "a/x.py"), "'a/x.py' of COMMAND: there is no such file"),
+    "a missing script": (("bash", "-e", "run.sh"), "'run.sh' of COMMAND: there is no such file"),
+    "a missing program": (("./bin/run", "x"), "bin/run' of COMMAND: there is no such file"),
+    "a missing file of a shell": (("bash", "-c", "cd data && python x.py"), "'x.py' of COMMAND: there is no"),
+    "a missing module": (("python", "-m", "trian"), "-m trian of COMMAND: there is neither trian.py nor"),
+    "a package": (("python", "-m", "pkg"), "-m pkg of COMMAND: there is neither pkg.py nor pkg/__main__.py"),
+    "quotes around all": (("python train.py",), "'python train.py' of COMMAND: is one word"),
+    "a variable": (("LR=1", "python", "train.py"), "'LR=1' of COMMAND: is no program; write env LR=1"),
+    "open quotes": (("bash", "-c", "python 'x"), "of COMMAND: no shell can read it: No closing quotation"),
+    "a folder": (("python", "train.py", "--data=data"), "'data' of COMMAND: instances do not have"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_STARTED)
+def test_a_command_that_no_instance_could_start_is_refused(here, case):
+    lay(here, "pkg/__init__.py")
+    words, message = NOT_STARTED[case]
+
+    said = packed(here, "--", *words)
+
+    assert said.exit_code == 65, said.output
+    assert message in said.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "/home/ada/fit.py"),
+        ("python", "-m", "json.tool"),
+        ("python", "-m", "pytest"),
+        ("bash", "-c", "aws s3 cp s3://b/fit.py . && python fit.py"),
+        ("bash", "-c", "cd $HOME && python fit.py"),
+        ("bash", "-c", "x" * 5000),
+        ("grep", "-r", "python", "src"),
+        ("python", "-"),
+    ],
+)
+def test_what_may_be_on_an_instance_is_not_refused(here, words):
+    assert files_of(packed(here, "--", *words)) == []
+
+
+@given(st.lists(st.text("-=mcx./ &'$ptyhonbash", max_size=12), min_size=1, max_size=6))
+def test_whatever_the_words_are_no_command_ends_in_a_traceback(words):
+    try:
+        command_line.read(words)
+    except ConfigError:
+        return
 
 
 @pytest.mark.parametrize(
