@@ -137,12 +137,23 @@ def _priced(names: tuple[str, ...]) -> Iterator[str]:
 
 def _scalar(value: str) -> str:
     """A text as YAML writes it: quoted where it must be."""
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
+    return _written(value)
 
 
 def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
-    plain = values if isinstance(values, dict) else list(values)
-    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    return _written(values if isinstance(values, dict) else list(values))
+
+
+def _written(value: str | list[str] | dict[str, int]) -> str:
+    """In one line. PyYAML leaves 098 without quotes: no octal number to it, and one to other readers."""
+    for style in (None, "'"):
+        dumped = yaml.safe_dump(
+            value, default_flow_style=True, default_style=style, sort_keys=False, width=math.inf
+        )
+        text = dumped.removesuffix("\n...\n").strip()
+        if yaml_text.read(text) == value:
+            break
+    return text
 
 
 def settings_of(answers: NewStack) -> Stack:
