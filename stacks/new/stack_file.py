@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-import yaml
-
 from stacks import catalog
 from stacks.catalog import Cloud, InstanceType
 from stacks.cost.estimate import estimate
@@ -137,23 +135,11 @@ def _priced(names: tuple[str, ...]) -> Iterator[str]:
 
 def _scalar(value: str) -> str:
     """A text as YAML writes it: quoted where it must be."""
-    return _written(value)
+    return yaml_text.written(value, flow=True)
 
 
 def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
-    return _written(values if isinstance(values, dict) else list(values))
-
-
-def _written(value: str | list[str] | dict[str, int]) -> str:
-    """In one line. PyYAML leaves 098 without quotes: no octal number to it, and one to other readers."""
-    for style in (None, "'"):
-        dumped = yaml.safe_dump(
-            value, default_flow_style=True, default_style=style, sort_keys=False, width=math.inf
-        )
-        text = dumped.removesuffix("\n...\n").strip()
-        if yaml_text.read(text) == value:
-            break
-    return text
+    return yaml_text.written(values if isinstance(values, dict) else list(values), flow=True)
 
 
 def settings_of(answers: NewStack) -> Stack:

@@ -2,10 +2,12 @@
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stacks.errors import SettingsError, StacksError
 from stacks.rehearsal.program import run_program
-from stacks.settings import Stack, stack_files
+from stacks.settings import Stack, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file
 
 
@@ -152,6 +154,13 @@ def test_digits_that_begin_with_0_are_refused_where_a_number_is_meant(read):
 
     with pytest.raises(SettingsError, match=r"max = 010: is octal to one YAML reader and .*: drop the 0$"):
         read(text)
+
+
+@given(st.text("0189e.+-_:xbyno#'\"[ ", max_size=12), st.booleans())
+def test_a_text_that_is_written_is_read_as_the_same_text(text, flow):
+    content = {"account_id": text, "types": [text], "slots": {text: 0}}
+
+    assert yaml_text.read(yaml_text.written(content, flow=flow)) == content
 
 
 @pytest.mark.parametrize(
