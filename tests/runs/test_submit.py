@@ -11,15 +11,18 @@ from types import SimpleNamespace
 import boto3
 import pytest
 import tomli_w
+from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from image.capacity.command import Desk
 from image.capacity.model import Fate, MoverState, Request
 from image.console.cli import main
 from image.reaper.agent.sensors.processes import is_watched, processes
-from image.reaper.errors import CloudError
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.place import Place
 from image.runs import aws, command
+from image.runs.bucket import RunBucket
 from image.runs.model import Job, Member, Phase, state_of
 from stacks.aws.stack import build
 from stacks.rehearsal import sweeps
@@ -312,6 +315,28 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
     assert said.exit_code == 1
     assert "refused: 12 USD of the month's budget are left" in said.output
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
+
+
+class Denying:
+    """S3 as it answers whoever may list some prefixes alone: with AccessDenied for what is not there."""
+
+    def __init__(self, *keys):
+        self.keys = keys
+
+    def get_object(self, **_):
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetObject")
+
+    def list_objects_v2(self, *, Prefix, **_):  # noqa: N803 - as boto3 names it
+        return {"Contents": [{"Key": key} for key in self.keys if key.startswith(Prefix)]}
+
+
+def test_what_s3_denies_is_absent_unless_it_is_listed():
+    calls = Calls(lambda: datetime.now(UTC))
+    place = "train/_runs/ada/r-1/i-1/"
+
+    assert RunBucket(Denying(), calls, DATA).state(place, "ada").phase is Phase.SENT
+    with pytest.raises(ConfigurationError, match="--as ada: these credentials may not act as this account"):
+        RunBucket(Denying(f"{place}state.json"), calls, DATA).state(place, "ada")
 
 
 @pytest.fixture
