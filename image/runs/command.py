@@ -25,7 +25,7 @@ from image.reaper.place import Asked, subject
 from image.reaper.times import format_time
 from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import LONGEST_START, Criteria, account_name, choose
-from image.runs.model import Job, Member, Phase, overall, parameters, run_name
+from image.runs.model import OVER, Job, Member, Phase, overall, parameters, run_name
 from image.runs.queued import QueuedRun, submit_to_queue
 
 LOOK_EVERY_S = 3.0
@@ -303,6 +303,9 @@ def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket:
                 click.echo(text)
         phase = overall(states)
         if phase in (Phase.REFUSED, Phase.FAILED):
+            if phase is Phase.REFUSED and any(state.phase not in OVER for state in states):
+                bucket.cancel(job.account, job.run, job.by, now())
+                click.echo("the others, which would wait for it, are asked to end")
             return False
         if phase not in (Phase.SENT, Phase.STARTING, Phase.RETRYING):
             return True

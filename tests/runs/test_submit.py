@@ -23,7 +23,7 @@ from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.place import Place
 from image.runs import aws, command
 from image.runs.bucket import RunBucket
-from image.runs.model import Job, Member, Phase, state_of
+from image.runs.model import Job, Member, NodeState, Phase, state_of
 from stacks.aws.stack import build
 from stacks.rehearsal import sweeps
 from stacks.rehearsal.moto_server import moto_server
@@ -337,6 +337,19 @@ def test_what_s3_denies_is_absent_unless_it_is_listed():
     assert RunBucket(Denying(), calls, DATA).state(place, "ada").phase is Phase.SENT
     with pytest.raises(ConfigurationError, match="--as ada: these credentials may not act as this account"):
         RunBucket(Denying(f"{place}state.json"), calls, DATA).state(place, "ada")
+
+
+@pytest.mark.parametrize(("other", "ended"), [(Phase.SENT, 1), (Phase.STARTING, 1), (Phase.REFUSED, 0)])
+def test_where_one_instance_refuses_a_run_the_others_do_not_wait_for_it(other, ended):
+    members = (Member("i-1", "10.0.0.1"), Member("i-2", "10.0.0.2"))
+    job = Job("r-1", "ada", "test", "train", members, ("run",), "", "", "users/ada", "")
+    asked = []
+    states = [NodeState(Phase.REFUSED, detail="no gate"), NodeState(other)]
+    bucket = SimpleNamespace(states=lambda _: states, cancel=lambda *words: asked.append(words[:3]))
+
+    assert not command.followed(lambda: datetime.now(UTC), pytest.fail, bucket, job)
+
+    assert asked == [("ada", "r-1", "users/ada")] * ended
 
 
 @pytest.fixture
