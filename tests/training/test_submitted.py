@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_fleet.cli import main
@@ -191,6 +193,39 @@ def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(tmp_path, conte
         unpack(Bucket(files__zip=content), job_with(content), tmp_path / "run")
 
     assert not (tmp_path / "x").exists()
+
+
+def test_a_link_in_an_archive_becomes_a_file_that_leads_nowhere(tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        link = zipfile.ZipInfo("link")
+        link.external_attr = 0o120777 << 16
+        file.writestr(link, "/etc")
+        file.writestr("link2/x", "y")
+
+    unpack(Bucket(files__zip=packed.getvalue()), job_with(packed.getvalue()), tmp_path / "run")
+
+    assert not (tmp_path / "run/link").is_symlink()
+    assert (tmp_path / "run/link").read_text() == "/etc"
+
+
+NAMES = st.text("ab./\\~:", min_size=1, max_size=9)
+WHOLE = archive({"a/b.toml": b"one" * 50, "c.py": b"two" * 30}, ["c.py"])
+SPOILT = st.dictionaries(st.integers(0, len(WHOLE) - 1), st.integers(0, 255), max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names=st.lists(NAMES, max_size=4), spoilt=SPOILT)
+def test_whatever_an_archive_holds_nothing_lies_outside_of_its_folder(names, spoilt):
+    changed = bytearray(WHOLE)
+    for place, byte in spoilt.items():
+        changed[place] = byte
+    with tempfile.TemporaryDirectory() as above:
+        for content in (zipped(**dict.fromkeys(names, "x")), bytes(changed)):
+            with suppress(CommandError):
+                unpack(Bucket(files__zip=content), job_with(content), Path(above) / "run")
+
+        assert {path.name for path in Path(above).iterdir()} <= {"run"}
 
 
 def test_an_archive_that_the_job_does_not_name_is_refused(tmp_path):
