@@ -33,6 +33,7 @@ from image.capacity.model import (
     Trouble,
 )
 from image.capacity.queue_need import PoolNeed
+from image.reaper.marks import hold_of
 from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_TAKEN_AT, Group, Instance
 from image.reaper.policy import CapacityPolicy, Policy
 from image.reaper.times import format_time, parse_time
@@ -574,24 +575,45 @@ class _Pass:
         if price is None:
             return f"nobody knows what {pool} costs: budget.assume in the stack file says it"
         needed = price * number * _billed(hours)
-        left = money.left - self._promised()
+        promised = self._promised()
+        left = money.left - promised
         if needed > left:
+            beside = (
+                f", beside {promised:.2f} that are promised to what was taken or began" if promised else ""
+            )
             return (
                 f"{needed:.2f} {money.currency} are needed, and {max(left, Decimal(0)):.2f} of the month's "
-                "budget are left"
+                f"budget are left{beside}"
             )
         return ""
 
     def _promised(self) -> Decimal:
-        """What requests under way will cost from now on, as far as they said for how long; else an hour."""
+        """What was taken will cost from now on, as far as it was said for how long; else an hour.
+
+        Money of an instance is promised until its time ends, its hold ends, or it is gone; of one that is
+        still to come until the request ends.
+        """
+        here = {instance.id: instance for instance in self._view.instances}
         whole = Decimal(0)
         for request in self._requests.values():
-            price = self._view.money.prices.get(request.pool)
-            if request.fate in (Fate.OPEN, Fate.FILLED) and price is not None:
-                ends = request.at + timedelta(hours=float(_billed(request.hours)))
-                left_s = max(0, (ends - self._now).total_seconds())
-                whole += price * request.count * Decimal(str(left_s)) / 3600
+            price = self._view.money.prices.get(request.pool) or Decimal(0)
+            ends = [self._promised_until(request, here[name]) for name in request.instances if name in here]
+            if request.fate is Fate.OPEN:
+                ends += [_ends(request, request.hours)] * (request.count - len(request.instances))
+            left_s = sum(max(0.0, (end - self._now).total_seconds()) for end in ends)
+            whole += price * Decimal(str(left_s)) / 3600
         return whole + self._begun()
+
+    def _promised_until(self, request: Request, instance: Instance) -> datetime:
+        """When the money of an instance that came is free again, if it lives so long.
+
+        Who gives it back or releases it takes its hold off. Without the tag of the request nobody knows.
+        """
+        ends, hold = _ends(request, request.hours), hold_of(instance, self._now)
+        if instance.tags.get(TAG_TAKEN) != request.key:
+            return ends
+        until = self._now if hold is None else hold.until or ends
+        return min(ends, max(until, _ends(request, None)))
 
     def _begun(self) -> Decimal:
         """What is left of the first hour of each instance that the pools started for themselves."""
@@ -832,6 +854,11 @@ def _what_came(request: Request, kept: Sequence[str]) -> str:
 def _billed(hours: float | None) -> Decimal:
     """Hours that a request is held against the budget with: an hour at least."""
     return Decimal(str(max(hours or 1, 1)))
+
+
+def _ends(request: Request, hours: float | None) -> datetime:
+    """When what a request asked for so many hours costs nothing more."""
+    return request.at + timedelta(hours=float(_billed(hours)))
 
 
 def _who(owner: str, purpose: str) -> str:

@@ -1,7 +1,7 @@
 """The part of a stack's data bucket in which jobs lie, and what their instances say."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +19,11 @@ from image.runs.model import (
     STATE,
     Job,
     NodeState,
+    Phase,
     job_of,
     job_prefix,
     node_prefix,
+    refusal_of,
     state_of,
 )
 
@@ -70,8 +72,12 @@ class RunBucket:
         return sorted(jobs, key=lambda job: (job.at, job.run), reverse=True)
 
     def states(self, job: Job) -> list[NodeState]:
-        """What each instance of a run says of it, by rank."""
-        return [self.state(node_prefix(job, member.id), job.account) for member in job.instances]
+        """What each instance of a run says of it, by rank; of one that was refused before, that it was."""
+        said = [self.state(node_prefix(job, member.id), job.account) for member in job.instances]
+        if all(state.phase is not Phase.SENT for state in said):
+            return said
+        refusal = refusal_of(self._get(job_prefix(job.account, job.run) + CANCEL, job.account))
+        return [refusal if refusal and state.phase is Phase.SENT else state for state in said]
 
     def state(self, place: str, account: str) -> NodeState:
         """What was said at one place of an account's."""
@@ -87,8 +93,14 @@ class RunBucket:
 
     def cancel(self, account: str, run: str, by: str, now: datetime) -> None:
         """Ask the instances of a run to save and end."""
-        content = json.dumps({"by": by, "at": now.isoformat()}).encode()
-        self._put(job_prefix(account, run) + CANCEL, content, account)
+        self._end(account, run, {"by": by, "at": now.isoformat()})
+
+    def refuse(self, job: Job, why: str, now: datetime) -> None:
+        """Write down that a run was not sent; an instance that heard of it all the same ends it."""
+        self._end(job.account, job.run, {"by": job.by, "at": now.isoformat(), "refused": why})
+
+    def _end(self, account: str, run: str, said: Mapping[str, str]) -> None:
+        self._put(job_prefix(account, run) + CANCEL, json.dumps(said).encode(), account)
 
     def _put(self, key: str, content: bytes, account: str) -> None:
         try:
@@ -100,7 +112,8 @@ class RunBucket:
         try:
             answer = self.calls.look(self.s3.get_object, Bucket=self.name, Key=key)
         except CloudError as error:
-            if error.code in ABSENT:
+            # S3 denies to read what is not there where a policy bounds the prefixes that may be listed
+            if error.code in ABSENT or (error.code in DENIED and key not in self._keys(key, account)):
                 return None
             raise self._explained(error, account) from error
         content: bytes = answer["Body"].read()

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,16 +19,17 @@ import click
 from image.capacity.command import Desk, acquire, caller_of, open_desk, refusal
 from image.capacity.model import LONGEST_HOURS
 from image.queue.configuration import LOW, NORMAL
-from image.reaper.errors import ConfigurationError
+from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.options import POOL_NAME, FiniteRange, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.times import format_time
 from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import LONGEST_START, Criteria, account_name, choose
-from image.runs.model import Job, Member, Phase, overall, parameters, run_name
+from image.runs.model import OVER, Job, Member, Phase, overall, parameters, run_name
 from image.runs.queued import QueuedRun, submit_to_queue
 
 LOOK_EVERY_S = 3.0
+MOST_NAMED = 10  # files, of one line
 MOST_NODES = 50  # instances of one command (Systems Manager, API SendCommand)
 EXIT_FAILED = 1
 
@@ -47,6 +48,9 @@ class Packed:
         directory: where the run leaves its result.
         title: begins the run's name.
         files: names of what travels along.
+        left_out: what was found in an included folder and stays here.
+        secrets: those of the files that look like one.
+        elsewhere: modules of those files that lie outside of the folder of the run.
     """
 
     archive: bytes
@@ -54,6 +58,9 @@ class Packed:
     directory: str
     title: str
     files: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -128,7 +135,7 @@ def submit(
     """Start a run on instances of a pool that you took; missing ones are asked for first.
 
     CONFIG (a .toml, with --section.key value as of `train`), your own code that it imports and what --include
-    names travel along; of COMMAND (after --, any program) the files that it names. The run is your account's
+    names travel along; of COMMAND (after --, any program) what it starts and names. The run is your account's
     own. An interrupted one goes on from its checkpoint when it is submitted again. Exit code 1 where it does
     not start.
     """
@@ -154,6 +161,7 @@ def submit(
     kept = ["--checkpoints", checkpoints] if checkpoints else []
     packed = pack(words, [*flags, *kept], include)
     bucket = run_bucket(replace(desk.place, account_id=asked.account_id or ""))
+    click.echo(travels(packed, bucket.name))
     ids = choose(desk, bucket, criteria)
     if len(ids) < nodes and not dry_run:
         ids = (*ids, *acquire(desk, pool, nodes - len(ids), hours, yes=yes))
@@ -164,7 +172,7 @@ def submit(
         click.echo(preview(job, packed, nodes - len(ids), desk.policy.cloud))
         return
     bucket.submit(job, packed.archive)
-    command = module(desk.place.cloud).send(desk.place.region, desk.cloud.calls, job)
+    command = sent(desk, bucket, job)
     click.echo(f"{job.run} is sent to {', '.join(ids)} ({command})")
     if not followed(desk.now, desk.wait, bucket, job):
         sys.exit(EXIT_FAILED)
@@ -192,8 +200,30 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
             problem = done.stderr.strip().removeprefix("error: ")
             raise ConfigurationError(problem or "the trainer said nothing")
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        arguments, files = (tuple(said[name]) for name in ("arguments", "files"))
-        return Packed(out.read_bytes(), arguments, said["directory"], said["title"], files)
+        names = ("files", "left_out", "secrets", "elsewhere")
+        arguments, lists = tuple(said["arguments"]), (tuple(said[name]) for name in names)
+        return Packed(out.read_bytes(), arguments, said["directory"], said["title"], *lists)
+
+
+def travels(packed: Packed, bucket: str) -> str:
+    """What leaves this computer, and what does not, for a user. Pure."""
+    size = f"{len(packed.archive):,} bytes"
+    said = [
+        f"{len(packed.files)} files, {size}, travel into {bucket}, where others of the stack may read them"
+    ]
+    if packed.elsewhere:
+        said.append(f"from outside of this folder: {_some(packed.elsewhere)}")
+    if packed.secrets:
+        said.append(f"looks like a secret, and travels since it was named: {_some(packed.secrets)}")
+    if packed.left_out:
+        said.append(f"left out: {_some(packed.left_out)} (--include NAME sends one all the same)")
+    return "; ".join(said)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
@@ -233,6 +263,33 @@ def preview(job: Job, packed: Packed, missing: int, cloud: str) -> str:
     return "\n".join([*lines, f"parameters {json.dumps(parameters(job))}", f"sent       {sent}"])
 
 
+def sent(desk: Desk, bucket: RunBucket, job: Job) -> str:
+    """Start a run on its instances; one that the cloud refuses to start keeps none of them busy.
+
+    Returns:
+        The cloud's id of the command.
+
+    Raises:
+        ConfigurationError: the cloud refuses it, and what to do.
+        CloudError: anything else; where the job could not be marked as refused the message says so.
+    """
+    try:
+        return str(module(desk.place.cloud).send(desk.place.region, desk.cloud.calls, job))
+    except (CloudError, ConfigurationError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        try:
+            bucket.refuse(job, f"not sent: {why}", desk.now())
+        except (CloudError, ConfigurationError) as second:
+            busy = ", ".join(member.id for member in job.instances)
+            minutes = LONGEST_START // timedelta(minutes=1)
+            raise CloudError(
+                f"{why}\n{job.run} is not marked as refused either ({second}): for {minutes} minutes {busy} "
+                "count as busy; --instance names another one that you took",
+                getattr(error, "code", ""),
+            ) from error
+        raise
+
+
 def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket: RunBucket, job: Job) -> bool:
     """Show what the instances say until all work on the run; whether they do. Raises CloudError."""
     shown: dict[str, str] = {}
@@ -246,6 +303,9 @@ def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket:
                 click.echo(text)
         phase = overall(states)
         if phase in (Phase.REFUSED, Phase.FAILED):
+            if phase is Phase.REFUSED and any(state.phase not in OVER for state in states):
+                bucket.cancel(job.account, job.run, job.by, now())
+                click.echo("the others, which would wait for it, are asked to end")
             return False
         if phase not in (Phase.SENT, Phase.STARTING, Phase.RETRYING):
             return True

@@ -76,9 +76,13 @@ def runs(asked: Asked, account: str | None) -> None:
     table = Table(box=None, header_style="bold")
     for heading in ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most"):
         table.add_column(heading, no_wrap=True)
+    said = {job.run: viewer.bucket.states(job) for job in jobs}
     for job in jobs:
-        table.add_row(*cells(job, viewer.bucket.states(job), viewer.policy, now))
+        table.add_row(*cells(job, said[job.run], viewer.policy, now))
     Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    for run, states in said.items():
+        for why in dict.fromkeys(state.detail for state in states if state.phase is Phase.REFUSED):
+            click.echo(f"{run}: refused: {why}")
     if not jobs:
         click.echo(f"account {viewer.account} has submitted none")
 

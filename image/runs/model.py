@@ -137,6 +137,15 @@ def state_of(content: bytes | None) -> NodeState:
         return NodeState(Phase.SENT)
 
 
+def refusal_of(content: bytes | None) -> NodeState | None:
+    """What became of a run that was written and not sent, by the word to end it; None for any other."""
+    try:
+        raw = json.loads(content or b"")
+        return NodeState(Phase.REFUSED, str(raw["at"]), str(raw["refused"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
 def _number(value: object, kind: type) -> Any:
     return kind(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

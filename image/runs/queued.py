@@ -7,12 +7,13 @@ files there, under the same path.
 import grp
 import os
 import pwd
+import re
 import string
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import click
 
@@ -26,6 +27,7 @@ from image.runs.refusals import QueueRecords, never_runs, records
 
 HOMES = Path("/home")
 CONFIG = ".toml"
+PYTHON, SHELLS = re.compile(r"python[\d.]*"), ("bash", "dash", "sh", "zsh")
 TIMEOUT_S = 60
 PEOPLE = "gpu-fleet-users"  # the group of everybody in access.people (image/accounts/changes.py)
 SILENT = "the queue's controller does not answer: it comes back within minutes, with all jobs; try again then"
@@ -97,7 +99,11 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         raise ConfigurationError(
             f"{folder}: not below {HOMES}, which every instance of the run shares; move it there"
         )
-    if problem := unreadable(run.words[0], folder) or without_account(own_account()):
+    if (
+        problem := unreadable(run.words[0], folder)
+        or missing(run.words, folder)
+        or without_account(own_account())
+    ):
         raise ConfigurationError(problem)
     if problem := never_runs(batch, own_account(), heard(), datetime.now(UTC)):
         raise ConfigurationError(problem)
@@ -170,6 +176,16 @@ def unreadable(word: str, folder: Path) -> str:
     if not os.access(file, os.R_OK):
         return f"CONFIG {word}: {file} may not be read by account {own_account()}"
     return ""
+
+
+def missing(words: Sequence[str], folder: Path) -> str:
+    """Why no instance could start a command: its own program is not there; empty where it may be."""
+    starts = PurePath(words[0]).name
+    is_behind = PYTHON.fullmatch(starts) is not None or starts in SHELLS
+    program = words[0] if "/" in words[0] else words[1] if is_behind and len(words) > 1 else ""
+    if not program or program.startswith("-") or (folder / program).exists():
+        return ""
+    return f"{program!r} of COMMAND: no such file in {folder}; allowed: one that the run's instances share"
 
 
 def without_account(account: str) -> str:

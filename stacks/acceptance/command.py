@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +32,7 @@ from stacks.catalog.money import Money
 from stacks.errors import StacksError
 from stacks.preflight.command import look as preflight_look
 from stacks.rehearsal.processes import ended_like_by_keyboard
-from stacks.settings import ImageMode, Stack, reader, stack_files
+from stacks.settings import ImageMode, Stack, reader, stack_files, yaml_text
 from stacks.settings.stack_files import StackName
 
 ROOT = stack_files.FOLDER.parent
@@ -284,7 +283,7 @@ def _hold_to_account(run: AcceptanceRun) -> None:
 
 def _write_stack_file(prepared: Prepared) -> None:
     text = "# Made by `gpu-fleet accept`, which removes it once the stack is torn down.\n"
-    files.replace(prepared.path, text + yaml.safe_dump({"config": prepared.raw}, sort_keys=False))
+    files.replace(prepared.path, text + yaml_text.written({"config": prepared.raw}))
 
 
 def _ended(console: Console, world: Surroundings, prepared: Prepared, run: AcceptanceRun) -> int:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-import yaml
-
 from stacks import catalog
 from stacks.catalog import Cloud, InstanceType
 from stacks.cost.estimate import estimate
@@ -137,12 +135,11 @@ def _priced(names: tuple[str, ...]) -> Iterator[str]:
 
 def _scalar(value: str) -> str:
     """A text as YAML writes it: quoted where it must be."""
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
+    return yaml_text.written(value, flow=True)
 
 
 def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
-    plain = values if isinstance(values, dict) else list(values)
-    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    return yaml_text.written(values if isinstance(values, dict) else list(values), flow=True)
 
 
 def settings_of(answers: NewStack) -> Stack:

@@ -196,11 +196,11 @@ def _problem(key: str, details: "ErrorDetails") -> Problem:
 
 def _allowed(kind: str, value: object, message: str) -> str:
     """What may stand in place of a value: in this file's terms where pydantic's are not enough."""
-    if isinstance(value, LeadingZero):
-        return f'is octal to one YAML reader and decimal to another: drop the 0, or write "{value}" for text'
     if kind == "string_type" and not isinstance(value, Mapping | list | None):
         text = str(value).lower() if isinstance(value, bool) else value
         return f'must be text, and YAML reads something else without quotes: write "{text}"'
+    if isinstance(value, LeadingZero):
+        return "is octal to one YAML reader and decimal to another: drop the 0"
     if kind == "unexpected_keyword_argument":
         return "unknown key"
     if kind == "ip_v4_network" and (network := _network_of(value)) is not None:

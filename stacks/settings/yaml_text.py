@@ -4,6 +4,7 @@ Pulumi's reader (gopkg.in/yaml.v3) leaves to YAML 1.1 what PyYAML still follows:
 1,320 minutes, and ``yes``, ``no``, ``on`` and ``off`` are text too.
 """
 
+import math
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
-LEADING_ZERO = "!leading-zero"
+LEADING_ZERO, NUMBER_LIKE = "!leading-zero", "!number-like"
 # A hundred times what the longest of our own stack files says.
 MOST_VALUES = 20_000
 
@@ -63,6 +64,23 @@ _Loader.add_implicit_resolver(
     list("-+.0123456789"),
 )
 _Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value)))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that begins like a number: 098 is one to other readers, though not to PyYAML."""
+
+
+_Dumper.add_implicit_resolver(NUMBER_LIKE, re.compile(r"[-+.]*[0-9]"), list("-+.0123456789"))
+
+
+def written(content: object, *, flow: bool = False) -> str:
+    """The YAML of a content, in which every text is read as one again.
+
+    Args:
+        flow: in one line, with brackets.
+    """
+    text = yaml.dump(content, Dumper=_Dumper, default_flow_style=flow, sort_keys=False, width=math.inf)
+    return str(text).removesuffix("...\n").strip() if flow else str(text)
 
 
 def read(text: str) -> Any:

@@ -13,7 +13,7 @@ from image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
 from image.capacity.model import asked as asked_by
 from image.capacity.placement import COOL_OFF, SILENT, WAIT, Action
 from image.capacity.queue_need import PoolNeed
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_TAKEN_AT
+from image.reaper.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from image.reaper.times import format_time
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
 
@@ -307,6 +307,67 @@ def test_money_that_was_promised_for_a_week_stays_so_for_a_week():
     cloud.left = Decimal(1200)
     cloud.move(second)
 
+    assert fate(cloud, second) is Fate.REFUSED
+
+
+def taken_for_two_weeks(**changes):
+    """A cloud an hour after ada took one instance, whose promise leaves nothing for anybody else."""
+    cloud = Cloud(left=Decimal(3360), **changes)
+    cloud.move(request(hours=336))
+    cloud.later()
+    cloud.move()
+    cloud.later(3600)
+    return cloud, next(iter(cloud.instances))
+
+
+def retagged(cloud, name, tags):
+    """A user's command changes tags; None takes one off."""
+    kept = {key: value for key, value in (cloud.instances[name].tags | tags).items() if value is not None}
+    cloud.instances[name] = replace(cloud.instances[name], tags=kept)
+
+
+def given_back(cloud, name):
+    retagged(cloud, name, {TAG_GIVE_BACK: f"{format_time(cloud.now)} ada", TAG_KEEP_UNTIL: None})
+
+
+def released(cloud, name):
+    retagged(cloud, name, {TAG_KEEP_UNTIL: format_time(cloud.now)})
+
+
+@pytest.mark.parametrize("over", [Cloud.end, given_back, released])
+def test_money_of_a_taken_instance_is_free_once_it_is_gone_or_its_hold_is(over):
+    cloud, name = taken_for_two_weeks()
+    over(cloud, name)
+
+    second = replace(request(hours=300, who="bob", number=2), at=cloud.now)
+    cloud.move(second)
+
+    assert fate(cloud, second) is Fate.OPEN
+
+
+@pytest.mark.parametrize("tags", [{TAG_TAKEN: None, TAG_KEEP_UNTIL: None}, {TAG_KEEP_UNTIL: "soon"}])
+def test_money_stays_promised_while_nobody_knows_what_became_of_the_hold(tags):
+    cloud, name = taken_for_two_weeks()
+    retagged(cloud, name, tags)
+
+    second = replace(request(hours=300, who="bob", number=2), at=cloud.now)
+    cloud.move(second)
+
+    assert "3349.83 that are promised" in reason(cloud, second)
+
+
+def test_money_of_the_part_that_came_of_a_request_that_failed_stays_promised():
+    cloud, asked = Cloud(left=Decimal(6720)), request(2, hours=336)
+    cloud.move(asked)
+    cloud._launch(A)
+    cloud.room = dict.fromkeys(LABELS, False)
+    minutes(cloud, 20)
+
+    second = replace(request(hours=10, who="bob", number=2), at=cloud.now)
+    cloud.left = Decimal(3400)
+    cloud.move(second)
+
+    assert fate(cloud, asked) is Fate.FAILED
     assert fate(cloud, second) is Fate.REFUSED
 
 
@@ -687,3 +748,24 @@ def test_load_and_queue_do_not_both_spend_what_is_left():
     cloud.move()
 
     assert sum(cloud.desired.values()) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(acts=st.lists(ACTS, max_size=20), hours=st.floats(2, 90))
+def test_where_nothing_is_left_no_money_is_promised(acts, hours):
+    cloud = Cloud()
+    cloud.move(request(hours=hours, who="yan", number=98))
+    for number, (what, value, who) in enumerate(acts):
+        asked, until = act(cloud, number, what, value, who)
+        cloud.move(*(replace(each_request, hours=hours) for each_request in asked), until=until)
+    minutes(cloud, 2)
+    cloud.frozen, cloud.firing, cloud.room = frozenset(), frozenset(), dict.fromkeys(LABELS, False)
+    minutes(cloud, 20)
+    for name in list(cloud.instances):
+        cloud.end(name)
+
+    last = replace(request(hours=336, who="zoe", number=99), at=cloud.now)
+    cloud.left = Decimal(3360)
+    cloud.move(last)
+
+    assert fate(cloud, last) is Fate.OPEN

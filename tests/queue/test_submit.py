@@ -85,6 +85,24 @@ def test_a_folder_that_no_other_instance_sees_is_refused(tmp_path, monkeypatch):
         queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=False)
 
 
+@pytest.mark.parametrize(
+    ("words", "is_refused"),
+    [
+        (("python", "trian.py"), True),
+        (("./train", "--lr", "1"), True),
+        (("bash", "run.sh"), True),
+        (("python", "here.py"), False),
+        (("python3.11", "-m", "pkg"), False),
+        (("nvidia-smi", "x.py"), False),
+        (("digits.toml",), False),
+    ],
+)
+def test_a_command_whose_program_is_missing_is_refused_before_slurm_hears_of_it(words, is_refused, tmp_path):
+    (tmp_path / "here.py").touch()
+
+    assert bool(queued.missing(words, tmp_path)) is is_refused
+
+
 def test_the_job_becomes_the_trainers_own_command_at_the_address_of_its_first_instance(tmp_path, monkeypatch):
     """What the script leads to, with the words and the variables that it was given."""
     for name, text in {

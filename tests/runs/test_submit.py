@@ -6,18 +6,24 @@ import os
 import re
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import boto3
 import pytest
 import tomli_w
+from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from image.capacity.command import Desk
 from image.capacity.model import Fate, MoverState, Request
 from image.console.cli import main
 from image.reaper.agent.sensors.processes import is_watched, processes
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.place import Place
 from image.runs import aws, command
-from image.runs.model import Phase, state_of
+from image.runs.bucket import RunBucket
+from image.runs.model import Job, Member, NodeState, Phase, state_of
 from stacks.aws.stack import build
 from stacks.rehearsal import sweeps
 from stacks.rehearsal.moto_server import moto_server
@@ -172,7 +178,7 @@ def test_any_command_runs_with_the_files_it_names_and_counts_as_work_while_it_do
     (folder / "beside.py").write_text("WORD = 'found beside it'\n")
     (folder / "mine.py").write_text(PROGRAM)
 
-    said = say(*COMMAND, "--include", "beside.py", "--", "python", "mine.py", "--lr", "0.1")
+    said = say(*COMMAND, "--", "bash", "-c", "python -m mine --lr 0.1")
 
     assert said.exit_code == 0, said.output
     (worker,) = delivered
@@ -232,6 +238,16 @@ def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(fleet, nodes, fold
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
 
 
+def test_what_leaves_the_laptop_and_what_does_not_is_said_before_it_is_sent(fleet, nodes, folder):
+    (folder / "data/text/.env").write_text("KEY=1")
+
+    said = say(*SUBMIT, "--dry-run")
+
+    assert re.match(rf"\d+ files, [\d,]+ bytes, travel into {DATA}, where others", said.output)
+    assert "; left out: data/text/.env (--include NAME sends" in said.output.splitlines()[0]
+    assert ", data/text/.env" not in said.output
+
+
 REFUSED = {
     "no such pool": (
         ("--pool", "trian"),
@@ -247,6 +263,7 @@ REFUSED = {
     "data that stay here": (("--data.path", "data/other"), "data.path = 'data/other': instances do not have"),
     "what is not here": (("--include", "nothing"), "--include = 'nothing': must be a file or folder below"),
     "no such key": (("--run.stepps", "7"), "run.stepps"),
+    "no such key with =": (("--run.stepps=7",), "run.stepps"),
     "a folder above": (("--run.directory", "../x"), "run.directory = '../x': must be below the folder"),
 }
 
@@ -298,6 +315,77 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
     assert said.exit_code == 1
     assert "refused: 12 USD of the month's budget are left" in said.output
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
+
+
+class Denying:
+    """S3 as it answers whoever may list some prefixes alone: with AccessDenied for what is not there."""
+
+    def __init__(self, *keys):
+        self.keys = keys
+
+    def get_object(self, **_):
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetObject")
+
+    def list_objects_v2(self, *, Prefix, **_):  # noqa: N803 - as boto3 names it
+        return {"Contents": [{"Key": key} for key in self.keys if key.startswith(Prefix)]}
+
+
+def test_what_s3_denies_is_absent_unless_it_is_listed():
+    calls = Calls(lambda: datetime.now(UTC))
+    place = "train/_runs/ada/r-1/i-1/"
+
+    assert RunBucket(Denying(), calls, DATA).state(place, "ada").phase is Phase.SENT
+    with pytest.raises(ConfigurationError, match="--as ada: these credentials may not act as this account"):
+        RunBucket(Denying(f"{place}state.json"), calls, DATA).state(place, "ada")
+
+
+@pytest.mark.parametrize(("other", "ended"), [(Phase.SENT, 1), (Phase.STARTING, 1), (Phase.REFUSED, 0)])
+def test_where_one_instance_refuses_a_run_the_others_do_not_wait_for_it(other, ended):
+    members = (Member("i-1", "10.0.0.1"), Member("i-2", "10.0.0.2"))
+    job = Job("r-1", "ada", "test", "train", members, ("run",), "", "", "users/ada", "")
+    asked = []
+    states = [NodeState(Phase.REFUSED, detail="no gate"), NodeState(other)]
+    bucket = SimpleNamespace(states=lambda _: states, cancel=lambda *words: asked.append(words[:3]))
+
+    assert not command.followed(lambda: datetime.now(UTC), pytest.fail, bucket, job)
+
+    assert asked == [("ada", "r-1", "users/ada")] * ended
+
+
+@pytest.fixture
+def unsent(monkeypatch):
+    """Systems Manager takes no command."""
+
+    def refuse(*_):
+        raise CloudError("send_command: ThrottlingException: Rate exceeded", "ThrottlingException")
+
+    monkeypatch.setattr(aws, "send", refuse)
+
+
+def test_a_run_that_the_cloud_does_not_send_is_refused_and_keeps_no_instance_busy(
+    fleet, nodes, folder, unsent
+):
+    said = say(*SUBMIT, "--nodes", "2")
+    again = say(*SUBMIT, "--nodes", "2", "--dry-run")
+    listed = say("runs", *ADA)
+
+    assert said.exit_code == 1
+    assert "ThrottlingException" in said.output
+    assert "would be asked for" not in again.output
+    assert re.search(r"tiny-\S+ +train +2 +refused ", listed.output, re.MULTILINE)
+    assert re.search(r"^tiny-\S+: refused: not sent: send_command: Thr", listed.output, re.MULTILINE)
+
+
+def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(unsent):
+    def refuse(*_):
+        raise CloudError("put_object: SlowDown: later", "SlowDown")
+
+    place = Place("test", "aws", REGION)
+    desk = SimpleNamespace(place=place, cloud=SimpleNamespace(calls=None), now=lambda: datetime.now(UTC))
+    job = Job("r-1", "ada", "test", "train", (Member("i-1", "10.0.0.1"),), ("run",), "", "", "users/ada", "")
+
+    with pytest.raises(CloudError, match=r"Rate exceeded\nr-1 .*SlowDown: later\): for 10 minutes i-1 count"):
+        command.sent(desk, SimpleNamespace(refuse=refuse), job)
 
 
 def break_gate(node):

@@ -51,6 +51,14 @@ def test_flags_alone_make_a_file_that_check_takes(flags, folder):
     assert "pools dev (up to 2 " in checked.output
 
 
+@pytest.mark.parametrize("account", ["012345678901", "098765432109", "000000000000", "012345670123"])
+def test_an_account_may_begin_with_zeros(account, folder):
+    done = run("research", *AWS, "--account", account)
+
+    assert done.exit_code == 0, done.output
+    assert stack_files.settings_of("research").account_id == account
+
+
 def test_questions_are_asked_for_what_the_flags_leave_out(folder, person):
     answers = [
         "aws",
@@ -156,10 +164,10 @@ def answers(draw):
     return stack_file.NewStack(
         **vars(start)
         | {
-            "owner": draw(st.text(max_size=10)),
+            "owner": draw(st.text(max_size=10) | st.text("0189e.+-_:xb", min_size=1, max_size=6)),
             "types": tuple(draw(st.lists(types, max_size=2))),
             "recipients": tuple(draw(st.lists(st.text(max_size=8), max_size=2))),
-            "account_id": draw(st.sampled_from([start.account_id, "1", "x\n"])),
+            "account_id": draw(st.sampled_from(["1", "x\n"]) | st.from_regex(r"[089]{12}", fullmatch=True)),
         }
     )
 
@@ -170,6 +178,7 @@ def test_a_file_says_what_was_answered_or_check_refuses_it(given_answers):
     if stack_file.problems(given_answers):
         return
     stack = stack_file.settings_of(given_answers)
+    assert stack.account_id == given_answers.account_id
     assert stack.owner == given_answers.owner
     assert stack.pools[0].types == given_answers.types
     assert stack.budget.recipients == given_answers.recipients

@@ -2,10 +2,12 @@
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stacks.errors import SettingsError, StacksError
 from stacks.rehearsal.program import run_program
-from stacks.settings import Stack, stack_files
+from stacks.settings import Stack, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file
 
 
@@ -139,12 +141,26 @@ def test_a_word_that_yaml_1_1_took_for_true_or_false_is_text(word, read):
 
 
 @pytest.mark.parametrize("digits", ["012345678901", "012345670123"])
-def test_digits_that_begin_with_0_and_lack_quotes_are_refused(digits, read):
+def test_digits_that_begin_with_0_and_lack_quotes_are_refused_where_text_is_meant(digits, read):
     with pytest.raises(SettingsError) as caught:
         read(yaml_of(account_id="DIGITS").replace("DIGITS", digits))
 
-    assert f"account_id = {digits}: is octal to one YAML reader and decimal to another" in str(caught.value)
-    assert f'write "{digits}" for text' in str(caught.value)
+    assert f"account_id = {digits}: must be text" in str(caught.value)
+    assert str(caught.value).endswith(f'write "{digits}"')
+
+
+def test_digits_that_begin_with_0_are_refused_where_a_number_is_meant(read):
+    text = yaml_of(pools=[pool(size={"min": 0, "desired": 0, "max": "MOST"})]).replace("MOST", "010")
+
+    with pytest.raises(SettingsError, match=r"max = 010: is octal to one YAML reader and .*: drop the 0$"):
+        read(text)
+
+
+@given(st.text("0189e.+-_:xbyno#'\"[ ", max_size=12), st.booleans())
+def test_a_text_that_is_written_is_read_as_the_same_text(text, flow):
+    content = {"account_id": text, "types": [text], "slots": {text: 0}}
+
+    assert yaml_text.read(yaml_text.written(content, flow=flow)) == content
 
 
 @pytest.mark.parametrize(

@@ -388,6 +388,13 @@ def test_variables_of_the_cluster_are_not_put_into_arguments() -> None:
     assert pod["containers"][0]["args"][-1] == '{text = "$$(HOME)"}'
 
 
+def test_a_text_that_a_cluster_would_read_as_a_number_is_quoted() -> None:
+    text = run(*PLAIN, *BUCKET, "--optimizer.learning_rate", "1e-3", "--node-selector", "rack=098").stdout
+
+    assert "- '1e-3'\n" in text
+    assert "rack: '098'\n" in text
+
+
 def test_a_name_is_made_of_the_run_directory() -> None:
     assert default_name("runs/7 LLaMA_8b.v2") == "llama-8b-v2"
     assert default_name("runs/42") == ""

@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_fleet.cli import main
-from gpu_fleet.errors import CheckpointError, CommandError
-from gpu_fleet.submitted import work
+from gpu_fleet.errors import CheckpointError, CommandError, ConfigError
+from gpu_fleet.submitted import command_line, included, work
 from gpu_fleet.submitted.pack import archive
 from gpu_fleet.submitted.work import Job, Reporter, Worker, fetched, unpack
 
@@ -191,6 +195,39 @@ def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(tmp_path, conte
     assert not (tmp_path / "x").exists()
 
 
+def test_a_link_in_an_archive_becomes_a_file_that_leads_nowhere(tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        link = zipfile.ZipInfo("link")
+        link.external_attr = 0o120777 << 16
+        file.writestr(link, "/etc")
+        file.writestr("link2/x", "y")
+
+    unpack(Bucket(files__zip=packed.getvalue()), job_with(packed.getvalue()), tmp_path / "run")
+
+    assert not (tmp_path / "run/link").is_symlink()
+    assert (tmp_path / "run/link").read_text() == "/etc"
+
+
+NAMES = st.text("ab./\\~:", min_size=1, max_size=9)
+WHOLE = archive({"a/b.toml": b"one" * 50, "c.py": b"two" * 30}, ["c.py"])
+SPOILT = st.dictionaries(st.integers(0, len(WHOLE) - 1), st.integers(0, 255), max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names=st.lists(NAMES, max_size=4), spoilt=SPOILT)
+def test_whatever_an_archive_holds_nothing_lies_outside_of_its_folder(names, spoilt):
+    changed = bytearray(WHOLE)
+    for place, byte in spoilt.items():
+        changed[place] = byte
+    with tempfile.TemporaryDirectory() as above:
+        for content in (zipped(**dict.fromkeys(names, "x")), bytes(changed)):
+            with suppress(CommandError):
+                unpack(Bucket(files__zip=content), job_with(content), Path(above) / "run")
+
+        assert {path.name for path in Path(above).iterdir()} <= {"run"}
+
+
 def test_an_archive_that_the_job_does_not_name_is_refused(tmp_path):
     with pytest.raises(CommandError, match="is not what the job names"):
         unpack(Bucket(files__zip=archive({"a": b"b"})), job_with(b"another"), tmp_path / "run")
@@ -223,6 +260,9 @@ def test_a_command_takes_the_files_it_names_and_says_how_it_is_run(here):
         "directory": "out",
         "title": "out",
         "files": ["data/a", "train.py"],
+        "left_out": [],
+        "secrets": [],
+        "elsewhere": [],
     }
 
 
@@ -250,6 +290,108 @@ def test_links_of_an_included_folder_travel_as_what_they_lead_to(here):
     (here / "other/itself").symlink_to(here / "other")
 
     assert files_of(packed(here, "--include", "data", "--", "ls")) == ["data/a", "data/linked/b"]
+
+
+NOT_MEANT = (
+    ".git/config",
+    ".env",
+    "conf/prod.env",
+    "conf/Credentials.json",
+    "keys/id_ed25519",
+    "keys/server.pem",
+    ".aws/config",
+    "src/__pycache__/x.pyc",
+    "my-venv/pyvenv.cfg",
+    "my-venv/lib/x.py",
+)
+
+
+def lay(here, *names):
+    for name in names:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("s")
+
+
+def test_repositories_environments_caches_and_secrets_of_a_folder_stay_here_and_are_named(here):
+    lay(here, *NOT_MEANT, "conf/train.yaml", "src/secrets.py", "data/id_to_label.csv")
+
+    said = packed(here, "--include", ".", "--", "ls")
+
+    assert files_of(said) == [
+        "conf/train.yaml",
+        "data/a",
+        "data/id_to_label.csv",
+        "src/secrets.py",
+        "train.py",
+    ]
+    assert json.loads(said.output)["left_out"] == [
+        *(".aws", ".env", ".git", "conf/Credentials.json", "conf/prod.env", "keys/id_ed25519"),
+        *("keys/server.pem", "my-venv", "src/__pycache__"),
+    ]
+
+
+@pytest.mark.parametrize("name", [".env", ".git", "keys/server.pem", "my-venv"])
+def test_what_is_included_by_its_own_name_travels(here, name):
+    lay(here, *NOT_MEANT)
+
+    said = packed(here, "--include", name, "--include", ".", "--", "ls")
+
+    files = files_of(said)
+    assert any(file.startswith(name) for file in files)
+    assert json.loads(said.output)["secrets"] == [file for file in files if file in NOT_MEANT[1:6]]
+    assert name not in json.loads(said.output)["left_out"]
+
+
+@pytest.mark.parametrize("leads_to", ["../../secret.txt", "../..", "/etc/hostname"])
+def test_a_link_of_an_included_folder_that_leads_out_is_refused_by_its_name(here, leads_to):
+    (here / "data/out").symlink_to(leads_to)
+
+    said = packed(here, "--include", ".", "--", "ls")
+
+    assert said.exit_code == 65
+    assert f"--include = '.': 'data/out' is a link that leads out of {here}" in said.output
+
+
+def test_links_to_what_stays_here_or_is_not_there_stay_here(here):
+    lay(here, *NOT_MEANT)
+    for name, leads_to in {
+        "plain": "../.env",
+        "more": "../.git/config",
+        "gone": "x",
+        "itself": "itself",
+    }.items():
+        (here / "data" / name).symlink_to(leads_to)
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert files_of(said) == ["data/a"]
+    assert json.loads(said.output)["left_out"] == ["data/gone", "data/itself", "data/more", "data/plain"]
+
+
+def test_linked_folders_that_point_at_each_other_end(here, monkeypatch):
+    folders = [here / "data" / name for name in "bcdefghijklm"]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders:
+        for other in folders:
+            (folder / f"to-{other.name}").symlink_to(other)
+    monkeypatch.setattr(included, "MOST_ENTRIES", 1000)
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert said.exit_code == 65
+    assert "--include = 'data': more than 1,000 files" in said.output
+
+
+def test_modules_that_lie_elsewhere_are_named(here):
+    (here.parent / "shared.py").write_text("")
+    (here / "shared.py").symlink_to("../shared.py")
+    (here / "train.py").write_text("import shared")
+
+    said = packed(here, "--", "python", "train.py")
+
+    assert files_of(said) == ["shared.py", "train.py"]
+    assert json.loads(said.output)["elsewhere"] == ["shared.py"]
 
 
 def test_a_file_that_a_command_names_by_a_link_travels_under_that_name(here):
@@ -280,6 +422,90 @@ def test_modules_travel_that_a_program_imports_inside_a_function(here):
 
     assert files == ["deep/__init__.py", "deep/inner.py", "deep/near.py", "late.py", "train.py"]
     assert files_of(packed(here, "--", "python", "beside/tool.py")) == ["beside/helper.py", "beside/tool.py"]
+
+
+STARTS = {
+    "a module": ("python", "-m", "pkg.fit"),
+    "a module behind options": ("python3.11", "-X", "dev", "-um", "pkg.fit", "--lr", "1"),
+    "a module on ranks": ("torchrun", "--nproc-per-node", "2", "-m", "pkg.fit"),
+    "a module by torch": ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pkg.fit"),
+    "a program of a shell": ("bash", "-c", "set -e; LR=1 python pkg/fit.py --lr $LR"),
+    "a module of a shell": ("env", "A=b", "bash", "-lc", "python -m pkg.fit"),
+    "a program elsewhere": ("bash", "-c", "cd pkg && python fit.py"),
+    "code": ("python", "-c", "from pkg import fit; fit.main()"),
+    "a script": ("bash", "run.sh", "--fast"),
+    "a script of a script": ("./outer.sh",),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_a_program_travels_with_what_it_imports_however_it_is_started(here, case):
+    lay(here, "pkg/helper.py", "pkg/__init__.py", "conf.yaml")
+    (here / "pkg/fit.py").write_text("import pkg.helper\n")
+    (here / "run.sh").write_text("cd pkg # it's here\nexec python -u fit.py conf.yaml\n")
+    (here / "outer.sh").write_text("./run.sh\n")
+
+    files = files_of(packed(here, "--", *STARTS[case]))
+
+    assert {"pkg/fit.py", "pkg/__init__.py", "pkg/helper.py"} <= {*files}
+
+
+@pytest.mark.parametrize("word", ["--config=conf.yaml", "config=conf.yaml", "--config conf.yaml"])
+def test_a_file_behind_an_equals_sign_travels_as_one_behind_a_space(here, word):
+    lay(here, "conf.yaml")
+
+    assert "conf.yaml" in files_of(packed(here, "--", "python", "train.py", *word.split()))
+
+
+NOT_STARTED = {
+    "a missing file": (("python", "trian.py"), "'trian.py' of COMMAND: there is no such file below"),
+    "a missing file of ranks": (("torchrun", "a/x.py"), "'a/x.py' of COMMAND: there is no such file"),
+    "a missing script": (("bash", "-e", "run.sh"), "'run.sh' of COMMAND: there is no such file"),
+    "a missing program": (("./bin/run", "x"), "bin/run' of COMMAND: there is no such file"),
+    "a missing file of a shell": (("bash", "-c", "cd data && python x.py"), "'x.py' of COMMAND: there is no"),
+    "a missing module": (("python", "-m", "trian"), "-m trian of COMMAND: there is neither trian.py nor"),
+    "a package": (("python", "-m", "pkg"), "-m pkg of COMMAND: there is neither pkg.py nor pkg/__main__.py"),
+    "quotes around all": (("python train.py",), "'python train.py' of COMMAND: is one word"),
+    "a variable": (("LR=1", "python", "train.py"), "'LR=1' of COMMAND: is no program; write env LR=1"),
+    "open quotes": (("bash", "-c", "python 'x"), "of COMMAND: no shell can read it: No closing quotation"),
+    "a folder": (("python", "train.py", "--data=data"), "'data' of COMMAND: instances do not have"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_STARTED)
+def test_a_command_that_no_instance_could_start_is_refused(here, case):
+    lay(here, "pkg/__init__.py")
+    words, message = NOT_STARTED[case]
+
+    said = packed(here, "--", *words)
+
+    assert said.exit_code == 65, said.output
+    assert message in said.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "/home/ada/fit.py"),
+        ("python", "-m", "json.tool"),
+        ("python", "-m", "pytest"),
+        ("bash", "-c", "aws s3 cp s3://b/fit.py . && python fit.py"),
+        ("bash", "-c", "cd $HOME && python fit.py"),
+        ("bash", "-c", "x" * 5000),
+        ("grep", "-r", "python", "src"),
+        ("python", "-"),
+    ],
+)
+def test_what_may_be_on_an_instance_is_not_refused(here, words):
+    assert files_of(packed(here, "--", *words)) == []
+
+
+@given(st.lists(st.text("-=mcx./ &'$ptyhonbash", max_size=12), min_size=1, max_size=6))
+def test_whatever_the_words_are_no_command_ends_in_a_traceback(words):
+    try:
+        command_line.read(words)
+    except ConfigError:
+        return
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/
 https://www.kubeflow.org/docs/components/trainer/operator-guides/runtime/
 """
 
+import re
 from collections.abc import Sequence
 
 import yaml
@@ -166,6 +167,8 @@ def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _string)
+# 1e-3 and y are text to PyYAML, and none to the Kubernetes API: what begins like a number is quoted.
+_Dumper.add_implicit_resolver("!number-like", re.compile(r"[-+.]*[0-9]|[yYnN]$"), list("-+.0123456789yYnN"))
 
 
 def as_yaml(manifests: Sequence[Manifest]) -> str:

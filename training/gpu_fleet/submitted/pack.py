@@ -1,8 +1,10 @@
 """`pack`: what a run needs of this computer, as one archive; `gpu-fleet submit` sends it to the instances."""
 
+import importlib.util
 import io
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +14,16 @@ import click
 
 from gpu_fleet import config, run_files
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.imports import imported
+from gpu_fleet.imports import OURS, imported
 from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
+from gpu_fleet.submitted import command_line
+from gpu_fleet.submitted.command_line import CommandLine
+from gpu_fleet.submitted.included import LIMIT_BYTES, included, is_secret, too_large
 
-LIMIT_BYTES = 256 << 20
 BUCKETS = ("s3://", "oss://")
-CONFIG, SCRIPTS = ".toml", (".py", ".sh")
+CONFIG = ".toml"
+STARTED = (".py", "/__main__.py")  # what `python -m` starts of a module
+PACKAGES = frozenset({"site-packages", "dist-packages"})
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
 READABLE, STARTABLE = 0o644 << 16, 0o755 << 16  # as ZipInfo.external_attr has modes
 
@@ -62,28 +68,35 @@ def pack(
 ) -> None:
     """Write what a run reads of this computer into an archive; print what it is.
 
-    Of CONFIG, a .toml: itself and your own code that it names. Of COMMAND: files that it names. Of both the
-    modules below this folder that their code imports anywhere, and what is included, such as files that your
-    code reads. Refuses what an instance could not read.
+    Of CONFIG, a .toml: itself and your own code that it names. Of COMMAND: what it starts and names. Of both
+    the modules below this folder that their code imports anywhere, and what is included, such as files that
+    your code reads. Of an included folder repositories, virtual environments, caches and what looks like a
+    secret are left out, unless they are included by themselves. Refuses what an instance could not read.
     """
-    included = dict(_included(include))
+    beside = included(include)
     if PurePosixPath(words[0]).suffix == CONFIG:
         if checkpoints:
             raise ConfigError(f"--checkpoints = {checkpoints!r}: is of a COMMAND; CONFIG says run.directory")
         settings = _settings(Path(words[0]), words[1:], allow, branch)
         arguments = (*words[1:], *identity_flags(allow, branch))
-        parcel = of_config(Path(words[0]), arguments, settings, included)
+        parcel = of_config(Path(words[0]), arguments, settings, beside.contents)
     else:
         if allow or branch:
             raise ConfigError("--allow and --branch are of a CONFIG; COMMAND resumes by its own rules")
-        parcel = of_command(words, checkpoints, included)
+        parcel = of_command(words, checkpoints, beside.contents)
     _check_size(parcel.contents)
     try:
         out.write_bytes(archive(parcel.contents, _startable(parcel.contents)))
     except OSError as error:
         raise ConfigError(f"--out = {str(out)!r}: cannot be written: {error.strerror}") from error
     said = {"arguments": parcel.arguments, "directory": parcel.directory, "title": parcel.title}
-    click.echo(json.dumps({**said, "files": sorted(parcel.contents)}))
+    files = {
+        "files": sorted(parcel.contents),
+        "left_out": [name for name in beside.left_out if not _travels(name, parcel.contents)],
+        "secrets": [name for name in sorted(parcel.contents) if is_secret(PurePosixPath(name).name)],
+        "elsewhere": _elsewhere(parcel.contents, Path.cwd().resolve()),
+    }
+    click.echo(json.dumps({**said, **files}))
 
 
 def _settings(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
@@ -108,25 +121,98 @@ def of_config(
 
 
 def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes]) -> Parcel:
-    """Any other program, under `gpu_fleet run`; raises ConfigError with all that instances could not read."""
+    """Any other program, under `gpu_fleet run`; raises ConfigError with all that an instance could not do."""
     here = Path.cwd().resolve()
-    contents, problems = dict(included), []
-    for word in words:
-        path = here / word
-        if not word or PurePosixPath(word).is_absolute() or not path.exists():
+    line = command_line.read(words)
+    contents, problems = _named(line, included, here)
+    _add_of_scripts(contents, here)
+    contents |= imported({**contents, **_starting(line)}, here)
+    problems += _missing(line, contents, here)
+    _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
+    kept = ["--checkpoints", checkpoints] if checkpoints else []
+    title = line.title or PurePosixPath(words[0]).name
+    return Parcel(("run", *kept, "--", *words), checkpoints, checkpoints or title, contents)
+
+
+def _named(line: CommandLine, included: dict[str, bytes], here: Path) -> tuple[dict[str, bytes], list[str]]:
+    """What is included and the files that a command names; what of these no instance could read."""
+    contents, problems = dict(included), list[str]()
+    for place in (PurePosixPath(folder, name) for name in line.names for folder in line.folders):
+        path, word = here / place, str(place)
+        if place.is_absolute() or not _is_there(path):
             continue
         if ".." in path.parts or not path.resolve().is_relative_to(here):
             problems.append(f"{word!r} of COMMAND: must be below {here}, and written without ..")
         elif path.is_file():
-            contents[PurePosixPath(word).as_posix()] = _content(path)
-        elif not _travels(word, included):
+            contents[word] = _content(path)
+        elif not line.by_shell and not _travels(word, included):
             problems.append(_not_there(f"{word!r} of COMMAND", word))
-    _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
-    contents |= imported(contents, here)
-    scripts = [PurePosixPath(word).stem for word in words if word.endswith(SCRIPTS)]
-    kept = ["--checkpoints", checkpoints] if checkpoints else []
-    title = scripts[0] if scripts else PurePosixPath(words[0]).name
-    return Parcel(("run", *kept, "--", *words), checkpoints, checkpoints or title, contents)
+    return contents, list(dict.fromkeys(problems))
+
+
+def _add_of_scripts(contents: dict[str, bytes], here: Path) -> None:
+    """Add the programs that shell scripts start, as far as they lie below here."""
+    waiting = [name for name in contents if name.endswith(".sh")]
+    while waiting:
+        script = waiting.pop()
+        line = command_line.in_script(contents[script].decode(errors="replace"))
+        line.folders.append(PurePosixPath(script).parent.as_posix())
+        inner, _ = _named(line, {}, here)
+        inner |= imported(_starting(line), here)
+        waiting += [name for name in inner if name.endswith(".sh") and name not in contents]
+        contents |= {name: content for name, content in inner.items() if name not in contents}
+
+
+def _starting(line: CommandLine) -> dict[str, bytes]:
+    """A program for each module and code that Python is given, which imports it."""
+    code = [f"import {module}.__main__" for module in line.modules] + line.code
+    return {
+        str(PurePosixPath(folder, f"-{number}.py")): text.encode(errors="replace")
+        for number, text in enumerate(code)
+        for folder in line.folders
+    }
+
+
+def _missing(line: CommandLine, contents: dict[str, bytes], here: Path) -> Iterator[str]:
+    """Programs and modules that neither travel nor are on an instance."""
+    if line.makes or any(PurePosixPath(folder).is_absolute() for folder in line.folders):
+        return
+    for program in line.programs:
+        places = [PurePosixPath(folder, program) for folder in line.folders]
+        if not any(_is_there(here / place) or _travels(str(place), contents) for place in places):
+            yield (
+                f"{program!r} of COMMAND: there is no such file below {here}; allowed: one below it, or one "
+                f"of the shared homes, such as /home/you/{PurePosixPath(program).name}"
+            )
+    for module in line.modules:
+        inner = module.replace(".", "/")
+        paths = [f"{PurePosixPath(folder, inner)}{end}" for folder in line.folders for end in STARTED]
+        if not any(path in contents for path in paths) and not _is_installed(module):
+            yield (
+                f"-m {module} of COMMAND: there is neither {inner}.py nor {inner}/__main__.py below {here}, "
+                "and no package of an instance has that name; allowed: one of these, or an installed package"
+            )
+
+
+def _is_there(path: Path) -> bool:
+    """`Path.exists` raises for a word that is too long for a name."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_installed(module: str) -> bool:
+    """Whether an instance has it: the trainer's packages are there as here."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec else []
+    return top == OURS or any(not PACKAGES.isdisjoint(PurePosixPath(place).parts) for place in places)
 
 
 def archive(contents: dict[str, bytes], startable: Collection[str] = ()) -> bytes:
@@ -146,46 +232,17 @@ def _startable(names: Collection[str]) -> set[str]:
     return {name for name in names if os.access(name, os.X_OK)}
 
 
-def _included(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Path from here -> content of each file; raises ConfigError."""
-    here = Path.cwd().resolve()
-    for text in paths:
-        path = here / text
-        if not path.exists() or not path.resolve().is_relative_to(here):
-            raise ConfigError(f"--include = {text!r}: must be a file or folder below {here}")
-        if ".." in path.parts or not path.is_relative_to(here):
-            path = path.resolve()
-        files = list(_files(path))
-        if sum(file.stat().st_size for file in files) > LIMIT_BYTES:
-            raise ConfigError(f"--include = {text!r}: {_too_large()}")
-        yield from ((_name(file.relative_to(here)), _content(file)) for file in files)
-
-
-def _files(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """All files of a folder, those that links lead to too, but of no folder within itself."""
-    real = path.resolve()
-    if path.is_file():
-        yield path
-    elif path.is_dir() and real not in above:
-        for entry in sorted(path.iterdir()):
-            yield from _files(entry, above | {real})
-
-
-def _name(file: Path) -> str:
-    """As an archive has it, in which names are UTF-8; raises ConfigError."""
-    name = file.as_posix()
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name!r}: its name is not UTF-8, as an archive needs it") from error
-    return name
-
-
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{str(file)!r}: cannot be read: {error.strerror}") from error
+
+
+def _elsewhere(contents: Collection[str], here: Path) -> list[str]:
+    """Modules that lie outside of the folder of the run, or that a link of it leads to."""
+    paths = {name: Path(os.path.realpath(here / name)) for name in contents}
+    return sorted(name for name, path in paths.items() if not (path.is_file() and path.is_relative_to(here)))
 
 
 def _unreadable(settings: config.Config, included: dict[str, bytes]) -> Iterator[str]:
@@ -224,8 +281,4 @@ def _refuse(problems: Sequence[str]) -> None:
 def _check_size(contents: dict[str, bytes]) -> None:
     size = sum(map(len, contents.values()))
     if size > LIMIT_BYTES:
-        raise ConfigError(f"the files of the run are {size:,} bytes: {_too_large()}")
-
-
-def _too_large() -> str:
-    return f"at most {LIMIT_BYTES:,} bytes travel with a run; put data into a bucket or onto shared homes"
+        raise ConfigError(f"the files of the run are {size:,} bytes: {too_large()}")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,8 @@ LOOK_EVERY_S = 0.5
 SAY_EVERY_S = float(os.environ.get("GPU_FLEET_SAY_EVERY_S", "15"))  # shorter in tests
 TRIES, PAUSE_S = 3, 30.0
 LARGEST_BYTES = 1 << 30  # of all files that travel with a run
+# What zipfile raises for an archive that is none, or of a kind that it does not read.
+BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, LookupError, RuntimeError, ValueError)
 NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
 log = logging.getLogger(__name__)
 
@@ -124,8 +127,8 @@ def unpack(jobs: ObjectStore, job: Job, folder: Path) -> None:
                 raise CommandError(f"{jobs.uri}/files.zip: more than {LARGEST_BYTES:,} bytes unpacked")
             packed.extractall(folder)
             _let_start(folder, packed.infolist())
-    except (zipfile.BadZipFile, OSError) as error:
-        raise CommandError(f"{jobs.uri}/files.zip: cannot be unpacked: {error}") from error
+    except (*BROKEN, OSError) as error:
+        raise CommandError(f"{jobs.uri}/files.zip: cannot be unpacked: {error or error!r}") from error
     finally:
         file.unlink(missing_ok=True)
 
