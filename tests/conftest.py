@@ -12,9 +12,10 @@ import botocore.session
 import pytest
 from hypothesis import settings
 
+from stacks.rehearsal import lambda_runtime
 from tests.image.side_by_side import GroupScheduling
 from tests.longest import longest_first
-from tests.preloaded import preloaded
+from tests.preloaded import preloaded, preloaded_functions
 from tests.reaper.alicloud_api import UNDOCUMENTED
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
@@ -80,4 +81,17 @@ def _answers_are_documented() -> Iterator[None]:
 def forked() -> Iterator[None]:
     """Trainers that a test starts are forked, packages and all; see tests/preloaded.py."""
     with preloaded():
+        yield
+
+
+@pytest.fixture(scope="session")
+def lambda_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages that Lambda brings, and no others."""
+    return lambda_runtime.laid_out(tmp_path_factory.mktemp("lambda") / "packages")
+
+
+@pytest.fixture
+def forked_functions(lambda_packages: Path) -> Iterator[None]:
+    """Functions that a test calls by their archives are forked, Lambda's packages and all."""
+    with preloaded_functions(lambda_packages):
         yield

@@ -1,9 +1,11 @@
-"""Starts trainers by forking a process that has torch loaded: a tenth of a second in place of four.
+"""Starts trainers and functions by forking a process that has their packages loaded.
 
 Inside ``preloaded()`` a ``subprocess.Popen`` of ``python -m gpu_fleet ...`` or torchrun asks a server, which
-has packages loaded and no module of ours, to fork. What comes of it is a child of whoever asked, as after an
-exec: with its process id, session, signals, exit status, folder, streams, words and variables, which
-``/proc`` shows. It runs the module as ``python -m`` does, and forks what it starts in turn.
+has packages loaded and no module of ours, to fork: a tenth of a second in place of four. What comes of it is
+a child of whoever asked, as after an exec: with its process id, session, signals, exit status, folder,
+streams, words and variables, which ``/proc`` shows. It runs the module as ``python -m`` does, and forks what
+it starts in turn. Inside ``preloaded_functions()`` the same holds for ``python -I -S``, by which a test calls
+a function's archive; its server sees the packages that Lambda brings, and has read what botocore reads.
 
 Unlike a new interpreter it has the server's hash seed, and what packages read of the environment while they
 load. What is to be proven with that too is started outside of ``preloaded()``.
@@ -30,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 PACKAGES = (
     "torch",
@@ -55,6 +57,20 @@ PACKAGES = (
     "safetensors.torch",
     "tensorboardX",
 )
+# What functions make clients of.
+SERVICES = (
+    "autoscaling",
+    "ce",
+    "cloudwatch",
+    "ec2",
+    "identitystore",
+    "imagebuilder",
+    "pricing",
+    "s3",
+    "sns",
+    "sts",
+)
+FUNCTIONS = ("boto3", "s3transfer.manager", "urllib3", "dateutil.parser", "dateutil.tz", "ssl")
 TORCHRUN, TRAINER = "torch.distributed.run", "gpu_fleet"
 STARTERS = ("launch", "run", "work")  # commands of the trainer that start others
 # Of linux/prctl.h.
@@ -62,7 +78,16 @@ PR_SET_NAME, PR_SET_MM, PR_SET_MM_ARG_END, PR_SET_CHILD_SUBREAPER = 15, 35, 9, 3
 # Bytes for a command line and an environment where /proc shows them; each begins as one long word.
 ROOM = 64 * 1024
 FILLER = "GPU_FLEET_TESTS_ROOM"
-Command = tuple[str, list[str]]  # module, or script with its folder; and what comes after it
+
+
+class Command(NamedTuple):
+    """A program of an interpreter, and the words after it."""
+
+    flag: str  # -m, -c, or nothing for a script
+    name: str  # the module, the code or the script's path
+    words: list[str]
+
+
 _lock = threading.Lock()
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,15 +95,34 @@ _libc = ctypes.CDLL(None, use_errno=True)
 @contextmanager
 def preloaded() -> Iterator[None]:
     """Fork what this process and what it starts would load anew."""
+    with _forking(_server, _trainer_of):
+        yield
+
+
+@contextmanager
+def preloaded_functions(runtime: Path) -> Iterator[None]:
+    """Fork what calls an archive by ``python -I -S``; `runtime` leads to the packages that Lambda brings."""
+    with _forking(lambda: _functions_server(runtime), _function_of):
+        yield
+
+
+@contextmanager
+def _forking(
+    server: Callable[[], socket.socket], command_of: Callable[..., Command | None]
+) -> Iterator[None]:
     before = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # the one place where all of it passes
-    _fork_from(_server, before)
+    _fork_from(server, before, command_of)
     try:
         yield
     finally:
         subprocess.Popen._execute_child = before  # type: ignore[attr-defined]
 
 
-def _fork_from(server: Callable[[], socket.socket], execute: Callable[..., None]) -> None:
+def _fork_from(
+    server: Callable[[], socket.socket],
+    execute: Callable[..., None],
+    command_of: Callable[..., Command | None],
+) -> None:
     names = inspect.signature(execute)
 
     def execute_or_fork(self: "subprocess.Popen[Any]", *given: Any) -> None:
@@ -86,7 +130,7 @@ def _fork_from(server: Callable[[], socket.socket], execute: Callable[..., None]
         environment = dict(os.environ if asked["env"] is None else asked["env"])
         words = [] if isinstance(asked["args"], str) else [os.fspath(word) for word in asked["args"]]
         plain = not (asked["preexec_fn"] or asked["pass_fds"] or asked["shell"] or asked["executable"])
-        if not plain or _module_of(words, environment) is None:
+        if not plain or command_of(words, environment) is None:
             execute(self, *given)
             return
         streams = [
@@ -108,17 +152,25 @@ def _fork_from(server: Callable[[], socket.socket], execute: Callable[..., None]
     subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
 
 
-def _module_of(words: Sequence[str], environment: Mapping[str, str]) -> Command | None:
-    """What this interpreter would run, where it is what the server forks; else None."""
+def _trainer_of(words: Sequence[str], environment: Mapping[str, str]) -> Command | None:
+    """What this interpreter would run, where it is what the server of trainers forks; else None."""
     if not words or shutil.which(words[0], path=environment.get("PATH")) != sys.executable:
         return None
     rest = [*words[1:]]
     if rest[:1] in (["-u"], ["-P"]):
         del rest[0]
     if rest[:1] == ["-m"] and rest[1:2] in ([TORCHRUN], [TRAINER]):
-        return rest[1], rest[2:]
+        return Command("-m", rest[1], rest[2:])
     is_rank = "TORCHELASTIC_RUN_ID" in environment
-    return (rest[0], rest[1:]) if is_rank and rest and rest[0].endswith(".py") else None
+    return Command("", rest[0], rest[1:]) if is_rank and rest and rest[0].endswith(".py") else None
+
+
+def _function_of(words: Sequence[str], _: Mapping[str, str]) -> Command | None:
+    """The caller of an archive; None for another program."""
+    if words[:3] != [sys.executable, "-I", "-S"] or len(words) < 4:
+        return None
+    flag, rest = ("-c", words[4:]) if words[3] == "-c" else ("", words[3:])
+    return Command(flag, rest[0], [*rest[1:]])
 
 
 # who asks
@@ -150,12 +202,22 @@ def _exactly(pipe: socket.socket, count: int) -> bytes:
 
 @cache
 def _server() -> socket.socket:
-    """The server of this process, which ends with it."""
+    """The server of this process that forks trainers; it ends with it."""
+    return _started("-P")
+
+
+@cache
+def _functions_server(runtime: Path) -> socket.socket:
+    """The server of this process that forks functions."""
+    return _started("-I", "-S", runtime=str(runtime))
+
+
+def _started(*flags: str, runtime: str = "") -> socket.socket:
     here, there = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with there:
         subprocess.Popen(
-            [sys.executable, "-P", __file__, str(there.fileno()), " " * ROOM],
+            [sys.executable, *flags, __file__, str(there.fileno()), runtime, " " * ROOM],
             env={**environment, "OMP_NUM_THREADS": "1", FILLER: " " * ROOM},
             pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
@@ -164,21 +226,40 @@ def _server() -> socket.socket:
     return here
 
 
-# the server
+# the servers
 
 
-def main(pipe: socket.socket) -> None:
+def main(pipe: socket.socket, runtime: str) -> None:
     """Load the packages, and fork as long as somebody may ask."""
-    for package in PACKAGES:
-        importlib.import_module(package)
-    conversions = sys.modules["transformers.conversion_mapping"]
-    conversions.get_checkpoint_conversion_mapping(
-        "llama"
-    )  # as every export asks for them, a tenth of a second
+    if runtime:
+        load_functions(runtime)
+    else:
+        load_trainers()
     gc.collect()
     gc.freeze()  # a child's collector would else copy each page with an object of theirs
     pipe.sendall(b"loaded")
     serve(pipe)
+
+
+def load_trainers() -> None:
+    """Load what trainers import."""
+    for package in PACKAGES:
+        importlib.import_module(package)
+    # as every export asks for them, a tenth of a second
+    sys.modules["transformers.conversion_mapping"].get_checkpoint_conversion_mapping("llama")
+
+
+def load_functions(runtime: str) -> None:
+    """Load what Lambda brings, and what botocore reads for a client; then forget where it lies."""
+    sys.path.append(runtime)
+    for package in FUNCTIONS:
+        importlib.import_module(package)
+    session: Any = sys.modules["botocore.session"]
+    session.create_loader = cache(session.create_loader)
+    made = sys.modules["boto3"].session.Session("none", "none", region_name="us-east-1")
+    for service in SERVICES:
+        made.client(service)
+    sys.path.remove(runtime)
 
 
 def serve(pipe: socket.socket) -> None:
@@ -220,12 +301,15 @@ def become(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
         for place, stream in enumerate(streams):
             os.dup2(stream, place)
         os.closerange(3, max(streams) + 1)
-        command = _module_of(wanted["words"], wanted["environment"])
+        asked = (wanted["words"], wanted["environment"])
+        command = _function_of(*asked) or _trainer_of(*asked)
         assert command is not None
-        if command[0] == TORCHRUN or (command[0] == TRAINER and command[1][:1] and command[1][0] in STARTERS):
+        if command.name == TORCHRUN or (
+            command.name == TRAINER and command.words[:1] and command.words[0] in STARTERS
+        ):
             _fork_in_turn()
         _look_new(wanted)
-        status = _run(*command)
+        status = _run(command)
     except BaseException:  # noqa: BLE001 - the last word of a process
         traceback.print_exc()
     finally:
@@ -246,7 +330,7 @@ def _fork_in_turn() -> None:
             serve(there)
         os._exit(0)
     there.close()
-    _fork_from(lambda: here, subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+    _fork_from(lambda: here, subprocess.Popen._execute_child, _trainer_of)  # type: ignore[attr-defined]
 
 
 def _look_new(wanted: Mapping[str, Any]) -> None:
@@ -271,12 +355,18 @@ def _look_new(wanted: Mapping[str, Any]) -> None:
         for place, errors in ((1, "strict"), (2, "backslashreplace"))
     )
     random.seed()
+    if not sys.flags.isolated:
+        _look_like_a_trainer(words, environment)
+    importlib.invalidate_caches()
+
+
+def _look_like_a_trainer(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """What its packages take of chance and threads, and its path."""
     sys.modules["numpy"].random.seed()
     threads = environment.get("OMP_NUM_THREADS") or str(os.cpu_count())
     sys.modules["torch"].set_num_threads(int(threads))
     folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:0] = [*([] if words[1:2] == ["-P"] else [str(Path.cwd())]), *folders]
-    importlib.invalidate_caches()
 
 
 def _show(words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -298,17 +388,21 @@ def _write(shown: bytes, begin: int, end: int) -> None:
     ctypes.memmove(begin, shown + bytes(room - len(shown)), room)
 
 
-def _run(name: str, arguments: Sequence[str]) -> int:
-    """The exit status of a module, or of a script, whose folder takes the place of this one."""
-    sys.argv = [name, *arguments]
-    sys.orig_argv = [sys.executable, *([] if name.endswith(".py") else ["-m"]), *sys.argv]
+def _run(command: Command) -> int:
+    """The exit status of a module, of code, or of a script, whose folder takes the place of this one."""
+    flag, name, words = command
+    sys.argv = ["-c" if flag == "-c" else name, *words]
+    sys.orig_argv = [sys.executable, *([flag] if flag else []), *sys.argv]
     try:
-        if name.endswith(".py"):
-            sys.path[0] = str(Path(name).resolve().parent)
-            runpy.run_path(name, run_name="__main__")
-        else:
+        if flag == "-m":
             sys.modules.pop(name, None)  # it is loaded, and would warn that it runs twice
             runpy.run_module(name, run_name="__main__", alter_sys=True)
+        elif flag == "-c":
+            exec(compile(name, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            if not sys.flags.isolated:
+                sys.path[0] = str(Path(name).resolve().parent)
+            runpy.run_path(name, run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
@@ -335,4 +429,4 @@ def _end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -17,9 +17,8 @@ from moto.core.responses import ActionResult
 from image.capacity.command import LOOK_EVERY_S, Desk
 from image.console.cli import main
 from image.reaper.errors import CloudError
-from stacks.rehearsal import lambda_runtime, sweeps
+from stacks.rehearsal import sweeps
 from stacks.rehearsal.archives import zip_bytes
-from stacks.rehearsal.program import Rehearsed
 from tests.capacity.door import BUCKET, REGION, Door
 from tests.stacks import examples
 from tests.stacks.registrations import run
@@ -79,24 +78,32 @@ def _failure(group: str, at: datetime) -> dict[str, Any]:
 
 
 @pytest.fixture
-def door(tmp_path, request):
+def started(tmp_path_factory, lambda_packages, request):
+    """A door whose passes are interpreters of their own."""
     own = {"groups": "per_zone"} | getattr(request, "param", {})
     size = {"min": 0, "desired": 0, "max": 2}
     pool = examples.pool(name="train", types=["g5.xlarge"], size=size, purpose="training", **own)
     settings = examples.stack(pools=[pool])
 
-    def make() -> Rehearsed:
+    def make() -> Door:
+        folder = tmp_path_factory.mktemp("door")
         rehearsed = run(settings)
         # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
         boto3.client("s3", REGION).delete_bucket_policy(Bucket=BUCKET)
-        sweeps.by_function(sweeps.unpacked(rehearsed, tmp_path / "sweep"))  # it begins to meter
-        return rehearsed
+        sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
+        door = Door(rehearsed, folder / "code", lambda_packages)
+        with zipfile.ZipFile(BytesIO(zip_bytes(door.function.inputs["code"]))) as archive:
+            archive.extractall(door.code)
+        return door
 
-    with standing(("door", repr(settings)), REGION, make) as rehearsed:
-        made = Door(rehearsed, tmp_path / "code", lambda_runtime.laid_out(tmp_path / "runtime"))
-        with zipfile.ZipFile(BytesIO(zip_bytes(made.function.inputs["code"]))) as archive:
-            archive.extractall(made.code)
-        yield made
+    with standing(("door", repr(settings)), REGION, make) as door:
+        yield door
+
+
+@pytest.fixture
+def door(started, forked_functions):
+    """A door whose passes are forked."""
+    return started
 
 
 def put(door, key: str, content: dict[str, Any]) -> None:
@@ -221,7 +228,7 @@ def test_what_a_group_wants_and_its_zone_has_not_starts_in_the_next_zone(door):
 SPOT = {"groups": "single", "market": "spot", "on_demand_fallback": True}
 
 
-@pytest.mark.parametrize("door", [SPOT], indirect=True)
+@pytest.mark.parametrize("started", [SPOT], indirect=True)
 def test_where_no_spot_instance_is_to_be_had_one_is_bought_on_demand_at_that_price(door, say):
     FULL_MARKETS.add("spot")
 
@@ -364,7 +371,8 @@ def test_without_capacity_anywhere_the_answer_says_what_was_tried_and_what_may_h
     assert "Traceback" not in said.output
 
 
-def test_a_request_under_a_made_up_name_is_passed_over(door):
+def test_a_request_under_a_made_up_name_is_passed_over(started):
+    door = started
     """Whoever may write below ``sessions/AROA1:eve/`` writes no request of another by a longer key."""
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     asked = {"pool": "train", "count": 1, "hours": None}

@@ -12,7 +12,7 @@ from tests.stacks.standing import usable
 
 
 @pytest.fixture
-def local():
+def local(forked_functions):
     with usable("local") as rehearsed:
         yield rehearsed, RegionClients("us-east-1", ClientPool())
 

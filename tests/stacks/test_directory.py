@@ -18,7 +18,6 @@ from image.queue.accounting import TeamLimits, limits_of
 from image.reaper.calls import Calls
 from stacks.errors import SettingsError
 from stacks.payload import sweep_archive
-from stacks.rehearsal import lambda_runtime
 from stacks.rehearsal.archives import zip_bytes
 from stacks.rehearsal.moto_server import moto_server
 from stacks.settings.people import directory_text
@@ -103,14 +102,17 @@ def test_what_is_of_identity_center_is_refused_on_alibaba_cloud():
 class Reader:
     """A stack in moto, its directory, and its function as Lambda would run it."""
 
-    def __init__(self, folder, group, rehearsed):
-        self.store = boto3.client("identitystore", REGION)
+    def __init__(self, folder, runtime, group, rehearsed):
         self.group, self.rehearsed = group, rehearsed
         found = self.rehearsed.of_type("aws:lambda/function:Function")
         self.function = next(item for item in found if item.name.endswith("-people"))
-        self.code, self.runtime = folder / "code", lambda_runtime.laid_out(folder / "runtime")
+        self.code, self.runtime = folder, runtime
         with zipfile.ZipFile(BytesIO(zip_bytes(self.function.inputs["code"]))) as archive:
             archive.extractall(self.code)
+
+    @property
+    def store(self):
+        return boto3.client("identitystore", REGION)
 
     def add(self, name):
         user = self.store.create_user(
@@ -159,12 +161,20 @@ def with_a_directory():
 
 
 @pytest.fixture
-def reader(tmp_path):
+def started(tmp_path, lambda_packages):
+    """A reader whose passes are interpreters of their own."""
     with standing("directory", REGION, with_a_directory) as (group, rehearsed):
-        yield Reader(tmp_path, group, rehearsed)
+        yield Reader(tmp_path / "code", lambda_packages, group, rehearsed)
 
 
-def test_members_come_and_leave_by_the_functions_own_archive(reader):
+@pytest.fixture
+def reader(started, forked_functions):
+    """A reader whose passes are forked."""
+    return started
+
+
+def test_members_come_and_leave_by_the_functions_own_archive(started):
+    reader = started
     membership = reader.add("ada")
     reader.add("Grace.Hopper")
 

@@ -28,8 +28,13 @@ PRELOADED = [
     "boto3",
     "fsspec.core",
     "PIL.PngImagePlugin",
+    "gpu_fleet.cli",
+    "gpu_fleet.library",
     "gpu_fleet.rank",
     "gpu_fleet.checkpoint.sharded",
+    "pytest",  # as the module of a test's function is imported in each rank
+    "tests.training.commands",
+    "tests.training.programs",
     "tests.training.warm",
 ]
 DEADLINE_S = 240.0  # of a test: a hang must end as a failure, a computer that is busy with others must not

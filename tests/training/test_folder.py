@@ -314,20 +314,29 @@ def guarding(folder: Path, store: Store) -> guard.Guard:
     return guard.Guard(folder, URI, pattern="step-*.ckpt")
 
 
+def wait_for(*files: Path, within_s: float) -> None:
+    """Returns once all of them are there, or after so long."""
+    until_s = time.monotonic() + within_s
+    while not all(file.exists() for file in files) and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
 def bring_rank(folder: Path, objects: Objects) -> str | None:
     """What one rank takes for the newest checkpoint, before there is a process group.
 
-    Contents come once another rank has looked, at the latest after half a second.
+    Contents come once both ranks look and one of them has found something, or a while after.
     """
     store, looked = Store(objects), folder.with_name("looked")
+    others = [folder.with_name(f"looks-{rank}") for rank in range(2)]
 
     def slowly(_verb: str, name: str) -> None:
-        until_s = time.monotonic() + 0.5
-        while name.startswith("contents") and not looked.exists() and time.monotonic() < until_s:
-            time.sleep(0.01)
+        if name.startswith("contents"):
+            wait_for(*others, within_s=60)
+            wait_for(looked, within_s=0.2)
 
     store.before = slowly
     guarded = guarding(folder, store)
+    others[int(os.environ["RANK"])].touch()
     newest = guarded.newest()
     looked.touch()
     return newest
@@ -343,15 +352,17 @@ def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_
 
 
 def saved_rank(folder: Path) -> set[str]:
-    """What is in the bucket once each of two ranks has written its part; the second is half a second late."""
+    """What is in the bucket once each of two ranks has written its part; the second is late."""
     dist.init_process_group("gloo")
     rank, store, looked = dist.get_rank(), Store({}), folder.with_name("looked")
     store.before = lambda _verb, _name: looked.touch()
     guarded = guarding(folder, store)
-    until_s = time.monotonic() + 0.5
-    while rank and not looked.exists() and time.monotonic() < until_s:
-        time.sleep(0.01)
+    first_saves = folder.with_name("saves-0")
+    if rank:
+        wait_for(first_saves, within_s=60)
+        wait_for(looked, within_s=0.2)
     files(folder, **{f"rng-{rank}": "state"})
+    folder.with_name(f"saves-{rank}").touch()
     guarded.saved()
     return store.names if rank == 0 else set()
 

@@ -113,7 +113,6 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_p
     begin = time.time()
     with pytest.raises(AssertionError, match="ended without a word"):
         run_ranks(killed_rank, 2, table, 2 * 4 + 1)
-    time.sleep(1.0)  # nobody starts it again at once
     train_on(2, table)
     end = time.time()
 
@@ -122,7 +121,7 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_p
     assert found is not None
     assert found.tries == 2
     assert accounted(found) >= 0.99
-    assert 1.0 <= found.lost_s < found.wall_s <= end - begin
+    assert 0 < found.lost_s < found.wall_s <= end - begin
     shown = CliRunner().invoke(cli.main, ["report", str(tmp_path / "run"), "--price", "98.32"])
     assert f"effective training time ratio (ETTR): {100 * found.ettr:.1f} %" in shown.output
     assert f"cost of unproductive time: {found.price_lost(98.32):,.2f} of " in shown.output
