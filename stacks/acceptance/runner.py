@@ -254,12 +254,12 @@ def _forget_interruption(run: AcceptanceRun) -> None:
 
 
 def _destroy(run: AcceptanceRun) -> None:
-    """Run ``pulumi destroy``; where it fails, remove what blocks it and try again.
+    """Destroy the stack; where it fails, remove what blocks it and try again.
 
     Buckets with objects and instances that outlived their groups block it; both belong to this stack alone.
 
     Raises:
-        EngineError: the last try failed too.
+        AcceptanceError: the last try failed too.
     """
     for left in reversed(range(DESTROY_TRIES)):
         try:
