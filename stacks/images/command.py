@@ -1,4 +1,4 @@
-"""``gpu-fleet image build|rollback STACK``: an image that the stack's cloud makes, tests and promotes."""
+"""``gpu-fleet image build|scan|rollback STACK``: an image that the cloud builds, tests and promotes."""
 
 import sys
 import time
@@ -51,10 +51,10 @@ def build(name: str, again: bool, accept_findings: bool) -> None:
 
 
 def hold_back(builds: Builds, done: Build, promoted: str) -> None:
-    """Let instances boot what they did, where a build's scan is not clean: the pipeline itself looks at none.
+    """Promote the previous image again where the new build's scan is not clean; the pipeline does not check.
 
     Raises:
-        StacksError: so it was.
+        StacksError: the scan is not clean.
     """
     findings = builds.findings(done)
     if findings.clean:
@@ -106,7 +106,7 @@ def rollback(name: str) -> None:
 
 
 def builds_of(stack: Stack, **asks: Any) -> Builds:
-    """The builds of a stack on its cloud.
+    """Return the builds of a stack on its cloud.
 
     Raises:
         StacksError: the stack has no pipeline.
@@ -117,7 +117,7 @@ def builds_of(stack: Stack, **asks: Any) -> Builds:
             f"`gpu-fleet up {stack.name}` declares the pipeline"
         )
     if stack.cloud is Cloud.ALICLOUD:
-        # an SDK takes a second to load: only that of the cloud that is asked
+        # an SDK takes a second to load: load only that of the stack's cloud
         from stacks.images.alicloud import AlicloudBuilds  # noqa: PLC0415
 
         return AlicloudBuilds(stack, **asks)
