@@ -22,7 +22,7 @@ from image.runs.model import ACCOUNT
 
 HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-WIDTH = 120  # columns, where nobody looks: a terminal that is read by a program has 80 and folds UUIDs
+WIDTH = 120  # columns where output is no terminal: rich would use 80 and fold UUIDs
 account_option = click.option("--account", help="Whose reservation; for root alone.")
 
 
@@ -90,12 +90,16 @@ def env() -> None:
 
 
 def present_book(now: datetime) -> GpuBook:
-    """The reservations that last, and the GPUs that are here now. Raises GpuReservationError."""
+    """Return the current reservations with the GPUs that exist now. Raises GpuReservationError."""
     return replace(book_file.load().at(now), gpus=devices.listed(pynvml))
 
 
 def account_of(account: str | None) -> str:
-    """Who is meant: whom root names, who called by sudo, or who calls. Raises GpuReservationError."""
+    """Return the account: root's choice, else the user who called sudo, else the caller.
+
+    Raises:
+        GpuReservationError: a user other than root named an account, or the name is not valid.
+    """
     if account is not None:
         if not _may_write():
             raise GpuReservationError(f"--account {account}: for root alone; leave it out for yourself")
@@ -107,15 +111,15 @@ def account_of(account: str | None) -> str:
 
 
 def _may_write() -> bool:
-    """On an instance root alone: the folder is root's."""
+    """Return whether the caller may write the file: on an instance only root may."""
     return os.access(paths.run_dir(), os.W_OK)
 
 
 def _as_root(account: str | None, *words: str) -> None:
-    """Go on as root where this is not: by the one program that sudo lets every user of the stack run.
+    """Continue as root by the one program that sudo allows to every user of the stack.
 
     Raises:
-        GpuReservationError: this is no instance, or a user named another.
+        GpuReservationError: this is no instance, or a user other than root named an account.
     """
     if not paths.instance_file().exists():
         raise GpuReservationError(f"{paths.instance_file()} is missing: reservations are made on an instance")
