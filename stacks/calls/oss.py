@@ -20,7 +20,7 @@ CHOSEN = "OSS_ENDPOINT"
 NO_BUCKET = "NoSuchBucket"
 # www.alibabacloud.com/help/doc-detail/31836.htm, "Important": HTTP 400, EC 0048-00000401
 FORBIDDEN = "PublicEndpointForbidden"
-# www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code: OSS is not activated or closed; money is owed.
+# www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code: OSS is not active, or money is owed.
 UNUSABLE = ("UserDisable", "InDebt", "InDebtOverdue", "AbnormalBucketOwnerStatus")
 # The same page: the bucket is in another region.
 ELSEWHERE = "must be addressed using the specified endpoint"
