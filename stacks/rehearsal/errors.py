@@ -4,7 +4,7 @@ from stacks.errors import StacksError
 
 
 class RehearsalError(StacksError):
-    """Anything the rehearsal refuses. Its text needs no traceback beside it."""
+    """Every error of the rehearsal. Its message needs no traceback."""
 
 
 class CreationError(RehearsalError):

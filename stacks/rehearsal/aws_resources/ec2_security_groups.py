@@ -10,7 +10,8 @@ from stacks.rehearsal.values import Created, Inputs, physical_name, picked, with
 def security_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:ec2/securityGroup:SecurityGroup.
 
-    The provider removes the egress rule to anywhere that AWS puts into every new group; so does this.
+    AWS adds an egress rule to anywhere to every new group. The provider removes it, and so does this
+    function.
     """
     ec2 = clients("ec2")
     group_name = physical_name(name, inputs)

@@ -88,7 +88,7 @@ def file_system_policy(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 
 def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:fsx/lustreFileSystem:LustreFileSystem; moto gives no mount name, so one follows from the name."""
+    """aws:fsx/lustreFileSystem:LustreFileSystem; moto gives no mount name, so it is derived from the name."""
     names = {
         "StorageCapacity": "storageCapacity",
         "StorageType": "storageType",
