@@ -94,7 +94,7 @@ def _homes(clients: RegionClients, token: str, subnet_ids: list[str]) -> str:
 
 
 def alicloud_answers(stack: Stack) -> Answers:
-    """Return answers to Alibaba Cloud's lookups: everything in the stack file exists as the stack needs it."""
+    """Return answers to Alibaba Cloud's lookups: everything in the stack file exists as the stack needs."""
     network = stack.network.existing
     by_zone = dict(_subnets(stack))
     vswitches: list[dict[str, Any]] = []
