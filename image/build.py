@@ -193,7 +193,7 @@ def _output_option(command: Callable[..., None]) -> Callable[..., None]:
 @main.command("rootfs", epilog="\b\nExample:\n  gpu-fleet image bake rootfs")
 @_output_option
 def rootfs_command(output: Path) -> None:
-    """The root file system as a folder."""
+    """Make the root file system as a folder."""
     _show(lambda listener: rootfs(inputs(), output, listener))
 
 
@@ -201,14 +201,14 @@ def rootfs_command(output: Path) -> None:
 @_output_option
 @click.option("--format", "disk_format", type=click.Choice(disk.FORMATS), default="raw", show_default=True)
 def qemu_command(output: Path, disk_format: str) -> None:
-    """A disk to boot under QEMU, with kernel and initrd."""
+    """Make a disk to boot under QEMU, with kernel and initrd."""
     _show(lambda listener: qemu(inputs(), output, listener, disk_format))
 
 
 @main.command("oci", epilog="\b\nExample:\n  gpu-fleet image bake oci")
 @_output_option
 def oci_command(output: Path) -> None:
-    """The trainer's container as an OCI archive."""
+    """Make the trainer's container as an OCI archive."""
     _show(lambda listener: oci_archive(inputs(), output, listener))
 
 
@@ -216,7 +216,7 @@ def oci_command(output: Path) -> None:
 @_output_option
 @click.option("--target", type=click.Choice(tuple(CLOUD_BASES)), required=True)
 def payload_command(output: Path, target: str) -> None:
-    """The tarball that a cloud's builder fetches, checks and runs; its name is its hash."""
+    """Write the tarball that a cloud's builder fetches, checks and runs; its name holds its hash."""
     try:
         click.echo(cloud_payload(output, target))
     except (ImageError, OSError) as error:

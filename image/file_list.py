@@ -87,7 +87,7 @@ def _how(first: ListedFile | None, other: ListedFile | None) -> str:
 @click.argument("first", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("other", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def main(first: Path, other: Path) -> None:
-    """Compare two root file systems; exit status 1 when they differ where they may not."""
+    """Compare two root file systems; exit status 1 on a difference that is not allowed."""
     changes = differences(listing(first), listing(other))
     for path, how in changes.items():
         click.echo(f"{path}: {how}")

@@ -28,7 +28,7 @@ account_option = click.option("--account", help="Whose reservation; for root alo
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet gpu list")
 def list_gpus() -> None:
-    """Show this instance's GPUs and MIG instances: who reserved which, until when."""
+    """Show this instance's GPUs and MIG instances, with their owner and the end of the reservation."""
     now = datetime.now(UTC)
     book = present_book(now)
     table = Table("GPU", "RESERVED BY", "UNTIL", "LEFT", box=None)
@@ -45,10 +45,10 @@ def list_gpus() -> None:
 @click.option("--for", "duration", required=True, help=f"90m, 8h or 2d; {LONGEST.days} days at most.")
 @account_option
 def reserve(count: int, duration: str, account: str | None) -> None:
-    """Reserve COUNT GPUs (MIG instances where they are cut) of this instance for yourself.
+    """Reserve COUNT GPUs (or MIG instances of partitioned GPUs) of this instance for yourself.
 
-    Takes the place of the reservation that you have. Log-in shells and submitted runs that start from then on
-    see these alone. It keeps no instance: one whose GPUs rest is as idle as without.
+    Replaces your current reservation. Log-in shells and submitted runs that start later see only these GPUs.
+    A reservation does not keep the instance: the sweep counts reserved GPUs that rest as idle.
     """
     span = parse_duration(duration)
     if span > LONGEST:
@@ -69,7 +69,7 @@ def reserve(count: int, duration: str, account: str | None) -> None:
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu release")
 @account_option
 def release(account: str | None) -> None:
-    """Give your reserved GPUs back before the time is over."""
+    """Give your reserved GPUs back before the reservation ends."""
     _as_root(account, "release")
     name = account_of(account)
     with book_file.locked():
@@ -80,7 +80,7 @@ def release(account: str | None) -> None:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu env")
 def env() -> None:
-    """Print what a shell evaluates to see your GPUs alone; without a reservation, those that are free.
+    """Print a command for your shell that shows it only your GPUs; without a reservation, the free ones.
 
     In an open shell: eval "$(gpu-fleet gpu env)"
     """

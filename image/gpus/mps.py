@@ -30,8 +30,8 @@ LONGEST_CALL_S = 30
 def mps(action: str) -> None:
     """Let several of your processes compute on your reserved GPUs at once (NVIDIA MPS).
 
-    start and env print what a shell evaluates to use it: eval "$(gpu-fleet gpu mps start)". stop asks the
-    daemon to quit.
+    start and env print a command for your shell: eval "$(gpu-fleet gpu mps start)". stop asks the daemon to
+    quit.
     """
     folder = _running()
     if action == "stop":

@@ -1,4 +1,4 @@
-"""``gpu-fleet accept STACK``: the proof of a stack in a real account."""
+"""``gpu-fleet accept STACK``: prove a stack in a real account."""
 
 import importlib
 import importlib.metadata
@@ -138,10 +138,10 @@ def accept(
     yes: bool,
     **rest: Any,
 ) -> None:
-    """Prove STACK in its account: a small copy comes up, works, is interrupted, is swept, is torn down.
+    """Prove STACK in its account: a small copy is deployed, trains, is interrupted, swept and destroyed.
 
-    Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and what failed.
-    Exit code 0: every step passed and nothing paid is left.
+    Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and every failure.
+    Exit code 0: every step passed, and nothing that is paid for is left.
     """
     world = context.obj if isinstance(context.obj, Surroundings) else Surroundings()
     options = AcceptOptions(

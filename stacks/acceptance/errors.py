@@ -1,4 +1,4 @@
-"""The exceptions of the acceptance run, a branch of the room's tree: each message fit to show to a user."""
+"""Errors of the acceptance run, a branch of the room's tree; each message is for users."""
 
 from stacks.errors import StacksError
 

@@ -84,7 +84,7 @@ def main(
     cny_per_usd: float | None,
     sources: bool,
 ) -> None:
-    """Say what a training run needs, rank the instances that finish it by what they cost, compare vendors."""
+    """Show what a training run needs, rank the instances that finish it by cost, compare vendors."""
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)

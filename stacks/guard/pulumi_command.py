@@ -157,7 +157,7 @@ def deployed(name: str) -> dict[str, Any]:
 @REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
-    """Show what `up` would change; what follows -- is handed to `pulumi preview`."""
+    """Show what `up` would change; flags after -- go to `pulumi preview`."""
     sys.exit(pulumi("preview", name, arguments, policy=not no_policy, replace=replace))
 
 
@@ -167,7 +167,7 @@ def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: 
 @REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
-    """Create or update the stack; what follows -- is handed to `pulumi up`."""
+    """Create or update the stack; flags after -- go to `pulumi up`."""
     sys.exit(pulumi("up", name, arguments, policy=not no_policy, replace=replace))
 
 
@@ -176,7 +176,7 @@ def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple
 @click.argument("output", metavar="[NAME]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outputs(name: str, output: str | None, *, as_json: bool) -> None:
-    """Print what a deployed stack exports: all of it, or the value NAME alone."""
+    """Print the outputs of a deployed stack: all of them, or the value NAME alone."""
     values = deployed(name)
     if output is not None and output not in values:
         near = get_close_matches(output, values, n=1)

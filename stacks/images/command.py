@@ -26,9 +26,9 @@ MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
 def build(name: str, again: bool, accept_findings: bool) -> None:
     """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
 
-    Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C leaves the build
-    alone; the same command follows it again, and once it has ended says what came out. Where no GPU was to be
-    had for its test it is built again in the next zone, for six hours.
+    Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C does not stop the
+    build: run the command again to follow it, or to see its result. Where no GPU is available for its test,
+    the build is repeated in the next zone, for six hours.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -71,9 +71,9 @@ def hold_back(builds: Builds, done: Build, promoted: str) -> None:
 @click.command(epilog="\b\nExample:\n  gpu-fleet image scan aws-prod")
 @click.argument("name", metavar="STACK", type=StackName())
 def scan(name: str) -> None:
-    """Show what a scanner knows of the image that instances boot.
+    """Show a scanner's findings in the image that instances boot.
 
-    Exit status 1 when something is critical, or the scan has not ended.
+    Exit status 1 when a finding is critical, or the scan has not ended.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -94,7 +94,7 @@ def scan(name: str) -> None:
 def rollback(name: str) -> None:
     """Let instances boot the image of the build before the promoted one.
 
-    Instances that run keep theirs until they are replaced. The next build promotes its own image again.
+    Running instances keep their image until they are replaced. The next build promotes its own image again.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """At first boot: fetch the payload with the instance's role, check its hash, unpack it, run its recipe.
 
-Standard library alone, and syntax that Python 3.6 reads, so that an older Python than 3.11 is named. Exit
-status: 0 done, 1 to be tried again, 2 of no use to try again, 3 the recipe's word that a step is left.
+Uses the standard library and Python 3.6's syntax, so that it can name a Python older than 3.11. Exit
+status: 0 done, 1 try again, 2 another try would not help, 3 the recipe says that a step is left.
 """
 
 import datetime

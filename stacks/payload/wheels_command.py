@@ -43,7 +43,7 @@ DOWNLOAD = "4 GB"
 def wheels(name: str, wheels: Path | None) -> None:
     """Put the trainer's locked wheels into a stack's bucket.
 
-    Instances of a network without a way out (network.nat: none,
+    Instances of a network without internet access (network.nat: none,
     network.existing.internet: false) install the trainer from there.
     """
     stack = stack_files.settings_of(name)

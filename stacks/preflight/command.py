@@ -31,7 +31,7 @@ def look(stack: Stack) -> Iterator[Finding]:
 def preflight(name: str) -> None:
     """Ask the cloud whether there is room for a stack: quotas, types, spot, image, key, budget.
 
-    Reads only. Exit code 0: there is; 1: something is missing; 3: something could not be checked, and
+    Reads only. Exit code 0: there is room; 1: something is missing; 3: something could not be checked, and
     nothing else is known to be missing.
     """
     stack = stack_files.settings_of(name)

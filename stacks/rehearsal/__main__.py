@@ -45,7 +45,7 @@ INTERRUPTED = 130
     help="For rehearsal.json and everything the acts write; build/ by default.",
 )
 def main(name: str, folder: Path) -> None:
-    """Stand a stack up in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
+    """Deploy a stack in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
     console = Console()
     try:
         settings = stack_files.settings_of(name)

@@ -193,9 +193,9 @@ def _values(values: list[object]) -> str:
 @click.command("schema", epilog="\b\nExample:\n  gpu-fleet schema")
 @click.option("--write", is_flag=True, help="Write it, and docs/settings.md, into the checkout.")
 def command(write: bool) -> None:
-    """Print the JSON Schema of a stack file, by which editors complete and check.
+    """Print the JSON Schema of a stack file, with which editors complete and check it.
 
-    A stack file names it in its first line.
+    A stack file names the schema in its first line.
     """
     text = json.dumps(json_schema(), indent=1) + "\n"
     if not write:

@@ -57,7 +57,7 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
 
 
 class AlicloudStack:
-    """One stack on Alibaba Cloud; see ``holdings.Cloud``.
+    """One stack on Alibaba Cloud; see ``holdings.TeardownCloud``.
 
     Args:
         cloud: makes every call but those to OSS.

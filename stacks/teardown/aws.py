@@ -59,7 +59,7 @@ def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
 
 
 class AwsStack:
-    """One stack on AWS; see ``holdings.Cloud``.
+    """One stack on AWS; see ``holdings.TeardownCloud``.
 
     Args:
         aws: makes every call.

@@ -63,8 +63,8 @@ def destroy(
 ) -> None:
     """Drain a stack's instances and delete the stack; data and its key stay unless --delete-data names them.
 
-    Instances leave through their group's lifecycle hook, so trainer and agent save first. What follows --
-    is handed to `pulumi destroy`. Cut off, it goes on where it ended when it is run again.
+    Each group's lifecycle hook lets trainer and agent save before an instance terminates. Flags after -- go
+    to `pulumi destroy`. A command that was cut off continues when you run it again.
     """
     engine.refuse(arguments)
     stack = stack_files.settings_of(name)
