@@ -18,7 +18,7 @@ NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "gpu-fleet.image")
 DPKG_FORMAT = (
     "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
 )
-# The builder writes here the day as which it read the distribution; so do steps on a cloud.
+# The day of the distribution's archive; steps on a cloud write this file (lib.sh, archive_day).
 ARCHIVE_DAY = Path("/usr/share/gpu-fleet/archive-day")
 LIST_WHEELS = """
 from importlib.metadata import distributions

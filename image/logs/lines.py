@@ -8,7 +8,7 @@ from typing import Any
 
 OWN_UNIT = "gpu-logs.service"
 KERNEL = "kernel"
-# Gate, agent, accounts, sshd, bootstrap, submitted runs, the queue's units; trainers; Slurm; GPU services.
+# Gate, agent, accounts, login door, bootstrap, submitted runs, the queue's units; trainers; Slurm; GPUs.
 UNITS = (
     "gpu-*.service",
     "trainer@*.service",

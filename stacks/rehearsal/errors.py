@@ -1,4 +1,4 @@
-"""Errors of the rehearsal, a branch of the room's tree; each message is for users."""
+"""Errors of the rehearsal, a branch of the package's tree; each message is for users."""
 
 from stacks.errors import StacksError
 

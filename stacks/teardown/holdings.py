@@ -48,7 +48,7 @@ class DataStore:
     """A bucket or a file system of the stack, and what it holds.
 
     Attributes:
-        kind: ``data``, ``checkpoints``, ``records``, ``home`` or ``scratch``.
+        kind: ``data``, ``checkpoints``, ``records``, ``access-logs``, ``home`` or ``scratch``.
         urn: in the state.
         id: bucket name or file system id.
         holds: say ``1,204 versions, 3.1 GiB``.
