@@ -36,7 +36,7 @@ def name_of(stack: str) -> str:
 
 
 def cheapest_type(cloud: Cloud) -> InstanceType:
-    """The GPU type with the lowest list price that runs the bundled image."""
+    """Return the GPU type with the lowest list price that runs the bundled image."""
     priced = [kind for kind in catalog.load().of_cloud(cloud) if kind.price and kind.runs_bundled_image]
     return min(priced, key=lambda kind: kind.price.amount_per_hour if kind.price else Decimal("Infinity"))
 

@@ -123,7 +123,7 @@ def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
 
 
 def _is(product: dict[str, Any], usage: str) -> bool:
-    """Match by usage type, which most regions write with a prefix: ``EUC1-NatGateway-Hours``."""
+    """Return whether the usage type matches; most regions add a prefix: ``EUC1-NatGateway-Hours``."""
     attributes = product["product"]["attributes"]
     ours = re.search(rf"(^|-){re.escape(usage)}$", attributes.get("usagetype", "")) is not None
     # a capacity block of the same type is another product

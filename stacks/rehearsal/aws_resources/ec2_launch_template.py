@@ -64,7 +64,7 @@ def _data(inputs: Inputs) -> dict[str, Any]:
 
 
 def _network_interface(part: Inputs) -> dict[str, Any]:
-    """EC2 calls an interface's security groups ``Groups``."""
+    """Convert an interface: EC2 calls its security groups ``Groups``."""
     others = {key: value for key, value in part.items() if key != "securityGroups"}
     return {**_typed(pascal(others)), **picked(part, {"Groups": "securityGroups"})}
 

@@ -75,7 +75,7 @@ def _standalone(clients: RegionClients, inputs: Inputs, direction: str) -> Creat
 
 
 def _permission(inputs: Inputs) -> dict[str, Any]:
-    """One rule with exactly one peer, as EC2's IpPermission."""
+    """Return one rule with exactly one peer as EC2's IpPermission."""
     text = {"Description": inputs["description"]} if "description" in inputs else {}
     permission = picked(inputs, {"IpProtocol": "ipProtocol", "FromPort": "fromPort", "ToPort": "toPort"})
     peers = {
@@ -91,7 +91,7 @@ def _permission(inputs: Inputs) -> dict[str, Any]:
 
 
 def _inline_permission(group_id: str, rule: Inputs) -> dict[str, Any]:
-    """A rule written inside a group, as EC2's IpPermission."""
+    """Return a rule that is written inside a group as EC2's IpPermission."""
     text = {"Description": rule["description"]} if rule.get("description") else {}
     groups = [*rule.get("securityGroups", []), *([group_id] if rule.get("self") else [])]
     return {
