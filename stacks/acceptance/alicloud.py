@@ -503,12 +503,12 @@ def _ended(instance: TestedInstance) -> TestedInstance:
 
 
 def _last(arn: str) -> str:
-    """``arn:acs:kms:cn-shenzhen:1:key/abc`` -> ``abc``."""
+    """Return the last part of an ARN: ``arn:acs:kms:cn-shenzhen:1:key/abc`` -> ``abc``."""
     return arn.rpartition("/")[2].rpartition(":")[2]
 
 
 def _parted(uri: str) -> tuple[str, str]:
-    """``oss://bucket/a/b`` -> (``bucket``, ``a/b``)."""
+    """Split a URI: ``oss://bucket/a/b`` -> (``bucket``, ``a/b``)."""
     bucket, _, rest = uri.partition("://")[2].partition("/")
     return bucket, rest
 

@@ -556,6 +556,6 @@ def _instance(raw: Mapping[str, Any]) -> TestedInstance:
 
 
 def _parted(uri: str) -> tuple[str, str]:
-    """``s3://bucket/a/b`` -> (``bucket``, ``a/b``)."""
+    """Split a URI: ``s3://bucket/a/b`` -> (``bucket``, ``a/b``)."""
     bucket, _, rest = uri.removeprefix("s3://").partition("/")
     return bucket, rest

@@ -117,7 +117,7 @@ def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def _efs_dns_name(clients: RegionClients, identifier: str) -> str:
-    """docs.aws.amazon.com/efs/latest/ug/mounting-fs-mount-cmd-dns-name.html."""
+    """Return the DNS name: docs.aws.amazon.com/efs/latest/ug/mounting-fs-mount-cmd-dns-name.html."""
     return f"{identifier}.efs.{clients.region}.amazonaws.com"
 
 
