@@ -1,4 +1,4 @@
-"""Bake a root file system here: mmdebstrap makes the base, the payload's own recipe does the rest inside."""
+"""Bake a root file system here: mmdebstrap makes the base, and the payload's own recipe runs inside it."""
 
 import os
 import re
@@ -16,9 +16,9 @@ from image.errors import BakeError, RequirementError
 
 ENTER = Path(__file__).with_name("enter.sh")
 BASE = "debian-12"
-# Files of packages are older than this; what the bake itself makes gets this time (2025-11-24T16:00:00Z).
+# Files of packages are older; files that the bake itself makes get this time (2025-11-24T16:00:00Z).
 SOURCE_DATE_EPOCH = 1_764_000_000
-# A finished root file system of 2.5 GiB, the disk made from it, and what apt unpacks on the way.
+# A finished root file system of 2.5 GiB, the disk made from it, and the packages that apt unpacks.
 NEEDED_GIB = 8
 LOG_LINES_SHOWN = 15
 
@@ -27,11 +27,11 @@ Listener = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Baked:
-    """A root file system and how long each of its parts took.
+    """A root file system, and the time that each of its parts took.
 
     Attributes:
         seconds: part -> seconds, ``base`` and the steps in their order.
-        size_bytes: what the files take on disk.
+        size_bytes: disk space of its files.
     """
 
     root: Path
@@ -40,10 +40,10 @@ class Baked:
 
 
 def check_computer(folder: Path, needed_gib: float = NEEDED_GIB) -> None:
-    """What must hold before anything is begun.
+    """Check this computer before a bake begins.
 
     Raises:
-        RequirementError: not root, no apt, or no room.
+        RequirementError: not root, no apt, or too little free space.
     """
     reason = build_requirements.hindrance()
     if reason is not None:
@@ -65,8 +65,8 @@ def bake(target: str, files: payload.Files, root: Path, cache: Path, listener: L
         listener: called with the name of each part as it begins.
 
     Raises:
-        BakeError: a part failed; names it, and ends with its last lines.
-        LockError: something is not what the lockfile says.
+        BakeError: a part failed; the message names it and ends with its last lines.
+        LockError: something differs from the lockfile.
     """
     (cache / "apt" / "partial").mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
@@ -82,7 +82,7 @@ def bake(target: str, files: payload.Files, root: Path, cache: Path, listener: L
 
 
 def enter(root: Path, recipe: Path, cache: Path, target: str) -> list[str]:
-    """The argument list that provisions a root file system, in mounts and processes of its own."""
+    """Return the argument list that provisions a root file system, with its own mounts and processes."""
     own = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     environment = ["env", f"TARGET={target}", f"SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}"]
     places = [str(place) for place in (root, recipe, cache / "files", cache / "apt")]
@@ -109,7 +109,7 @@ def _make_base(root: Path) -> None:
 
 
 def run_steps(command: list[str], log: Path, listener: Listener) -> dict[str, float]:
-    """Run the recipe, its output into a log; the seconds of each step as it says them."""
+    """Run the recipe with its output in a log; return the seconds of each step, as the recipe names them."""
     seconds: dict[str, float] = {}
     lines: list[str] = []
     step = "provision"
@@ -146,7 +146,7 @@ def _tail(lines: list[str]) -> str:
 
 
 def size_bytes(root: Path) -> int:
-    """What the files of a folder take on disk, in bytes; hard links count once."""
+    """Return the disk space of a folder's files, in bytes; hard links count once."""
     seen: set[int] = set()
     total = 0
     for folder, _, names in os.walk(root):

@@ -26,12 +26,12 @@ CLOUD_BASES = {"aws": "ubuntu-24.04", "alicloud": "ubuntu-24.04"}
 
 @dataclass(frozen=True)
 class BakeReport:
-    """What a bake made.
+    """Result of a bake.
 
     Attributes:
         key: hash of the inputs.
         size_bytes: of the root file system, or of the archive.
-        seconds: part -> seconds, in their order; of the bake that made it, however long ago.
+        seconds: part -> seconds, in their order; of the bake that made the result, however long ago.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class BakeReport:
 
     @property
     def total_s(self) -> float:
-        """From the first part to the last."""
+        """Seconds of all parts."""
         return sum(self.seconds.values())
 
 
@@ -49,7 +49,7 @@ Make = Callable[[Path, bake.Listener], tuple[int, dict[str, float]]]
 
 
 def rootfs(files: payload.Files, output: Path, listener: bake.Listener) -> BakeReport:
-    """The root file system of a virtual machine, in ``rootfs/``; errors as ``bake.bake``."""
+    """Make the root file system of a virtual machine, in ``rootfs/``; errors as in ``bake.bake``."""
 
     def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
         made = bake.bake("qemu", files, folder / "rootfs", output / "cache", listener)
@@ -59,7 +59,7 @@ def rootfs(files: payload.Files, output: Path, listener: bake.Listener) -> BakeR
 
 
 def qemu(files: payload.Files, output: Path, listener: bake.Listener, disk_format: str = "raw") -> BakeReport:
-    """A disk with kernel and initrd beside it; errors as ``bake.bake``."""
+    """Make a disk, with kernel and initrd beside it; errors as in ``bake.bake``."""
     base = rootfs(files, output, listener)
 
     def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
@@ -72,7 +72,7 @@ def qemu(files: payload.Files, output: Path, listener: bake.Listener, disk_forma
 
 
 def oci_archive(files: payload.Files, output: Path, listener: bake.Listener) -> BakeReport:
-    """The trainer's container, ``trainer.tar``; errors as ``bake.bake``."""
+    """Make the trainer's container, ``trainer.tar``; errors as in ``bake.bake``."""
 
     def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
         made = bake.bake("oci", files, folder / "rootfs", output / "cache", listener)
@@ -90,7 +90,7 @@ def cloud_payload(output: Path, target: str) -> Path:
     """Write the payload for a cloud.
 
     Raises:
-        LockError: the wheels of the cloud's base are of other requirements.
+        LockError: the wheels of the cloud's base were made from other requirements.
         PayloadError: the recipe is incomplete.
     """
     check_wheels(CLOUD_BASES[target])
@@ -102,7 +102,7 @@ def cloud_payload(output: Path, target: str) -> Path:
 
 
 def inputs() -> payload.Files:
-    """The payload, its lists held against the lockfile and the requirements they were made from.
+    """Return the payload, with its lists checked against the lockfile and their requirements.
 
     Raises:
         ImageError: something is missing, or was made from something else.
@@ -113,7 +113,7 @@ def inputs() -> payload.Files:
 
 
 def check_wheels(base: str) -> None:
-    """Hold a base's list of wheels against the lockfile, and against the requirements it was made from.
+    """Check a base's list of wheels against the lockfile, and against its requirements.
 
     Raises:
         LockError: it is another list, or was made from other requirements.
@@ -125,9 +125,9 @@ def check_wheels(base: str) -> None:
 
 
 def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: bake.Listener) -> BakeReport:
-    """What was made from the same inputs before, or a new one; never half of one under the final name.
+    """Return the result of the same inputs, or make it; the final name never holds an unfinished result.
 
-    Bakes into one folder come one after another: they share a cache and the folder of what is unfinished.
+    Bakes into one folder run one after another: they share a cache and the folder of unfinished results.
     """
     key = payload.digest(files)[:KEY_DIGITS]
     final = output / f"{kind}-{key}"
@@ -155,7 +155,7 @@ def _make_kept(kind: str, final: Path, make: Make, listener: bake.Listener) -> N
 
 @contextmanager
 def unfinished(output: Path, kind: str) -> Iterator[Path]:
-    """A folder to make something in; removed unless it was given its final name."""
+    """Yield a folder for an unfinished result; it is removed unless it was renamed."""
     folder = output / f".unfinished-{kind}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -169,7 +169,7 @@ def unfinished(output: Path, kind: str) -> Iterator[Path]:
 
 
 def table(report: BakeReport) -> Table:
-    """Seconds of each part, and the size."""
+    """Return a table with the seconds of each part, and the size."""
     made = Table("part", "seconds", title=str(report.folder))
     for part, seconds in report.seconds.items():
         made.add_row(part, f"{seconds:.1f}")
@@ -193,7 +193,7 @@ def _output_option(command: Callable[..., None]) -> Callable[..., None]:
 @main.command("rootfs", epilog="\b\nExample:\n  gpu-fleet image bake rootfs")
 @_output_option
 def rootfs_command(output: Path) -> None:
-    """The root file system as a folder."""
+    """Make the root file system as a folder."""
     _show(lambda listener: rootfs(inputs(), output, listener))
 
 
@@ -201,14 +201,14 @@ def rootfs_command(output: Path) -> None:
 @_output_option
 @click.option("--format", "disk_format", type=click.Choice(disk.FORMATS), default="raw", show_default=True)
 def qemu_command(output: Path, disk_format: str) -> None:
-    """A disk to boot under QEMU, with kernel and initrd."""
+    """Make a disk to boot under QEMU, with kernel and initrd."""
     _show(lambda listener: qemu(inputs(), output, listener, disk_format))
 
 
 @main.command("oci", epilog="\b\nExample:\n  gpu-fleet image bake oci")
 @_output_option
 def oci_command(output: Path) -> None:
-    """The trainer's container as an OCI archive."""
+    """Make the trainer's container as an OCI archive."""
     _show(lambda listener: oci_archive(inputs(), output, listener))
 
 
@@ -216,7 +216,7 @@ def oci_command(output: Path) -> None:
 @_output_option
 @click.option("--target", type=click.Choice(tuple(CLOUD_BASES)), required=True)
 def payload_command(output: Path, target: str) -> None:
-    """The tarball that a cloud's builder fetches, checks and runs; its name is its hash."""
+    """Write the tarball that a cloud's builder fetches, checks and runs; its name holds its hash."""
     try:
         click.echo(cloud_payload(output, target))
     except (ImageError, OSError) as error:
@@ -224,7 +224,7 @@ def payload_command(output: Path, target: str) -> None:
 
 
 def _show(make: Callable[[bake.Listener], BakeReport]) -> None:
-    """Make it with its progress on the screen; what cannot be made is one message."""
+    """Make a result with its progress on the screen; print one message where it fails."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         running: list[int] = []
@@ -243,7 +243,7 @@ def _show(make: Callable[[bake.Listener], BakeReport]) -> None:
 
 
 def _reason(error: ImageError | OSError) -> str:
-    """What to report: of a folder that cannot be written or a disk that is full, which one it is."""
+    """Return the message; an error of the file system also names the path."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; use --output"
     return str(error)

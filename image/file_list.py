@@ -1,4 +1,4 @@
-"""Two bakes of the same inputs, file by file: ``gpu-fleet image compare ROOT_A ROOT_B``.
+"""Compare two bakes of the same inputs file by file: ``gpu-fleet image compare ROOT_A ROOT_B``.
 
 Only files that are named here, each with its reason, may differ.
 """
@@ -28,7 +28,7 @@ VOLATILE = {
 
 @dataclass(frozen=True)
 class ListedFile:
-    """One file as far as a bake decides it.
+    """The part of a file that a bake decides.
 
     Attributes:
         mode: type and permissions.
@@ -42,7 +42,7 @@ class ListedFile:
 
 
 def listing(root: Path) -> dict[str, ListedFile]:
-    """Every file below a root: path -> entry. Times are left out: they decide nothing on an instance."""
+    """Return every file below a root: path -> entry. Times are left out: an instance does not use them."""
     return {str(path.relative_to(root)): _entry(path) for path in _below(root)}
 
 
@@ -63,13 +63,13 @@ def _entry(path: Path) -> ListedFile:
 
 
 def differences(first: dict[str, ListedFile], other: dict[str, ListedFile]) -> dict[str, str]:
-    """What differs and may not: path -> how, in the order of paths."""
+    """Return forbidden differences: path -> description, in the order of paths."""
     changes = {path: _how(first.get(path), other.get(path)) for path in sorted(first.keys() | other.keys())}
     return {path: how for path, how in changes.items() if how and not volatile(path)}
 
 
 def volatile(path: str) -> bool:
-    """Whether two bakes may differ in a file."""
+    """Return whether two bakes may differ in a file."""
     return any(fnmatch(path, pattern) for pattern in VOLATILE)
 
 
@@ -87,7 +87,7 @@ def _how(first: ListedFile | None, other: ListedFile | None) -> str:
 @click.argument("first", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("other", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def main(first: Path, other: Path) -> None:
-    """Compare two root file systems; exit status 1 when they differ where they may not."""
+    """Compare two root file systems; exit status 1 on a difference that is not allowed."""
     changes = differences(listing(first), listing(other))
     for path, how in changes.items():
         click.echo(f"{path}: {how}")

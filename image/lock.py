@@ -1,4 +1,4 @@
-"""The lockfile of outside artefacts, image/versions.toml: read, checked, and held against files and keys.
+"""The lockfile of outside artefacts, image/versions.toml: read it, check it, compare files and keys with it.
 
 ``gpu-fleet image lock`` lists it, see ``image.lock_command``.
 """
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 FILE = FOLDER / "versions.toml"
 SCHEMA = 2
 BASES = ("debian-12", "ubuntu-24.04")
-# What an artefact of a kind must say beside kind, version and source; versions.toml says what holds each.
+# Keys that a kind needs beside kind, version and source; versions.toml explains how each kind is verified.
 KEY = ("key_fingerprint", "key_sources")
 HOLDS = {
     "archive": ("uri", "suites", *KEY),
@@ -33,16 +33,16 @@ SHAPES = {
     "key_fingerprint": re.compile(r"[0-9A-F]{40}"),
     "sha256": re.compile(r"[0-9a-f]{64}"),
 }
-# RFC 4880: the packet of a primary key, and what its fingerprint is computed over
+# RFC 4880: the packet of a primary key, and the prefix of the data in its fingerprint
 PUBLIC_KEY = 6
 FINGERPRINT_PREFIX = b"\x99"
-# section 4.2.2: from here on a length takes two octets
+# section 4.2.2: from this value on a length takes two octets
 TWO_OCTETS = 192
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One outside thing on one base; what a kind needs is in ``HOLDS``, the rest is empty.
+    """One outside artefact on one base; ``HOLDS`` lists what its kind needs, the rest is empty.
 
     Attributes:
         name: as in versions.toml; of an archive also that of its key, ``keys/<name>.asc``.
@@ -54,14 +54,14 @@ class Artefact:
         uri: of an archive; ``{day}`` stands for its day.
         suites: of an archive, separated by spaces.
         components: of an archive, separated by spaces; empty for one without.
-        day: as which an archive is read, ``YYYYMMDDTHHMMSSZ``.
+        day: the snapshot of an archive, ``YYYYMMDDTHHMMSSZ``.
         url: of a file; ``{version}`` stands for its version.
-        page: where the maker publishes the file's hash; with ``{version}`` a file of each version's.
+        page: where the maker publishes the file's hash; with ``{version}``, each version has its own page.
         file: of kind ``wheels``, the list.
         sha256: of the file or list, 64 hexadecimal digits.
-        key_url: where the key of a signed file is fetched.
+        key_url: the address of a signed file's key.
         key_fingerprint: 40 hexadecimal digits.
-        key_sources: two public places that say this fingerprint.
+        key_sources: two public places that publish this fingerprint.
     """
 
     name: str
@@ -84,22 +84,22 @@ class Artefact:
 
     @property
     def location(self) -> str:
-        """Where it is fetched: the address of an archive on its day, or of a file in its version."""
+        """Address to fetch it from: of an archive on its day, or of a file in its version."""
         return self.uri.replace("{day}", self.day) or self.url.replace("{version}", self.version)
 
     @property
     def proof(self) -> str:
-        """What its maker publishes with each version: a signature, or a hash."""
+        """Address of what its maker publishes with each version: a signature, or a hash."""
         return (
             f"{self.location}.sig" if self.kind == "signed" else self.page.replace("{version}", self.version)
         )
 
 
 def load(file: Path = FILE) -> tuple[Artefact, ...]:
-    """Read the lockfile and check it, the keys beside it too.
+    """Read and check the lockfile, with the keys beside it.
 
     Raises:
-        LockError: naming every key that is wrong.
+        LockError: the message names every wrong key.
     """
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def load(file: Path = FILE) -> tuple[Artefact, ...]:
 
 
 def _problems(key: str, base: str, row: Any) -> list[str]:
-    """What is wrong with one table of the lockfile."""
+    """Return what is wrong with one table of the lockfile."""
     if base not in BASES:
         return [f"{key}: base {base!r} must be one of {', '.join(BASES)}"]
     known = {field.name for field in fields(Artefact)} - {"name", "base"}
@@ -149,7 +149,7 @@ def _problems(key: str, base: str, row: Any) -> list[str]:
 
 
 def _strangers(artefacts: list[Artefact]) -> list[str]:
-    """Packages of an archive that the lockfile does not have."""
+    """Return packages whose archive is not in the lockfile."""
     known = {(artefact.name, artefact.base) for artefact in artefacts if artefact.kind == "archive"}
     return [
         f"{artefact.name}.{artefact.base}.archive = {artefact.archive!r}: no such archive of this base"
@@ -159,10 +159,10 @@ def _strangers(artefacts: list[Artefact]) -> list[str]:
 
 
 def check_key(file: Path, artefact: Artefact) -> None:
-    """Hold a public key against the fingerprint that is locked.
+    """Check a public key against the locked fingerprint.
 
     Raises:
-        LockError: the file cannot be read, is no key, is another one, or has a second one beside it.
+        LockError: the file cannot be read, is no key, is another key, or holds a second one.
     """
     try:
         actual = fingerprints(file.read_text(encoding="ascii"))
@@ -178,10 +178,10 @@ def check_key(file: Path, artefact: Artefact) -> None:
 
 
 def fingerprints(armour: str) -> list[str]:
-    """The fingerprints of the primary keys in an armoured file, as RFC 4880 computes them. Pure.
+    """Return the fingerprints of the primary keys in an armoured file, as RFC 4880 computes them. Pure.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: the text is no such file.
     """
     blocks = re.findall(
         r"-----BEGIN PGP PUBLIC KEY BLOCK-----\s*?\n(?:[^\n]*:[^\n]*\n)*\s*\n(.*?)\n(?:=\S{4}\s*\n)?-----END",
@@ -191,7 +191,7 @@ def fingerprints(armour: str) -> list[str]:
     if not blocks:
         raise ValueError("no such block")
     return [
-        hashlib.sha1(  # noqa: S324 - what RFC 4880 says a fingerprint is
+        hashlib.sha1(  # noqa: S324 - RFC 4880 defines a fingerprint by it
             FINGERPRINT_PREFIX + len(body).to_bytes(2, "big") + body
         )
         .hexdigest()
@@ -203,7 +203,7 @@ def fingerprints(armour: str) -> list[str]:
 
 
 def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and body of each packet: RFC 4880, section 4.2, but for partial lengths, which no key has."""
+    """Yield tag and body of each packet: RFC 4880, section 4.2, without partial lengths, which no key has."""
     place = 0
     while place < len(data):
         head, first = data[place], data[place + 1 : place + 2]
@@ -226,7 +226,7 @@ def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def with_values(text: str, artefact: str, base: str, values: Mapping[str, str]) -> str:
-    """The lockfile's text with other values in one table; everything else stays as it is, comments too. Pure.
+    """Return the lockfile's text with new values in one table; everything else stays, comments too. Pure.
 
     Raises:
         LockError: the lockfile has no such table, or the table no such key.
@@ -241,7 +241,7 @@ def with_values(text: str, artefact: str, base: str, values: Mapping[str, str]) 
 
 
 def tsv(artefacts: tuple[Artefact, ...], base: str) -> str:
-    """``name<tab>field<tab>value`` lines, as the steps read them."""
+    """Return ``name<tab>field<tab>value`` lines, as the steps read them."""
     keys = [field.name for field in fields(Artefact)]
     columns = [key for key in keys if key not in ("name", "base", "source", "archive", "page", "key_sources")]
     rows = [
@@ -255,10 +255,10 @@ def tsv(artefacts: tuple[Artefact, ...], base: str) -> str:
 
 
 def verify(file: Path, expected: str) -> None:
-    """Hold a file against its hash.
+    """Check a file against its hash.
 
     Raises:
-        LockError: naming the file, and both hashes when it is another.
+        LockError: the file cannot be read, or has another hash; the message names it and both hashes.
     """
     try:
         with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""From a root file system to an OCI archive: one layer, for `podman load`, `skopeo` and Kubernetes.
+"""Make an OCI archive from a root file system: one layer, for `podman load`, `skopeo` and Kubernetes.
 
 Layout as in https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md.
 """
@@ -16,21 +16,21 @@ from typing import Any, Protocol
 
 PREFIX = "application/vnd.oci.image"
 ENTRY = ["/opt/gpu-fleet/venv/bin/python", "-m", "gpu_fleet"]
-# By numbers: what refuses root (runAsNonRoot) looks no name up. `train render --kubernetes` has the same.
+# Numbers: a check that refuses root (runAsNonRoot) reads no names. `train render --kubernetes` has the same.
 USER = "1000:1000"
-# The account has no name and no home in the image; caches of torch and CUDA go to HOME, as in a rendered pod.
+# The account has no name and no home in the image; torch and CUDA cache in HOME, as in a rendered pod.
 HOME = "/tmp"  # noqa: S108 - of the container
 ENVIRONMENT = [
     *("PATH=/opt/gpu-fleet/venv/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1"),
     *(f"HOME={HOME}", "USER=gpu-fleet"),
 ]
-# Speed over size: registries compress again, and the wheels inside are compressed already.
+# Speed over size: registries compress again, and the wheels inside are already compressed.
 COMPRESSION = 1
 
 
 @dataclass(frozen=True)
 class _Blob:
-    """A part of the image, known by its content."""
+    """A part of the image, addressed by its content."""
 
     file: Path
     digest: str
@@ -39,7 +39,7 @@ class _Blob:
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        """How the other parts point at it."""
+        """The reference by which other parts name it."""
         return {"mediaType": self.media_type, "digest": f"sha256:{self.digest}", "size": self.size}
 
 
@@ -48,7 +48,7 @@ class _Writable(Protocol):
 
 
 class _HashingWriter(io.RawIOBase):
-    """Hands bytes on and hashes them on the way."""
+    """Writes bytes to a target and hashes them."""
 
     def __init__(self, target: _Writable) -> None:
         self._target = target
@@ -66,7 +66,7 @@ def make(root: Path, archive: Path, labels: dict[str, str], created_s: int) -> P
     """Write the archive.
 
     Args:
-        created_s: seconds since the epoch; of the image and its newest files, so that bakes are alike.
+        created_s: seconds since the epoch; time of the image and its newest files, so that bakes are alike.
 
     Returns:
         the archive.
@@ -101,7 +101,7 @@ def make(root: Path, archive: Path, labels: dict[str, str], created_s: int) -> P
 
 
 def _layer(root: Path, folder: Path, created_s: int) -> tuple[_Blob, str]:
-    """The compressed layer, and the hash of what is inside it, which the configuration names."""
+    """Return the compressed layer, and the uncompressed content's hash, which the configuration names."""
     file = folder / "layer"
     with file.open("wb") as raw:
         outer = _HashingWriter(raw)
@@ -122,7 +122,7 @@ def _paths(root: Path) -> list[Path]:
 def _add(tar: tarfile.TarFile, root: Path, path: Path, created_s: int) -> None:
     entry = tar.gettarinfo(str(path), str(path.relative_to(root)))
     if entry.ischr() or entry.isblk():
-        return  # the engine makes its own devices
+        return  # the container engine makes its own devices
     entry.mtime = min(int(entry.mtime), created_s)
     entry.uname = entry.gname = ""
     if entry.isreg():

@@ -1,7 +1,7 @@
-"""What an instance is made from: the recipe, the lists it reads, the Python that runs on it. One tarball.
+"""Source of an instance as one tarball: the recipe, the lists that it reads, the Python that runs on it.
 
-Its name is its hash, so that a bake on a cloud runs exactly what was baked here, and an instance that boots
-an image which is not ours exactly what its stack was made of.
+The hash is its name. So a bake on a cloud runs exactly what was baked here, and an instance that boots
+another image runs exactly what its stack was made from.
 """
 
 import hashlib
@@ -37,14 +37,14 @@ PYTHON = (
 )
 MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
 DIGEST = "payload.sha256"
-# Where no git says what belongs to the project: nothing else of its folders leaves the computer. A test holds
+# The project's files where there is no git: nothing else in its folders leaves the computer. A test checks
 # every tracked file against them.
 PATTERNS = (
     *("*.py", "*.sh", "*.toml", "*.txt", "py.typed", "README.md", "steps/ORDER", "keys/*.asc"),
     *("rootfs/etc/*", "rootfs/opt/gpu-fleet/bin/*", "rootfs/usr/libexec/gpu-fleet/*"),
     *("rootfs/usr/local/bin/*", "rootfs/usr/share/*"),
 )
-NEVER = (".*", "*~", "*.env", "*.key", "*.pem", "*.orig", "*.swp")  # names, whatever the folder
+NEVER = (".*", "*~", "*.env", "*.key", "*.pem", "*.orig", "*.swp")  # names, in any folder
 PROGRAMS = re.compile(r".*\.sh|rootfs/.*/(libexec|bin)/.*")
 # RFC 1952: deflate, no name, no time, no operating system
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
@@ -53,15 +53,14 @@ Files = dict[str, bytes]
 
 
 def assemble(project: Path = PROJECT, target: str = "qemu") -> Files:
-    """Every file of the payload: path -> content, its own digest among them.
+    """Return every file of the payload: path -> content, with its own digest.
 
     Args:
-        target: whose packages go along, see ``vendored.packages``.
+        target: the target whose packages are added, see ``vendored.packages``.
 
     Raises:
-        PayloadError: a step that steps/ORDER names is missing, or one is there that it does not name; or git
-            does not say which files are the project's.
-        LockError: the lockfile is wrong, or a wheel is not to be had.
+        PayloadError: steps/ORDER and the steps differ, or git does not list the project's files.
+        LockError: the lockfile is wrong, or a wheel is not available.
     """
     image = project / "image"
     check_steps(image / "steps")
@@ -82,10 +81,10 @@ def assemble(project: Path = PROJECT, target: str = "qemu") -> Files:
 
 
 def check_steps(folder: Path) -> tuple[str, ...]:
-    """The names of the steps in their order.
+    """Return the names of the steps in their order.
 
     Raises:
-        PayloadError: naming the file or the line that has no counterpart.
+        PayloadError: a file or a line has no counterpart, or the order is wrong; the message names it.
     """
     try:
         order = (folder / "ORDER").read_text(encoding="utf-8").splitlines()
@@ -110,13 +109,13 @@ def _number(step: str) -> int:
 
 
 def packages_tsv(file: Path, base: str) -> str:
-    """``group<tab>package`` lines of one base, as the steps read them."""
+    """Return ``group<tab>package`` lines of one base, as the steps read them."""
     groups = tomllib.loads(file.read_text(encoding="utf-8"))
     return "".join(f"{group}\t{name}\n" for group, bases in groups.items() for name in bases.get(base, ()))
 
 
 def _below(project: Path, folder: str, prefix: str) -> Files:
-    """The project's own files below a folder, under another prefix; what else lies there stays here."""
+    """Return the project's own files below a folder, under another prefix; other files are left out."""
     if not (project / folder).is_dir():
         raise PayloadError(f"{project / folder}: missing; the image needs it")
     names = (
@@ -127,8 +126,8 @@ def _below(project: Path, folder: str, prefix: str) -> Files:
 
 
 def _tracked(project: Path, folder: str) -> list[str]:
-    """What git tracks below a folder, its index as the user left it: a new file counts once it is added."""
-    # root bakes in a user's checkout, which git else refuses to read; no program of its settings is started
+    """Return the files that git tracks below a folder; a new file counts once it is added to the index."""
+    # root bakes in a user's checkout, which git would refuse to read; its settings start no program
     trusting = ("-c", f"safe.directory={project.resolve()}", "-c", "core.fsmonitor=false")
     command = ["git", "-C", str(project / folder), *trusting, "ls-files", "-z"]
     try:
@@ -140,13 +139,13 @@ def _tracked(project: Path, folder: str) -> list[str]:
 
 
 def _by_pattern(folder: Path, prefix: str) -> list[str]:
-    """The files of a folder that ``PATTERNS`` names."""
+    """Return the files of a folder that match ``PATTERNS``."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return [name for name in names if is_own(f"{prefix}/{name}")]
 
 
 def is_own(name: str) -> bool:
-    """Whether a file is the project's by its name alone. Pure.
+    """Return whether a file is the project's, by its name alone. Pure.
 
     Args:
         name: its path in the payload.
@@ -158,7 +157,7 @@ def is_own(name: str) -> bool:
 
 
 def digest(files: Files) -> str:
-    """SHA-256 over names and contents, in the order of names; of everything but the digest itself."""
+    """Return SHA-256 over names and contents, in the order of names, without the digest file itself."""
     whole = hashlib.sha256()
     for name, content in sorted(files.items()):
         if name != DIGEST:
@@ -167,7 +166,7 @@ def digest(files: Files) -> str:
 
 
 def tarball(files: Files) -> bytes:
-    """A gzip-less tar that is the same byte for byte whenever the files are: no times, no owners."""
+    """Return an uncompressed tar without times and owners: the same files give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in sorted(files.items()):
@@ -179,9 +178,9 @@ def tarball(files: Files) -> bytes:
 
 
 def compressed(tar: bytes) -> bytes:
-    """A tarball through gzip, without name, time or operating system.
+    """Compress a tarball with gzip, without name, time or operating system.
 
-    Another build of zlib gives other bytes for the same tarball: name and check what it unpacks to.
+    Another build of zlib gives other bytes for the same tarball, so name and check the uncompressed content.
     """
     deflate = zlib.compressobj(level=6, wbits=-zlib.MAX_WBITS)
     body = deflate.compress(tar) + deflate.flush()
@@ -190,6 +189,6 @@ def compressed(tar: bytes) -> bytes:
 
 
 def write(files: Files, folder: Path) -> None:
-    """Lay the files under a folder."""
+    """Write the files below a folder."""
     with tarfile.open(fileobj=io.BytesIO(tarball(files))) as archive:
         archive.extractall(folder, filter="data")

@@ -1,7 +1,7 @@
 """Writes the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib.
 
-Package URLs are canonical (https://github.com/package-url/purl-spec; a test reads them by its library). They
-have what scanners look packages up by: of Debian's the release, and the source package that advisories name.
+Package URLs are canonical (https://github.com/package-url/purl-spec; a test parses them with its library). A
+Debian package's URL has the release and the source package, by which scanners find advisories.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-# Of the identifier's namespace: the same content gives the same serial number.
+# The identifiers' namespace: the same content gives the same serial number.
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "gpu-fleet.image")
 DPKG_FORMAT = (
     "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
 )
-# As which day the builder read the distribution; steps on a cloud write it.
+# The day of the distribution's archive; steps on a cloud write this file (lib.sh, archive_day).
 ARCHIVE_DAY = Path("/usr/share/gpu-fleet/archive-day")
 LIST_WHEELS = """
 from importlib.metadata import distributions
@@ -30,7 +30,7 @@ Component = dict[str, Any]
 
 
 def debian_components(listing: str, base: str) -> list[Component]:
-    """The installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT``, on a base, say ``debian-12``."""
+    """Return the installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT`` on a base."""
     distribution = base.split("-", maxsplit=1)[0]
     packages = []
     for name, version, architecture, source, source_version, status in map(_cells, listing.splitlines()):
@@ -45,7 +45,7 @@ def debian_components(listing: str, base: str) -> list[Component]:
 
 
 def python_components(listing: str) -> list[Component]:
-    """The packages of a virtual environment, from ``name<tab>version`` lines."""
+    """Return the packages of a virtual environment, from ``name<tab>version`` lines."""
     rows = sorted({tuple(_cells(line)) for line in listing.splitlines()})
     return [
         _component(name, version, f"pkg:pypi/{_quoted(name.lower().replace('_', '-'))}@{_quoted(version)}")
@@ -58,7 +58,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """As a part of a package URL, whose canonical form leaves a colon, of an epoch say, as it is."""
+    """Quote a part of a package URL; the canonical form keeps a colon, of an epoch for example."""
     return quote(text, safe=":")
 
 
@@ -67,7 +67,7 @@ def _component(name: str, version: str, url: str) -> Component:
 
 
 def document(components: Iterable[Component], properties: Mapping[str, str]) -> dict[str, Any]:
-    """A CycloneDX document; its serial number follows from its content, and it carries no time."""
+    """Return a CycloneDX document; its serial number follows from its content, and it has no time."""
     listed = sorted(components, key=lambda component: component["bom-ref"])
     content = json.dumps([listed, dict(properties)], sort_keys=True)
     return {
@@ -90,7 +90,7 @@ def document(components: Iterable[Component], properties: Mapping[str, str]) -> 
 def manifest(
     properties: Mapping[str, str], components: Iterable[Component], kernels: Iterable[str]
 ) -> dict[str, Any]:
-    """What an operator or a test asks first: target, base, payload, kernels, and the versions that matter."""
+    """Return what an operator or a test reads first: target, base, payload, kernels, main versions."""
     telling = (
         *(
             "nvidia",
@@ -117,7 +117,7 @@ def _output(*command: str) -> str:
 
 
 def main() -> None:
-    """Collect, and write ``sbom.cdx.json`` and ``manifest.json``."""
+    """Collect the packages, and write ``sbom.cdx.json`` and ``manifest.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--base", required=True)

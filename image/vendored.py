@@ -1,8 +1,8 @@
-"""What agent, gate and commands bring along: one tree for the system's own Python, no venv and no pip.
+"""Packages of agent, gate and commands: one tree for the system's own Python, without venv and pip.
 
-They come from wheels that are locked by hash, for Linux on x86-64 whatever computer runs this; everything is
-pure Python but psutil, whose wheel is of the stable ABI and so fits every CPython from 3.6 on. Of boto3's
-descriptions of four hundred services only those go along that something on an instance calls.
+They come from wheels that are locked by hash, for Linux on x86-64, on whatever computer this runs. All are
+pure Python but psutil, whose wheel has the stable ABI and so fits every CPython from 3.6 on. Of boto3's
+descriptions of four hundred services the tree holds only those that an instance calls.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from image.errors import LockError
 PROJECT = Path(__file__).resolve().parents[1]
 LIST = PROJECT / "image" / "wheels" / "instance.txt"
 CACHE = PROJECT / "build" / "cache" / "wheels"
-# What only one cloud's instances need.
+# Packages that only one cloud's instances need.
 OF_CLOUD = {"aliyun-python-sdk-core": "alicloud"}
-# Oldest Python and glibc that an instance may have: Debian 12's and Ubuntu 24.04's are newer than both.
+# The oldest Python and glibc of an instance; Debian 12 and Ubuntu 24.04 have newer ones.
 PYTHON = "3.11"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux2010_x86_64")
 SERVICES = ("autoscaling", "cloudwatch", "ec2", "logs", "s3", "secretsmanager", "sns", "sts")
@@ -42,13 +42,14 @@ Files = dict[str, bytes]
 
 
 def packages(target: str, cache: Path = CACHE) -> Files:
-    """Path below the tree -> content, of every package that instances of a target need.
+    """Return the files of every package that instances of a target need: path below the tree -> content.
 
     Args:
-        target: ``aws``, ``alicloud``, ``qemu`` or ``oci``; the last two are of no cloud and get all.
+        target: ``aws``, ``alicloud``, ``qemu`` or ``oci``; the last two belong to no cloud and get all
+            packages.
 
     Raises:
-        LockError: a wheel is not to be had, or is another than the list says.
+        LockError: a wheel is not available, or has another hash than the list.
     """
     content: Files = {}
     for name, wheel in wheels(cache).items():
@@ -60,7 +61,7 @@ def packages(target: str, cache: Path = CACHE) -> Files:
 
 
 def is_packed(path: str) -> bool:
-    """Whether a file of a wheel goes along."""
+    """Return whether a file of a wheel belongs to the tree."""
     if path.endswith("/") or path.startswith(LEFT_OUT):
         return False
     if path.split("/", maxsplit=1)[0].endswith(".dist-info"):
@@ -71,10 +72,10 @@ def is_packed(path: str) -> bool:
 
 
 def wheels(cache: Path = CACHE, listing: Path = LIST) -> dict[str, bytes]:
-    """Name -> content of each wheel of the list, fetched where the cache lacks it.
+    """Return name -> content of each wheel of the list, fetched where the cache lacks it.
 
     Raises:
-        LockError: as for ``packages``.
+        LockError: as in ``packages``.
     """
     locked = entries(listing.read_text(encoding="utf-8"))
     missing = [name for name, digest in locked.items() if not (cache / f"{digest}.whl").is_file()]
@@ -88,13 +89,13 @@ def wheels(cache: Path = CACHE, listing: Path = LIST) -> dict[str, bytes]:
 
 
 def entries(listing: str) -> dict[str, str]:
-    """Name -> SHA-256 of a list of wheels."""
+    """Return name -> SHA-256 of a list of wheels."""
     pattern = r"^([a-z0-9-]+)==\S+ --hash=sha256:([0-9a-f]{64})$"
     return dict(re.findall(pattern, listing, flags=re.MULTILINE))
 
 
 def _fetch(listing: Path, cache: Path, digests: Collection[str]) -> None:
-    """Download the whole list, and keep each wheel under its hash; pip holds every hash too."""
+    """Download the whole list and store each wheel under its hash; pip checks every hash too."""
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
     with tempfile.TemporaryDirectory() as folder:
         command = [

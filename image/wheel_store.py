@@ -1,7 +1,6 @@
-"""How the trainer's wheels lie in a stack's bucket: for who puts them there, and for who fetches them.
+"""Layout of the trainer's wheels in a stack's bucket, for upload and download.
 
-Each lies under its hash; an index, named by the hash of the lists it was made from, says which file has
-which.
+Each wheel's key holds its hash. An index, named by the hash of the lists, gives the hash of each file.
 """
 
 import hashlib
@@ -11,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PREFIX = "image/wheels"
-INSTALLER = "pip"  # goes along: a base without a way out may have none
+INSTALLER = "pip"  # packed too: a base without internet access may have none
 
-# brings an object of the bucket into a file
+# (key in the bucket, file): downloads the object into the file
 Fetch = Callable[[str, Path], object]
 
 
 def listing(folder: Path, base: str) -> str:
-    """What an instance of a base installs, one wheel a line: the base's list, and the installer's.
+    """Return what an instance of a base installs, one wheel a line: the base's list, and the installer's.
 
     Args:
         folder: ``image/wheels``, here or in a payload.
@@ -31,33 +30,33 @@ def listing(folder: Path, base: str) -> str:
 
 
 def hashes(text: str) -> frozenset[str]:
-    """The SHA-256 of every wheel of a list."""
+    """Return the SHA-256 of every wheel of a list."""
     return frozenset(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
 
 
 def index_key(text: str) -> str:
-    """Where the index of a list lies: file name -> SHA-256, as JSON."""
+    """Return the key of a list's index, which maps file name -> SHA-256 as JSON."""
     return f"{PREFIX}/{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def wheel_key(name: str, sha256: str) -> str:
-    """Where a wheel lies."""
+    """Return the key of a wheel."""
     return f"{PREFIX}/{sha256}/{name}"
 
 
 def index_of(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256 of every wheel in a folder."""
+    """Return file name -> SHA-256 of every wheel in a folder."""
     return {wheel.name: digest(wheel) for wheel in sorted(folder.glob("*.whl"))}
 
 
 def fetch_all(text: str, folder: Path, fetch: Fetch) -> int:
-    """Fetch every wheel of a list that the folder lacks; gives how many there are.
+    """Fetch every wheel of a list that the folder lacks; return the number of wheels.
 
     Args:
-        fetch: brings an object of the bucket into a file.
+        fetch: downloads an object of the bucket into a file.
 
     Raises:
-        ValueError: the index lacks a wheel of the list or names another, or a wheel is not what it should be.
+        ValueError: the index differs from the list, or a wheel has another hash.
     """
     folder.mkdir(parents=True, exist_ok=True)
     index_file = folder / "index.json"
@@ -77,6 +76,6 @@ def fetch_all(text: str, folder: Path, fetch: Fetch) -> int:
 
 
 def digest(file: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,7 +1,8 @@
 """The wheels of trainer, agent and gate: ``python -m image.wheels`` resolves and locks them by hash.
 
-One list a base, with one wheel a package: that which the base's own Python would choose. uv resolves for any
-base on any computer and downloads no wheel; versions are those of the development environment's locks.
+There is one list for each base, with one wheel for each package: the one that the base's own Python would
+choose. uv resolves for any base on any computer and downloads no wheel. The versions are those of the
+development environment's locks.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 LOCKFILE = PROJECT / "image" / "versions.toml"
 LOCAL = "debian-12"
 PYTHONS = {LOCAL: (3, 11), "ubuntu-24.04": (3, 12)}
-# The newest glibc that a base's wheels may ask for, as manylinux_2_N.
+# The newest glibc that a base's wheels may need, as manylinux_2_N.
 GLIBC = {LOCAL: 36, "ubuntu-24.04": 39}
 OLDEST_GLIBC = 5
 CONSTRAINTS = ("requirements.lock", "torch-pypi.lock")
@@ -33,7 +34,7 @@ CPU_TORCH = "torch-cpu.lock"
 # PyPI has no CPU build of torch for Linux.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REQUIREMENTS = ("training/requirements.txt", "image/reaper/requirements.txt")
-# What users find beside the trainer, in an environment of its own on top of the trainer's.
+# The users' tools: an environment of its own on top of the trainer's.
 TOOLS, TOOLS_BASE = PROJECT / "image" / "tools.txt", "ubuntu-24.04"
 TOOLS_HEADER = (
     "# Every wheel of the users' tools that the trainer's list lacks; `python -m image.wheels` writes this\n"
@@ -50,7 +51,7 @@ TORCH = {
 
 
 def list_of(base: str) -> Path:
-    """The list of a base's wheels."""
+    """Return the list of a base's wheels."""
     return PROJECT / "image" / "wheels" / f"{base}.txt"
 
 
@@ -58,21 +59,21 @@ LIST = list_of(LOCAL)
 
 
 def requirement_files(project: Path = PROJECT) -> list[Path]:
-    """What the image's Python needs, as its rooms pin it."""
+    """Return the requirements files of the image's Python."""
     return [project / name for name in REQUIREMENTS if (project / name).is_file()]
 
 
 def pins(text: str) -> dict[str, str]:
-    """Name -> version of the ``name==version`` lines of a requirements file or a list of wheels."""
+    """Return name -> version of the ``name==version`` lines of a requirements file or a list of wheels."""
     pairs = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", text, flags=re.MULTILINE)
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 def check_fresh(listing: Path, requirements: Iterable[str]) -> None:
-    """Hold the list of wheels against the requirements it was made from.
+    """Check the list of wheels against the requirements that it was made from.
 
     Raises:
-        LockError: naming every requirement that the list lacks or has in another version.
+        LockError: the message names every requirement that is missing or has another version in the list.
     """
     have = pins(listing.read_text(encoding="utf-8"))
     odd = [
@@ -88,10 +89,10 @@ def check_fresh(listing: Path, requirements: Iterable[str]) -> None:
 
 
 def fetch(folder: Path, listing: Path = LIST) -> None:
-    """Download every wheel of the list that is not in the folder yet, each held against its hash.
+    """Download every wheel of the list that the folder lacks, and check each against its hash.
 
     Raises:
-        LockError: pip's words when a wheel is not to be had, or is another one.
+        LockError: a wheel is not available or has another hash; the message is pip's.
         RequirementError: this Python is not the image's.
     """
     _require_python(LOCAL)
@@ -104,17 +105,17 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
     if not torch:
         return
     try:
-        # a computer whose own index or folder has it need not reach the PyTorch project's
+        # a computer whose own index or folder has torch need not reach the PyTorch project's index
         _pip("".join(torch), folder)
     except LockError:
         _pip("".join(torch), folder, "--index-url", CPU_INDEX)
 
 
 def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> str:
-    """Resolve the requirements, write the list and its SHA-256 into the lockfile; returns that hash.
+    """Resolve the requirements, write the list and its SHA-256 into the lockfile; return that hash.
 
     Raises:
-        LockError: uv's words when there is no solution, or a package has no wheel for the base.
+        LockError: there is no solution (the message is uv's), or a package has no wheel for the base.
     """
     listing = listing or list_of(base)
     packages = resolve(base)
@@ -135,10 +136,10 @@ def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> s
 
 
 def lock_tools(lockfile: Path = LOCKFILE) -> str:
-    """The same for the users' tools: what the trainer has is left out, since theirs lies on top of it.
+    """Lock the users' tools as ``lock`` does, without the packages that the trainer has.
 
     Raises:
-        LockError: as for ``lock``; also where they need another version of a package than the trainer.
+        LockError: as in ``lock``; also where tools and trainer need different versions of a package.
     """
     own = pins(list_of(TOOLS_BASE).read_text(encoding="utf-8"))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -163,13 +164,13 @@ def lock_tools(lockfile: Path = LOCKFILE) -> str:
 def resolve(
     base: str, requirements: Sequence[Path] = (), constraints: Sequence[Path] = ()
 ) -> Sequence[Mapping[str, Any]]:
-    """What requirements come to on a base: the ``packages`` of a pylock.toml (PEP 751).
+    """Resolve requirements for a base; return the ``packages`` of a pylock.toml (PEP 751).
 
     Args:
         requirements, constraints: files; without them those of the trainer and the agent.
 
     Raises:
-        LockError: as for ``lock``.
+        LockError: as in ``lock``.
     """
     requirements = requirements or requirement_files()
     constraints = constraints or [PROJECT / name for name in CONSTRAINTS]
@@ -191,7 +192,7 @@ def resolve(
 
 
 def tags(base: str) -> list[Tag]:
-    """What a base's Python can install, the best first."""
+    """Return the tags that a base's Python can install, the best first."""
     python = PYTHONS[base]
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC[base], OLDEST_GLIBC - 1, -1)]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -200,10 +201,10 @@ def tags(base: str) -> list[Tag]:
 
 
 def best(package: Mapping[str, Any], wanted: Sequence[Tag]) -> str:
-    """SHA-256 of the wheel of a package that an installer would choose.
+    """Return SHA-256 of the wheel that an installer would choose.
 
     Raises:
-        LockError: it has none.
+        LockError: the package has no fitting wheel.
     """
     rank = {tag: place for place, tag in enumerate(wanted)}
     fitting = [
@@ -217,7 +218,7 @@ def best(package: Mapping[str, Any], wanted: Sequence[Tag]) -> str:
 
 
 def cpu_torch(text: str, python: tuple[int, int]) -> str:
-    """The line of torch's CPU build for a Python.
+    """Return the line of torch's CPU build for a Python.
 
     Raises:
         LockError: the lock of the CPU build has none.
@@ -236,12 +237,12 @@ def _text(name: str) -> str:
 
 
 def hashes(text: str) -> set[str]:
-    """The hashes of a list of wheels."""
+    """Return the hashes of a list of wheels."""
     return set(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
 
 
 def sha256(wheel: Path) -> str:
-    """Of a wheel's content, in hexadecimal."""
+    """Return SHA-256 of a wheel's content, in hexadecimal."""
     with wheel.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -253,10 +254,10 @@ def _require_python(base: str) -> None:
 
 
 def _pip(listing: str, into: Path, *options: str) -> None:
-    """Download the wheels of a list, each held against its hash.
+    """Download the wheels of a list, and check each against its hash.
 
     Raises:
-        LockError: pip's words when one is not to be had.
+        LockError: a wheel is not available; the message is pip's.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(listing)
@@ -273,7 +274,7 @@ def _pip(listing: str, into: Path, *options: str) -> None:
 
 
 def main() -> int:
-    """Lock the wheels of every base, then those of the tools; exit status 1 and one line when it fails."""
+    """Lock the wheels of every base, then those of the tools; return 1, with one line, when it fails."""
     for name in (*PYTHONS, "tools"):
         try:
             digest = lock_tools() if name == "tools" else lock(name)

@@ -1,1 +1,1 @@
-"""The keeper of a stack's image builds: a function that tries again, promotes, and says what is wrong."""
+"""Controller of a stack's image builds: a function that retries, promotes, and reports problems."""

@@ -1,4 +1,4 @@
-"""Builds by an ECS image pipeline, and the keeper's function in Function Compute, which begins them too."""
+"""Builds by an ECS image pipeline, and the controller in Function Compute, which also starts them."""
 
 import json
 import os
@@ -38,11 +38,11 @@ STATES = {
     "SUCCESS": BuildStage.DONE,
     **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), BuildStage.FAILED),
 }
-NEWEST = 100  # executions of one call; a pipeline goes with its payload
+NEWEST = 100  # executions in one call; another payload has another pipeline
 
 
 class ImagePipeline:
-    """See ``keeper.Pipelines``. Launch templates hold an image's id: an ``up`` promotes, and nothing here."""
+    """See ``keeper.Pipelines``. Launch templates hold an image id, so only ``up`` promotes an image."""
 
     def __init__(self, ecs: Product, calls: Calls, plan: BuildsPlan) -> None:
         self._ecs, self._calls, self._plan = ecs, calls, plan
@@ -57,11 +57,11 @@ class ImagePipeline:
         raise CloudError(f"no pipeline {name}")
 
     def declared(self) -> datetime:
-        """As the protocol."""
+        """See ``keeper.Pipelines``."""
         return parse_time(self._pipeline["CreationTime"])
 
     def history(self) -> Sequence[PipelineBuild]:
-        """As the protocol."""
+        """See ``keeper.Pipelines``."""
         builds = [
             PipelineBuild(
                 execution["ExecutionId"],
@@ -76,7 +76,7 @@ class ImagePipeline:
         return sorted(builds, key=lambda build: build.began, reverse=True)
 
     def failure(self, build: PipelineBuild) -> BuildFailure:
-        """As the protocol, by its message."""
+        """See ``keeper.Pipelines``; the execution's message gives the cause."""
         (execution,) = self._executions(ExecutionId=build.id)
         reason = execution.get("Message") or execution["Status"].lower()
         if NO_ROOM.search(reason):
@@ -85,7 +85,7 @@ class ImagePipeline:
         return BuildFailure(Cause.BUILDING if building else Cause.TESTING, reason)
 
     def start(self, place: int, after: str) -> str:  # noqa: ARG002 - one pipeline, in one zone
-        """As the protocol."""
+        """See ``keeper.Pipelines``."""
         pipeline = str(self._pipeline["ImagePipelineId"])
         answer = self._calls.change(
             self._ecs.action("StartImagePipelineExecution"),
@@ -95,14 +95,14 @@ class ImagePipeline:
         return str(answer["ExecutionId"])
 
     def promoted(self) -> Promoted:
-        """As the protocol: what an ``up`` wrote, which is not asked here."""
+        """See ``keeper.Pipelines``; return nothing: only an ``up`` promotes an image here."""
         return Promoted("", None)
 
     def promote(self, image_id: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def unfit(self, build: PipelineBuild) -> str:  # noqa: ARG002 - nobody scans here
-        """As the protocol."""
+        """See ``keeper.Pipelines``; return an empty text: this cloud scans no images."""
         return ""
 
     def _executions(self, **which: Any) -> list[Mapping[str, Any]]:
@@ -111,18 +111,18 @@ class ImagePipeline:
 
 
 def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - whatever wakes it, it looks itself
-    """Look once as a function; raises as ``run``."""
+    """Run one pass as a function, whatever the event; errors as in ``run``."""
     return json.dumps(log(run(datetime.now(UTC) + timedelta(seconds=context.function.timeout))))
 
 
 def run(ends_at: datetime) -> Report:
-    """Look once.
+    """Run one pass.
 
     Args:
         ends_at: when the function is cut off.
 
     Raises:
-        ReaperError: the cloud gave no answer; the function counts it as an error, which is an alarm.
+        ReaperError: the cloud gave no answer; the function counts it as an error, which raises an alarm.
     """
     policy, plan = policies.load(policy_file()), load(policy_file().with_name(PLAN_FILE))
     cloud = connect(policy, lambda: datetime.now(UTC), deadline=ends_at - RESERVE)

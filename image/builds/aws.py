@@ -1,4 +1,4 @@
-"""Builds by EC2 Image Builder, and the keeper's Lambda function."""
+"""Builds by EC2 Image Builder, and the controller's Lambda function."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -30,8 +30,8 @@ from image.reaper.metrics import Figure
 from image.reaper.times import parse_time
 
 RESERVE = timedelta(seconds=15)
-# docs.aws.amazon.com/imagebuilder/latest/APIReference/API_ImageState.html; what was taken out of use since
-# (DEPRECATED, DISABLED, DELETED) says nothing of how builds go.
+# docs.aws.amazon.com/imagebuilder/latest/APIReference/API_ImageState.html; images that were retired later
+# (DEPRECATED, DISABLED, DELETED) show nothing about builds.
 STATES = {"AVAILABLE": BuildStage.DONE, "FAILED": BuildStage.FAILED, "CANCELLED": BuildStage.FAILED}
 RETIRED = frozenset({"DEPRECATED", "DISABLED", "DELETED"})
 COMPLETED = "COMPLETED"  # API_ImageScanState.html
@@ -54,11 +54,11 @@ class ImageBuilder:
         return [known[name] for name in self._plan.pipelines if name in known]
 
     def declared(self) -> datetime:
-        """As the protocol."""
+        """See ``keeper.Pipelines``."""
         return parse_time(self._pipelines[0]["dateCreated"])
 
     def history(self) -> Sequence[PipelineBuild]:
-        """As the protocol."""
+        """See ``keeper.Pipelines``."""
         builds = [
             _build(image, place)
             for place, pipeline in enumerate(self._pipelines)
@@ -72,7 +72,7 @@ class ImageBuilder:
         return sorted(builds, key=lambda build: build.began, reverse=True)
 
     def failure(self, build: PipelineBuild) -> BuildFailure:
-        """As the protocol, by the steps that failed."""
+        """See ``keeper.Pipelines``; the failed steps give the cause."""
         image = self._calls.look(self._imagebuilder.get_image, imageBuildVersionArn=build.id)["image"]
         runs = self._pages(
             self._imagebuilder.list_workflow_executions, "workflowExecutions", imageBuildVersionArn=build.id
@@ -92,12 +92,12 @@ class ImageBuilder:
         reason = "; ".join(filter(None, (state.get("reason", ""), *steps))) or state["status"].lower()
         if NO_ROOM.search(reason):
             return BuildFailure(Cause.NO_ROOM, reason)
-        # what an operator cancelled, or a test refused, is not begun again by itself
+        # a build that an operator cancelled, or that failed a test, is not started again automatically
         building = state["status"] == "FAILED" and all(run["type"] == "BUILD" for run in failed)
         return BuildFailure(Cause.BUILDING if building else Cause.TESTING, reason)
 
     def start(self, place: int, after: str) -> str:
-        """As the protocol."""
+        """See ``keeper.Pipelines``."""
         arn = self._pipelines[place % len(self._pipelines)]["arn"]
         answer = self._calls.change(
             self._imagebuilder.start_image_pipeline_execution,
@@ -107,14 +107,14 @@ class ImageBuilder:
         return str(answer["imageBuildVersionArn"])
 
     def promoted(self) -> Promoted:
-        """As the protocol: what the parameter names."""
+        """See ``keeper.Pipelines``; the parameter names the image."""
         answer = self._calls.look(self._ssm.get_parameters, Names=[self._plan.parameter])
         for parameter in answer["Parameters"]:
             return Promoted(parameter["Value"], parameter.get("LastModifiedDate"))
         return Promoted("", None)
 
     def promote(self, image_id: str) -> None:
-        """As the protocol; instances read the parameter at each launch."""
+        """See ``keeper.Pipelines``; instances read the parameter at each launch."""
         self._calls.change(
             self._ssm.put_parameter,
             Name=self._plan.parameter,
@@ -125,7 +125,7 @@ class ImageBuilder:
         )
 
     def unfit(self, build: PipelineBuild) -> str:
-        """As the protocol: Amazon Inspector's findings, which Image Builder copied while it tested."""
+        """See ``keeper.Pipelines``; Image Builder copied Amazon Inspector's findings while it tested."""
         image = self._calls.look(self._imagebuilder.get_image, imageBuildVersionArn=build.id)["image"]
         status = image.get("scanState", {}).get("status", "PENDING")
         if status != COMPLETED:
@@ -166,17 +166,17 @@ def _build(image: Mapping[str, Any], place: int) -> PipelineBuild:
 
 
 def handle(event: object, context: Any) -> Mapping[str, str]:  # noqa: ARG001 - whatever wakes it, it looks itself
-    """Look once as a Lambda function.
+    """Run one pass as a Lambda function, whatever the event.
 
     Raises:
-        ReaperError: the cloud gave no answer; Lambda counts it as an error, which is an alarm.
+        ReaperError: the cloud gave no answer; Lambda counts it as an error, which raises an alarm.
     """
     remaining = timedelta(milliseconds=context.get_remaining_time_in_millis())
     return log(run(datetime.now(UTC) + remaining))
 
 
 def run(ends_at: datetime) -> Report:
-    """Look once.
+    """Run one pass.
 
     Args:
         ends_at: when the function is cut off.

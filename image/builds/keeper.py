@@ -1,7 +1,7 @@
-"""One look at the builds of a stack's image: what begins again, what is promoted, what operators must know.
+"""One pass over the builds of a stack's image: retry, promote, and report problems to operators.
 
-It remembers nothing: every decision follows from what the cloud says of builds and of the promoted image, so
-that a look that was missed or made twice does no harm.
+The controller keeps no state: every decision follows from the cloud's list of builds and from the promoted
+image. A pass that is missed or run twice does no harm.
 """
 
 import json
@@ -20,21 +20,21 @@ from image.reaper.errors import ConfigurationError
 
 METRIC = "ImageBuildProblems"  # 1 while an operator must look, else 0; without a dimension
 PLAN_FILE = "builds.json"  # beside the function's policy.json
-# How long an instance to build or test on is sought, from the first try on.
+# How long builds are repeated for want of an instance to build or test on, from the first try on.
 TRIED_FOR = timedelta(hours=6)
-# A build is begun each week; one takes an hour or two, and its steps have limits of their own below this.
+# A build starts each week and takes an hour or two; the limits of its steps add up to less than 12 hours.
 SILENT_AFTER, HANGS_AFTER = timedelta(days=8), timedelta(hours=12)
-# Sunday, as the pipelines of AWS have it themselves (stacks/aws/image.py).
+# Sunday, as in the schedule of AWS's pipelines (stacks/aws/image.py).
 WEEKDAY, HOUR, STARTS_WITHIN = 6, time(3), timedelta(hours=1)
-# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; ECS: OperationDenied.NoStock. None is
-# left, or none is sold in the zone.
+# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; ECS: OperationDenied.NoStock. The
+# zone has no capacity left, or does not sell the type.
 NO_ROOM = re.compile(
     r"Insufficient\w*Capacity|(?i:insufficient capacity)|not supported in your requested|NoStock"
 )
 
 
 class BuildStage(StrEnum):
-    """How far a build is."""
+    """State of a build."""
 
     RUNNING = "running"
     DONE = "done"
@@ -42,7 +42,7 @@ class BuildStage(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a build failed: whether another try may help."""
+    """Cause of a failed build; it decides whether another try may help."""
 
     NO_ROOM = "no room"
     BUILDING = "building"
@@ -54,11 +54,11 @@ class PipelineBuild:
     """One run of a stack's pipeline.
 
     Attributes:
-        id: the cloud's.
-        began: when, UTC.
-        image_id: what it made; empty until then.
-        place: of its pipeline among the plan's, one for each zone.
-        scheduled: the cloud began it by itself.
+        id: the cloud's id.
+        began: when it began, UTC.
+        image_id: the image that it made; empty until then.
+        place: index of its pipeline in the plan; there is one pipeline for each zone.
+        scheduled: the cloud's own schedule started it.
     """
 
     id: str
@@ -71,7 +71,7 @@ class PipelineBuild:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """Why a build failed, for the log."""
+    """Cause and reason of a failed build, for the log."""
 
     cause: Cause
     reason: str
@@ -79,10 +79,10 @@ class BuildFailure:
 
 @dataclass(frozen=True)
 class Promoted:
-    """What instances boot from now on.
+    """The image that instances boot from now on.
 
     Attributes:
-        since: when it was last written; None before that.
+        since: when it was last written; None where nothing was written.
     """
 
     image_id: str
@@ -91,14 +91,15 @@ class Promoted:
 
 @dataclass(frozen=True)
 class BuildsPlan:
-    """What the stack wants of its builds.
+    """Settings of the stack's builds.
 
     Attributes:
         stack: its name.
-        pipelines: their names, the one of each week first.
-        parameter: where the promoted image's id stands (AWS); empty where launch templates hold it.
-        scan: only what was scanned and has nothing critical is promoted, which the pipeline leaves to this.
-        weekly: the cloud has no schedule of its own: builds are begun here.
+        pipelines: their names; the first is the weekly one.
+        parameter: the parameter with the promoted image's id (AWS); empty where launch templates hold it.
+        scan: promote only images whose scan found nothing critical; the controller does that, not the
+            pipeline.
+        weekly: the cloud has no schedule of its own, so the controller starts the weekly build.
     """
 
     stack: str
@@ -110,11 +111,11 @@ class BuildsPlan:
 
 @dataclass(frozen=True)
 class Report:
-    """What one look came to.
+    """Result of one pass.
 
     Attributes:
         problem: what operators must know; empty where all is well.
-        action: what was done about it; empty for nothing.
+        action: what the controller did; empty for nothing.
     """
 
     problem: str = ""
@@ -125,32 +126,32 @@ class Pipelines(Protocol):
     """The stack's pipelines on its cloud; every method raises ``CloudError`` where it gives no answer."""
 
     def declared(self) -> datetime:
-        """Since when there is a pipeline."""
+        """Return when the pipeline was created."""
 
     def history(self) -> Sequence[PipelineBuild]:
-        """The builds of all pipelines, the newest first."""
+        """Return the builds of all pipelines, the newest first."""
 
     def failure(self, build: PipelineBuild) -> BuildFailure:
-        """Why a build failed."""
+        """Return why a build failed."""
 
     def start(self, place: int, after: str) -> str:
-        """Begin a build and give its id; asked again after the same, it is the same build."""
+        """Start a build and return its id; a second call after the same build returns the same new build."""
 
     def promoted(self) -> Promoted:
-        """The image that instances boot."""
+        """Return the image that instances boot."""
 
     def promote(self, image_id: str) -> None:
         """Let instances boot an image."""
 
     def unfit(self, build: PipelineBuild) -> str:
-        """Why a build's scan forbids it to be promoted; empty where it ended and found nothing critical."""
+        """Return why a build's scan forbids promotion; empty where it ended and found nothing critical."""
 
 
 def look_after(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime) -> Report:
-    """Look once, and do what is to be done.
+    """Run one pass: start, retry or promote a build, and report problems.
 
     Args:
-        zone: of the stack, for the hour of the week.
+        zone: the stack's time zone, for the hour of the weekly build.
     """
     history = builds.history()
     newest = history[0] if history else None
@@ -172,7 +173,7 @@ def look_after(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetim
 
 
 def last_due(now: datetime, zone: ZoneInfo) -> datetime:
-    """When the latest build of the week was to begin: Sunday morning, by the stack's clock. Pure."""
+    """Return when the latest weekly build was due: Sunday morning, in the stack's time zone. Pure."""
     local = now.astimezone(zone)
     day = local.date() - timedelta(days=(local.weekday() - WEEKDAY) % 7)
     due = datetime.combine(day, HOUR, zone)
@@ -182,7 +183,7 @@ def last_due(now: datetime, zone: ZoneInfo) -> datetime:
 def _failed(
     builds: Pipelines, plan: BuildsPlan, history: Sequence[PipelineBuild], zone: ZoneInfo, now: datetime
 ) -> Report:
-    """Without room it is tried in the next zone for hours; what failed while building, once more."""
+    """Retry in the next zone for hours where capacity is missing; retry once where building failed."""
     newest, first = history[0], round_of(history, plan, zone)[-1]
     failure = builds.failure(newest)
     said = f"build {newest.id} failed: {failure.reason}"
@@ -197,7 +198,7 @@ def _failed(
 
 
 def round_of(history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo) -> Sequence[PipelineBuild]:
-    """The newest build and those that it was tried after, back to the week's own one. Pure."""
+    """Return the newest build and the builds that it retries, back to the weekly one. Pure."""
     tries = [history[0]]
     for build in history[1:]:
         apart = tries[-1].began - build.began > TRIED_FOR
@@ -210,7 +211,7 @@ def round_of(history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo)
 def _of_the_week(
     build: PipelineBuild, history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo
 ) -> bool:
-    """Whether it is Sunday's own; without a schedule the first of that hour, after which others are tried."""
+    """Return whether it is the weekly build; where the controller starts it, the first of that hour."""
     if not plan.weekly:
         return build.scheduled
     due = last_due(build.began, zone)
@@ -219,7 +220,7 @@ def _of_the_week(
 
 
 def _judged(builds: Pipelines, plan: BuildsPlan, build: PipelineBuild) -> Report:
-    """Promote a build whose scan is clean, once: whoever wrote another image since it began meant it."""
+    """Promote a build whose scan is clean; keep an image that was promoted after the build began."""
     if not plan.scan:
         return Report()
     promoted = builds.promoted()
@@ -232,12 +233,12 @@ def _judged(builds: Pipelines, plan: BuildsPlan, build: PipelineBuild) -> Report
 
 
 def token(pipeline: str, after: str) -> str:
-    """By which the cloud knows that a build was begun already, by whomever: ``gpu-fleet image build`` too."""
+    """Return the token by which the cloud recognises a repeated start, as ``gpu-fleet image build`` does."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{pipeline} after {after}"))
 
 
 def load(file: Path) -> BuildsPlan:
-    """The plan that the stack wrote.
+    """Return the plan that the stack wrote.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -250,7 +251,7 @@ def load(file: Path) -> BuildsPlan:
 
 
 def log(report: Report) -> dict[str, str]:
-    """One JSON object a line, as the sweep's log; gives the whole."""
+    """Write one JSON object a line, as the sweep's log does; return the report's fields."""
     content = asdict(report)
     for event, text in content.items():
         if text:

@@ -1,6 +1,6 @@
-"""Who uses which GPUs of an instance that several users share: reservations, which ``gpu-fleet gpu`` makes.
+"""GPU reservations on an instance that several users share, made by ``gpu-fleet gpu``.
 
-``devices`` lists GPUs and MIG instances, ``book`` says who has which until when (pure), ``book_file`` keeps
-that, ``mps`` is for several processes of one user, ``command`` for users, who change the book by sudo of
-``/usr/libexec/gpu-fleet/reserve-gpus`` alone.
+``devices`` lists GPUs and MIG instances, ``book`` decides who has which until when (pure), ``book_file``
+stores that, ``mps`` runs several processes of one user, and ``command`` is for users. Users change the file
+only by sudo of ``/usr/libexec/gpu-fleet/reserve-gpus``.
 """

@@ -1,6 +1,7 @@
-"""Who has which GPUs until when. Pure.
+"""Reservations of GPUs: user, GPUs and end. Pure.
 
-A reservation says what CUDA shows its owner. It is no fence: without ``CUDA_VISIBLE_DEVICES`` there are all.
+A reservation decides what CUDA shows its owner. It is no protection: without ``CUDA_VISIBLE_DEVICES`` a
+process sees every GPU.
 """
 
 from dataclasses import dataclass, replace
@@ -9,12 +10,12 @@ from datetime import datetime, timedelta
 from image.gpus.errors import GpuReservationError
 from image.reaper.times import format_time
 
-LONGEST = timedelta(days=7)  # who needs them longer says so once a week
+LONGEST = timedelta(days=7)  # a longer use needs a new reservation every week
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """One user's.
+    """One user's reservation.
 
     Attributes:
         gpus: UUIDs of whole GPUs or of MIG instances, as ``CUDA_VISIBLE_DEVICES`` takes them.
@@ -27,42 +28,42 @@ class Reservation:
 
 @dataclass(frozen=True)
 class GpuBook:
-    """All of an instance.
+    """All reservations of an instance.
 
     Attributes:
         gpus: what can be reserved here, in NVML's order.
-        reservations: one of each account at most.
+        reservations: at most one of each account.
     """
 
     gpus: tuple[str, ...] = ()
     reservations: tuple[Reservation, ...] = ()
 
     def at(self, now: datetime) -> "GpuBook":
-        """Without those that are over."""
+        """Return a copy without reservations that are over."""
         return replace(self, reservations=tuple(each for each in self.reservations if each.until > now))
 
     def of(self, account: str) -> Reservation | None:
-        """An account's own."""
+        """Return an account's own reservation, if any."""
         return next((each for each in self.reservations if each.account == account), None)
 
     def owner(self, gpu: str) -> Reservation | None:
-        """Whose a GPU is; nobody's without one."""
+        """Return the reservation of a GPU; None where it is free."""
         return next((each for each in self.reservations if gpu in each.gpus), None)
 
     def free(self) -> tuple[str, ...]:
-        """What nobody has reserved."""
+        """Return the GPUs that nobody has reserved."""
         return tuple(gpu for gpu in self.gpus if self.owner(gpu) is None)
 
     def without(self, account: str) -> "GpuBook":
-        """With an account's reservation released."""
+        """Return a copy with an account's reservation released."""
         kept = tuple(each for each in self.reservations if each.account != account)
         return replace(self, reservations=kept)
 
     def reserved(self, account: str, count: int, until: datetime) -> "GpuBook":
-        """With a reservation in place of the account's own, of the same GPUs as far as it goes.
+        """Return a copy with the account's reservation replaced; it keeps its GPUs as far as possible.
 
         Raises:
-            GpuReservationError: fewer are free; says who has the others.
+            GpuReservationError: too few are free; the message names who has the others.
         """
         own = self.of(account)
         others = self.without(account)
@@ -78,7 +79,7 @@ class GpuBook:
         return replace(others, reservations=(*others.reservations, added))
 
     def visible(self, account: str) -> tuple[str, ...] | None:
-        """What CUDA is to show an account: its own, else what nobody reserved; None for all of them."""
+        """Return what CUDA shows an account: its own GPUs, else the free ones; None for all of them."""
         if not self.reservations:
             return None
         own = self.of(account)

@@ -14,10 +14,10 @@ LOCK = "gpus.lock"
 
 
 def load() -> GpuBook:
-    """All reservations, of which some may be over; none without a file.
+    """Return all reservations, of which some may be over; none without a file.
 
     Raises:
-        GpuReservationError: it is damaged, or cannot be read.
+        GpuReservationError: the file is damaged, or cannot be read.
     """
     path = paths.gpus_file()
     try:
@@ -34,7 +34,7 @@ def _reservation(written: dict[str, str | list[str]]) -> Reservation:
 
 
 def save(book: GpuBook) -> None:
-    """Write it whole. Raises OSError."""
+    """Write the whole file. Raises OSError."""
     reservations = [
         {"account": each.account, "gpus": each.gpus, "until": format_time(each.until)}
         for each in book.reservations
@@ -44,10 +44,10 @@ def save(book: GpuBook) -> None:
 
 
 def locked() -> AbstractContextManager[None]:
-    """Of two who reserve at once, one waits. Raises OSError."""
+    """Lock the file, so that one of two simultaneous changes waits. Raises OSError."""
     return alone(paths.run_dir() / LOCK)
 
 
 def visible_to(account: str, now: datetime) -> tuple[str, ...] | None:
-    """What CUDA is to show an account at this moment; None for every GPU. Raises GpuReservationError."""
+    """Return what CUDA shows an account now; None for every GPU. Raises GpuReservationError."""
     return load().at(now).visible(account)

@@ -22,13 +22,13 @@ from image.runs.model import ACCOUNT
 
 HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-WIDTH = 120  # columns, where nobody looks: a terminal that is read by a program has 80 and folds UUIDs
+WIDTH = 120  # columns where output is no terminal: rich would use 80 and fold UUIDs
 account_option = click.option("--account", help="Whose reservation; for root alone.")
 
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet gpu list")
 def list_gpus() -> None:
-    """Show this instance's GPUs and MIG instances: who reserved which, until when."""
+    """Show this instance's GPUs and MIG instances, with their owner and the end of the reservation."""
     now = datetime.now(UTC)
     book = present_book(now)
     table = Table("GPU", "RESERVED BY", "UNTIL", "LEFT", box=None)
@@ -45,10 +45,10 @@ def list_gpus() -> None:
 @click.option("--for", "duration", required=True, help=f"90m, 8h or 2d; {LONGEST.days} days at most.")
 @account_option
 def reserve(count: int, duration: str, account: str | None) -> None:
-    """Reserve COUNT GPUs (MIG instances where they are cut) of this instance for yourself.
+    """Reserve COUNT GPUs (or MIG instances of partitioned GPUs) of this instance for yourself.
 
-    Takes the place of the reservation that you have. Log-in shells and submitted runs that start from then on
-    see these alone. It keeps no instance: one whose GPUs rest is as idle as without.
+    Replaces your current reservation. Log-in shells and submitted runs that start later see only these GPUs.
+    A reservation does not keep the instance: the sweep counts reserved GPUs that rest as idle.
     """
     span = parse_duration(duration)
     if span > LONGEST:
@@ -69,7 +69,7 @@ def reserve(count: int, duration: str, account: str | None) -> None:
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu release")
 @account_option
 def release(account: str | None) -> None:
-    """Give your reserved GPUs back before the time is over."""
+    """Give your reserved GPUs back before the reservation ends."""
     _as_root(account, "release")
     name = account_of(account)
     with book_file.locked():
@@ -80,7 +80,7 @@ def release(account: str | None) -> None:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu env")
 def env() -> None:
-    """Print what a shell evaluates to see your GPUs alone; without a reservation, those that are free.
+    """Print a command for your shell that shows it only your GPUs; without a reservation, the free ones.
 
     In an open shell: eval "$(gpu-fleet gpu env)"
     """
@@ -90,12 +90,16 @@ def env() -> None:
 
 
 def present_book(now: datetime) -> GpuBook:
-    """The reservations that last, and the GPUs that are here now. Raises GpuReservationError."""
+    """Return the current reservations with the GPUs that exist now. Raises GpuReservationError."""
     return replace(book_file.load().at(now), gpus=devices.listed(pynvml))
 
 
 def account_of(account: str | None) -> str:
-    """Who is meant: whom root names, who called by sudo, or who calls. Raises GpuReservationError."""
+    """Return the account: root's choice, else the user who called sudo, else the caller.
+
+    Raises:
+        GpuReservationError: a user other than root named an account, or the name is not valid.
+    """
     if account is not None:
         if not _may_write():
             raise GpuReservationError(f"--account {account}: for root alone; leave it out for yourself")
@@ -107,15 +111,15 @@ def account_of(account: str | None) -> str:
 
 
 def _may_write() -> bool:
-    """On an instance root alone: the folder is root's."""
+    """Return whether the caller may write the file: on an instance only root may."""
     return os.access(paths.run_dir(), os.W_OK)
 
 
 def _as_root(account: str | None, *words: str) -> None:
-    """Go on as root where this is not: by the one program that sudo lets every user of the stack run.
+    """Continue as root by the one program that sudo allows to every user of the stack.
 
     Raises:
-        GpuReservationError: this is no instance, or a user named another.
+        GpuReservationError: this is no instance, or a user other than root named an account.
     """
     if not paths.instance_file().exists():
         raise GpuReservationError(f"{paths.instance_file()} is missing: reservations are made on an instance")

@@ -1,4 +1,4 @@
-"""What can be reserved: GPUs, and of those that are cut their MIG instances."""
+"""GPUs that can be reserved; a partitioned GPU is replaced by its MIG instances."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from image.gpus.errors import GpuReservationError
 
 
 def listed(nvml: Any) -> tuple[str, ...]:
-    """UUIDs in NVML's order; a GPU that is cut stands for its instances, of which it may have none.
+    """Return UUIDs in NVML's order; a partitioned GPU is listed as its MIG instances, possibly none.
 
     Args:
         nvml: the module ``pynvml``.
@@ -34,7 +34,7 @@ def _of(nvml: Any, handle: Any) -> Iterator[str]:
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
         except nvml.NVMLError as error:
-            if error.value != nvml.NVML_ERROR_NOT_FOUND:  # which is an empty place
+            if error.value != nvml.NVML_ERROR_NOT_FOUND:  # an empty place
                 raise
         else:
             yield nvml.nvmlDeviceGetUUID(part)

@@ -1,4 +1,4 @@
-"""What this room raises on purpose: one message for a user."""
+"""Error of GPU reservations: one message for a user."""
 
 from image.instance.errors import InstanceError
 

@@ -1,8 +1,8 @@
 """``gpu-fleet gpu mps``: several processes of one user on the same GPUs, by NVIDIA's Multi-Process Service.
 
-Each user has a daemon of their own, over the GPUs that they reserved and below a folder that nobody else
-reads: a daemon for all would serve one user at a time and hold the others back
-(docs.nvidia.com/deploy/mps, "User-based Isolation"). Nothing here is root's.
+Each user has their own daemon for the GPUs that they reserved, in a folder that nobody else can read: a
+daemon for all would serve one user at a time and block the others
+(docs.nvidia.com/deploy/mps, "User-based Isolation"). Nothing here runs as root.
 """
 
 import os
@@ -21,7 +21,7 @@ from image.gpus.errors import GpuReservationError
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder with a name that nobody foresees; pipes need a local disk
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder with a random name; pipes need a local disk
 LONGEST_CALL_S = 30
 
 
@@ -30,8 +30,8 @@ LONGEST_CALL_S = 30
 def mps(action: str) -> None:
     """Let several of your processes compute on your reserved GPUs at once (NVIDIA MPS).
 
-    start and env print what a shell evaluates to use it: eval "$(gpu-fleet gpu mps start)". stop asks the
-    daemon to quit.
+    start and env print a command for your shell: eval "$(gpu-fleet gpu mps start)". stop asks the daemon to
+    quit.
     """
     folder = _running()
     if action == "stop":
@@ -44,7 +44,7 @@ def mps(action: str) -> None:
 
 
 def _started() -> Path:
-    """The folder of a new daemon. Raises GpuReservationError."""
+    """Start a daemon and return its folder. Raises GpuReservationError."""
     gpus = _reserved()
     folder = Path(tempfile.mkdtemp(prefix="gpu-fleet-mps-", dir=IN_MEMORY))
     _control(folder, "-d", gpus=gpus)
@@ -64,7 +64,7 @@ def _stop(folder: Path | None) -> None:
 
 
 def _reserved() -> tuple[str, ...]:
-    """The caller's own GPUs. Raises GpuReservationError: without a reservation others compute there."""
+    """Return the caller's own GPUs. Raises GpuReservationError without a reservation: others use the GPUs."""
     name = account_of(None)
     own = book_file.load().at(datetime.now(UTC)).of(name)
     if own is None:
@@ -73,16 +73,16 @@ def _reserved() -> tuple[str, ...]:
 
 
 def _place() -> Path:
-    """Where this boot's daemon is remembered, in the user's home, which instances may share."""
+    """Return the file with the folder of this boot's daemon, in the home, which instances may share."""
     boot = BOOT_ID.read_text(encoding="utf-8").strip()
     return Path.home() / ".local" / "state" / "gpu-fleet" / f"mps-{boot}"
 
 
 def _running() -> Path | None:
-    """The folder of the caller's daemon; None where none answers."""
+    """Return the folder of the caller's daemon; None where no daemon answers."""
     try:
         folder = Path(_place().read_text(encoding="utf-8").strip())
-        if folder.stat().st_uid != os.geteuid():  # of a computer that this home was mounted on before
+        if folder.stat().st_uid != os.geteuid():  # made on another computer that mounted this home
             return None
         _control(folder, said="get_server_list\n")
     except (OSError, GpuReservationError):

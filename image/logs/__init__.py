@@ -1,6 +1,6 @@
-"""What an instance's units write to the journal, in the stack's log: CloudWatch Logs or Simple Log Service.
+"""Send the journal of an instance's units to the stack's log: CloudWatch Logs or Simple Log Service.
 
 ``gpu-logs.service`` runs it. ``journal`` follows the journal, ``lines`` chooses what the log gets, ``redact``
-makes secrets unreadable, ``budget`` bounds what one unit sends, ``buffer`` holds what waits, ``shipper``
-sends it to a ``service``: ``aws`` or ``alicloud``.
+masks secrets, ``budget`` limits what one unit sends, ``buffer`` holds waiting lines, and ``shipper`` sends
+them to a ``service``: ``aws`` or ``alicloud``.
 """

@@ -1,4 +1,4 @@
-"""``run image.logs``: follow this instance's journal into the stack's log, until SIGTERM."""
+"""``run image.logs``: send this instance's journal to the stack's log, until SIGTERM."""
 
 import logging
 import os
@@ -19,15 +19,15 @@ from image.logs.redact import Redactor
 from image.logs.service import LogService, connect
 from image.logs.shipper import CursorFile, Shipper
 
-STATE = "STATE_DIRECTORY"  # of the environment: systemd says it
+STATE = "STATE_DIRECTORY"  # environment variable that systemd sets
 METADATA_AGAIN_S = 5.0
-LAST_LINES_S = LAST_READ_S + 1.0  # until all that the journal has is in the buffer
+LAST_LINES_S = LAST_READ_S + 1.0  # until everything in the journal is in the buffer
 
 LOG = logging.getLogger(__name__)
 
 
 def read(journal: Journal, buffer: LineBuffer, service: LogService) -> None:
-    """Fill the buffer from the journal until that is stopped, and with what it has then."""
+    """Fill the buffer from the journal until the journal is stopped, with its last entries too."""
     redact, budget = Redactor(), UnitBudget()
     try:
         for entry in journal.entries():
@@ -45,7 +45,7 @@ def read(journal: Journal, buffer: LineBuffer, service: LogService) -> None:
 
 
 def follow(service: LogService, state: Path, stop: threading.Event) -> None:
-    """Send the journal's lines until ``stop``; then once more what is left."""
+    """Send the journal's lines until ``stop``; then send once more what is left."""
     cursor = CursorFile(state)
     journal, buffer = Journal(cursor.read()), LineBuffer()
     reader = threading.Thread(target=read, args=(journal, buffer, service), daemon=True)
@@ -69,7 +69,7 @@ def follow(service: LogService, state: Path, stop: threading.Event) -> None:
 
 
 def connected(instance: InstanceFile, stop: threading.Event) -> LogService | None:
-    """The stack's log, as soon as the metadata service answers; None where it is to end before."""
+    """Connect to the stack's log once the metadata service answers; None where the program stops before."""
     metadata = Metadata(instance.cloud)
     while not stop.is_set():
         try:
@@ -81,7 +81,7 @@ def connected(instance: InstanceFile, stop: threading.Event) -> LogService | Non
 
 
 def main() -> int:
-    """Exit status 1, and one line, when the instance file is wrong or the journal cannot be read."""
+    """Run; return 1, with one line, when the instance file is wrong or the journal cannot be read."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

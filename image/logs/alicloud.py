@@ -1,8 +1,8 @@
-"""Simple Log Service: one store of the stack, written by its own signed requests.
+"""Simple Log Service: one store of the stack, written by requests that this module signs.
 
-Its API is no RPC product, which the signing client of the official SDK alone can call, and its own SDK brings
-protobuf, requests, jmespath, lz4 and a reader of time zones along; one operation is called here. Each request
-is signed in the first version: www.alibabacloud.com/help/en/sls/developer-reference/request-signatures.
+Its API is no RPC product, and the signing client of the official SDK can call only those. Its own SDK needs
+protobuf, requests, jmespath, lz4 and a time zone reader; this module calls one operation. It signs each
+request in the first version: www.alibabacloud.com/help/en/sls/developer-reference/request-signatures.
 The body is a ``LogGroup`` (aliyun-log-python-sdk, ``aliyun/log/log_logs.proto``), not compressed.
 """
 
@@ -26,21 +26,21 @@ from image.logs.buffer import BatchLimits
 from image.logs.lines import Line
 from image.logs.service import LinesNotTakenError, LinesRefusedError, source
 
-ENDPOINT = "GPU_FLEET_ALICLOUD_LOG_ENDPOINT"  # environment: where the service answers, in tests
-# inside a VPC, which need have no way out (www.alibabacloud.com/help/en/sls/developer-reference/endpoints)
+ENDPOINT = "GPU_FLEET_ALICLOUD_LOG_ENDPOINT"  # environment variable: the service's address, in tests
+# in a VPC, which needs no internet access (www.alibabacloud.com/help/en/sls/developer-reference/endpoints)
 INSIDE = "https://{project}.{region}-intranet.log.aliyuncs.com"
-# 4,096 lines is the least limit that the service has had; 3 MB was its limit of one call, 10 MB is today's
-# (www.alibabacloud.com/help/en/sls/developer-reference/api-sls-2020-12-30-putlogs). A span is not limited.
+# 4,096 lines is the lowest limit that the service has had; one call was limited to 3 MB, and is today to
+# 10 MB (www.alibabacloud.com/help/en/sls/developer-reference/api-sls-2020-12-30-putlogs). Time has no limit.
 LIMITS = BatchLimits(lines=4096, content_bytes=3 * 10**6, span_us=2**62)
-LOG_BYTES = 32  # of a line beside its fields: time, tags and lengths, at most
-GROUP_BYTES = 1024  # of a group beside its lines
+LOG_BYTES = 32  # the most that a line takes beside its fields: time, tags and lengths
+GROUP_BYTES = 1024  # the most that a group takes beside its lines
 API_VERSION, SIGNATURE_METHOD = "0.6.0", "hmac-sha1"
 CONTENT_TYPE = "application/x-protobuf"
 TIMEOUT_S = 15
 LARGEST_ANSWER_BYTES = 65_536
 REFUSED = frozenset({"PostBodyInvalid", "PostBodyTooLarge", "InvalidLogSize"})
 LENGTH_DELIMITED, FIXED_32 = 2, 5  # wire types of protobuf
-SEVEN_BITS, MORE = 0x7F, 0x80  # of a byte of its numbers
+SEVEN_BITS, MORE = 0x7F, 0x80  # bits of a byte of protobuf's numbers
 
 
 class SimpleLogService:
@@ -48,8 +48,8 @@ class SimpleLogService:
 
     Args:
         address: ``https://HOST`` of the project.
-        topic: what the lines stand under.
-        now: in UTC.
+        topic: the topic of the lines.
+        now: the time, in UTC.
     """
 
     limits = BatchLimits(LIMITS.lines, LIMITS.content_bytes - GROUP_BYTES, LIMITS.span_us)
@@ -64,15 +64,15 @@ class SimpleLogService:
     ) -> None:
         self._address, self._resource = address, f"/logstores/{store}/shards/lb"
         self._topic, self._credentials, self._now = topic, credentials, now
-        # never through a proxy: the name is of the region's inner network
+        # without a proxy: the name is of the region's internal network
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def size(self, line: Line) -> int:
-        """As the protocol."""
+        """Return the bytes that a line takes of a batch."""
         return len(encoded_line(line)) + LOG_BYTES
 
     def send(self, lines: Sequence[Line]) -> int:
-        """As the protocol; the service takes lines of any age."""
+        """Write a batch; the service takes lines of any age."""
         body = encoded_group(lines, self._topic)
         try:
             keys = self._credentials.current()
@@ -93,7 +93,7 @@ class SimpleLogService:
 
 
 def _error(answer: urllib.error.HTTPError) -> InstanceError:
-    """What the service says, by its code."""
+    """Return the error for the service's answer, by its code."""
     try:
         said = json.loads(answer.read(LARGEST_ANSWER_BYTES))
         code, text = str(said["errorCode"]), str(said["errorMessage"])
@@ -104,11 +104,11 @@ def _error(answer: urllib.error.HTTPError) -> InstanceError:
 
 
 def signed_headers(method: str, resource: str, body: bytes, keys: AccessKey, now: datetime) -> dict[str, str]:
-    """A request's headers, with its signature. Pure.
+    """Return a request's headers, with its signature. Pure.
 
     Args:
         resource: the path; this program sends no query.
-        now: in UTC; the service refuses what is 15 minutes apart from its own.
+        now: in UTC; the service refuses a time 15 minutes off its own.
     """
     headers = {
         "x-log-apiversion": API_VERSION,
@@ -126,10 +126,10 @@ def signed_headers(method: str, resource: str, body: bytes, keys: AccessKey, now
 
 
 def signature(method: str, resource: str, headers: Mapping[str, str], secret: str) -> str:
-    """Of a request, in base64. Pure.
+    """Return the signature of a request, in base64. Pure.
 
     Args:
-        headers: those that are signed, and no other that begins with ``x-log-`` or ``x-acs-``.
+        headers: the signed headers; they include every header that begins with ``x-log-`` or ``x-acs-``.
     """
     own = sorted((name.lower(), value) for name, value in headers.items())
     lines = [
@@ -138,19 +138,19 @@ def signature(method: str, resource: str, headers: Mapping[str, str], secret: st
         *(f"{name}:{value}" for name, value in own if name.startswith(("x-log-", "x-acs-"))),
         resource,
     ]
-    # the service's own method: a keyed hash, for which SHA-1 is not broken
+    # the service's own method: a keyed hash, in which SHA-1 is not broken
     made = hmac.new(secret.encode(), "\n".join(lines).encode(), hashlib.sha1)
     return base64.b64encode(made.digest()).decode()
 
 
 def encoded_group(lines: Sequence[Line], topic: str) -> bytes:
-    """A ``LogGroup``: its lines, and their topic, which is their source too."""
+    """Return a ``LogGroup``: its lines, and their topic, which is also their source."""
     logs = b"".join(_delimited(1, encoded_line(line)) for line in lines)
     return logs + _delimited(3, topic.encode()) + _delimited(4, topic.encode())
 
 
 def encoded_line(line: Line) -> bytes:
-    """A ``Log``: seconds, fields, and the nanoseconds beyond the second, by which lines are kept in order."""
+    """Return a ``Log``: seconds, fields, and the nanoseconds within the second, which keep lines in order."""
     seconds, micros = divmod(line.time_us, 10**6)
     fields = b"".join(
         _delimited(2, _delimited(1, name.encode()) + _delimited(2, text.encode()))
@@ -173,7 +173,7 @@ def _varint(value: int) -> bytes:
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> SimpleLogService:
-    """The stack's store, as the instance's role.
+    """Return the stack's store, with the instance's role.
 
     Raises:
         CloudError: the metadata service does not answer.

@@ -17,7 +17,7 @@ from image.reaper.agent import service_models
 
 # docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html
 LIMITS = BatchLimits(lines=10_000, content_bytes=1_048_576, span_us=24 * 3600 * 10**6)
-EVENT_BYTES = 26  # that each event counts beside its message
+EVENT_BYTES = 26  # bytes of each event beside its message
 REFUSED = "InvalidParameterException"
 NO_STREAM = "ResourceNotFoundException"
 IS_THERE = "ResourceAlreadyExistsException"
@@ -38,11 +38,11 @@ class CloudWatchLogs:
         self._has_stream = False
 
     def size(self, line: Line) -> int:
-        """As the protocol."""
+        """Return the bytes that a line takes of a batch."""
         return len(message(line).encode()) + EVENT_BYTES
 
     def send(self, lines: Sequence[Line]) -> int:
-        """As the protocol. Not written, and never to be: what is older than 14 days or than the retention."""
+        """Write a batch; the service drops lines that are older than 14 days or than the retention."""
         events = [{"timestamp": line.time_us // 1000, "message": message(line)} for line in lines]
         try:
             self._make_stream()
@@ -71,29 +71,29 @@ class CloudWatchLogs:
 
 
 def message(line: Line) -> str:
-    """An event's text: JSON, whose fields Logs Insights finds by itself."""
+    """Return an event's text: JSON, whose fields Logs Insights finds by itself."""
     return json.dumps(line.content, ensure_ascii=False)
 
 
 def left_out(rejected: dict[str, int], count: int) -> int:
-    """How many of a batch's events were not written for their age. Pure.
+    """Return how many of a batch's events were not written because of their age. Pure.
 
     Args:
-        rejected: ``rejectedLogEventsInfo``; its ends are exclusive, its start is not.
+        rejected: ``rejectedLogEventsInfo``; its end indexes are exclusive, its start index is not.
     """
     old = max(rejected.get("tooOldLogEventEndIndex", 0), rejected.get("expiredLogEventEndIndex", 0))
     return old + count - rejected.get("tooNewLogEventStartIndex", count)
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> CloudWatchLogs:
-    """The instance's stream, as its role.
+    """Return the instance's stream, with the instance's role.
 
     Raises:
         CloudError: the metadata service does not answer.
     """
     service_models.use_small_models()
     instance_id = metadata.get("instance-id") or ""
-    # what throttles waits here, where a stop is seen
+    # throttled calls wait here, where a stop interrupts the wait
     once = Config(
         retries={"total_max_attempts": 1}, connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S
     )

@@ -1,30 +1,30 @@
-"""How much one unit may send: what the log takes is paid by the GB, and it is on unless a stack says no."""
+"""Limit of each unit's log volume: the log costs by the GB, and it is on unless a stack turns it off."""
 
 from dataclasses import dataclass
 
 BYTES_PER_MINUTE = 2**20
 BURST_BYTES = 8 * 2**20
 MINUTE_US = 60 * 10**6
-MOST_UNITS = 1_000  # that are remembered; the one that was first is forgotten for another
+MOST_UNITS = 1_000  # the most units that are remembered; a new unit replaces the one that was first
 
 
 @dataclass
 class _Bucket:
-    content_bytes: float  # that are left
+    content_bytes: float  # left
     time_us: int
 
 
 class UnitBudget:
-    """A token bucket for each unit, by the journal's own times: what waited is no burst."""
+    """A token bucket for each unit, by the journal's own times, so that a delayed read is no burst."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
 
     def takes(self, unit: str, time_us: int, content_bytes: int) -> bool:
-        """Whether a unit may send so many bytes more.
+        """Return whether a unit may send so many bytes more.
 
         Args:
-            time_us: when journald took the line. A clock that is turned back fills no bucket.
+            time_us: when journald took the line. A clock that is set back adds no tokens.
         """
         bucket = self._buckets.get(unit)
         if bucket is None:

@@ -1,4 +1,4 @@
-"""What was read and not yet sent, bounded by bytes: where no service answers, the oldest lines go."""
+"""Lines that were read and not yet sent, limited in bytes: without a service the oldest lines are dropped."""
 
 import threading
 from collections import deque
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from image.logs.lines import INFORMATIONAL, OWN_UNIT, Line
 
 MOST_BYTES = 16 * 2**20
-LINE_BYTES = 300  # of a line in memory beside its text
-MOST_SAID = 100  # lines of one batch that say what was dropped
+LINE_BYTES = 300  # of a line in memory, beside its text
+MOST_SAID = 100  # the most lines of one batch that report dropped lines
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What one call of a service takes.
+    """Limits of one call of a service.
 
     Attributes:
-        span_us: between the first and the last line.
+        span_us: the most time between the first and the last line.
     """
 
     lines: int
@@ -34,11 +34,11 @@ class SizedLine:
 
 @dataclass(frozen=True)
 class LineBatch:
-    """What one call sends.
+    """Lines of one call.
 
     Attributes:
         lines: by time.
-        cursor: where the journal goes on after what was read last of them; empty where that is not known.
+        cursor: the journal's position after the line that was read last of them; empty where it is unknown.
     """
 
     lines: list[Line]
@@ -46,10 +46,10 @@ class LineBatch:
 
 
 class LineBuffer:
-    """Lines in the order in which they came; one thread adds, another takes.
+    """Lines in the order of their arrival; one thread adds, another takes.
 
     Args:
-        most_bytes: that its texts take in memory.
+        most_bytes: the most that its texts take in memory.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -59,10 +59,10 @@ class LineBuffer:
         self._closed = False
         self._over: dict[str, int] = {}  # lines left out, by unit
         self._over_us = 0
-        self._passed = ""  # where the journal goes on after what came since the last line, and is not wanted
+        self._passed = ""  # position of the journal after unwanted entries that follow the last line
 
     def add(self, line: SizedLine) -> None:
-        """Take a line in; the oldest make room for it."""
+        """Add a line; drop the oldest lines where the buffer is full."""
         with self._changed:
             self._lines.append(line)
             self._passed = ""
@@ -73,7 +73,7 @@ class LineBuffer:
             self._changed.notify_all()
 
     def pass_over(self, cursor: str) -> None:
-        """Know that what was read up to a cursor of journald holds no more lines."""
+        """Record that there are no more lines up to a cursor of journald."""
         with self._changed:
             self._passed = cursor
 
@@ -85,26 +85,26 @@ class LineBuffer:
             self._passed = line.cursor
 
     def passed(self) -> str:
-        """The last cursor that was passed over, once no line waits before it; else empty."""
+        """Return the last cursor that was passed over, once no line waits before it; else an empty text."""
         with self._changed:
             return "" if self._lines else self._passed
 
     def close(self) -> None:
-        """Nothing more will come: ``wait`` waits no longer."""
+        """Record that no more lines will come, so that ``wait`` returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait(self, limits: BatchLimits, wait_s: float) -> None:
-        """Return once a whole batch is there, after so many seconds, or when it is closed."""
+        """Wait for a whole batch, for so many seconds, or until the buffer is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._is_full(limits), wait_s)
 
     def take(self, limits: BatchLimits) -> LineBatch | None:
-        """The next batch; None where there is none. That lines were dropped before it is a line of it.
+        """Return the next batch; None where there is none. It includes a line about lines dropped before it.
 
-        Times are those of journald, which a step of the clock can turn back: within a batch they are sorted,
-        as CloudWatch Logs wants them, and never further apart than ``span_us``.
+        The times are journald's, and a change of the clock can set them back. Within a batch the lines are
+        sorted, as CloudWatch Logs requires, and never further apart than ``span_us``.
         """
         with self._changed:
             if not self._lines and not self._over:
@@ -131,7 +131,7 @@ class LineBuffer:
         self._bytes -= self._lines.popleft().content_bytes + LINE_BYTES
 
     def _dropped_lines(self, time_us: int, most: int) -> list[Line]:
-        """So many lines at most that say what was dropped; each is said once."""
+        """Return at most so many lines that report dropped lines; each is reported once."""
         said = []
         if self._dropped:
             said.append(_dropped_line(time_us, self._dropped, "the service took too little for too long"))

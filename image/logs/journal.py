@@ -1,4 +1,4 @@
-"""The journal as ``journalctl`` gives it: entry by entry, from where it was left, without end."""
+"""The journal from ``journalctl``: entry by entry, from the last position, without end."""
 
 import json
 import logging
@@ -11,22 +11,23 @@ from image.logs.lines import FIELDS
 
 PROGRAM = ("/usr/bin/journalctl",)
 BEGIN_AGAIN_S = 5.0
-LAST_READ_S = 5.0  # once it is stopped
-# Of an entry as JSON: any user may write one of 768 MiB. A text that is sent whole has 100,000 bytes, and
-# JSON takes at most six for one ("\u0000"; "255, " of a text that is not UTF-8).
+LAST_READ_S = 5.0  # after it was stopped
+# Any user may write an entry of 768 MiB as JSON. A text that is sent whole has 100,000 bytes, and JSON takes
+# at most six for one byte ("\u0000"; "255, " of a text that is not UTF-8).
 LARGEST_ENTRY_BYTES = 2**20
 
 LOG = logging.getLogger(__name__)
 
 
 def arguments(cursor: str, follow: bool = True, whole: bool = True) -> list[str]:
-    """Of journalctl, for everything after a cursor; without one, all of this boot. Pure.
+    """Return journalctl's arguments for everything after a cursor; without one, for all of this boot. Pure.
 
     Args:
-        follow: whether it waits for what comes, without end.
-        whole: fields of any length; otherwise null stands for one of 4,096 bytes or more, which is not read.
+        follow: whether journalctl waits for new entries, without end.
+        whole: fields of any length; otherwise journalctl writes null for a field of 4,096 bytes or more.
 
-    Not by unit: a pattern of units is compared once, with what is in the journal at that moment.
+    The arguments name no unit: journalctl compares a pattern of units once, with the units in the journal
+    then.
     """
     start = f"--after-cursor={cursor}" if cursor else "--boot"
     fields = f"--output-fields={','.join(FIELDS)}"
@@ -36,7 +37,7 @@ def arguments(cursor: str, follow: bool = True, whole: bool = True) -> list[str]
 
 
 def lines_of(stream: IO[bytes], most_bytes: int = LARGEST_ENTRY_BYTES) -> Iterator[bytes]:
-    """Lines of a stream; one that is longer is left out, and never in memory."""
+    """Yield the lines of a stream; a longer line is left out and is never whole in memory."""
     while text := stream.readline(most_bytes):
         left_out = 0
         while not text.endswith(b"\n") and len(text) == most_bytes:
@@ -49,12 +50,12 @@ def lines_of(stream: IO[bytes], most_bytes: int = LARGEST_ENTRY_BYTES) -> Iterat
 
 
 class Journal:
-    """Follows the journal; begins journalctl again where it ends.
+    """Follows the journal; starts journalctl again where it ends.
 
     Args:
-        cursor: after which to begin; empty for the beginning of this boot.
-        program: journalctl, or what stands for it.
-        wait: for so many seconds, or until it is stopped.
+        cursor: the position to begin after; empty for the beginning of this boot.
+        program: journalctl, or its replacement in tests.
+        wait: waits for so many seconds, or until the journal is stopped.
         last_read_s: the most that the last read may take.
     """
 
@@ -72,7 +73,7 @@ class Journal:
         self._running: subprocess.Popen[bytes] | None = None
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Every entry, in journald's order, until ``stop``; then what is there after it, read once more."""
+        """Yield every entry, in journald's order, until ``stop``; then read the remaining ones once more."""
         while not self._stopped.is_set():
             before = self._cursor
             yield from self._followed()
@@ -85,7 +86,7 @@ class Journal:
         yield from self._rest()
 
     def stop(self) -> None:
-        """End what follows the journal; ``entries`` gives what is left and ends."""
+        """Stop following the journal; ``entries`` yields what is left and ends."""
         self._stopped.set()
         if self._running is not None:
             self._running.terminate()
@@ -98,7 +99,7 @@ class Journal:
             yield from self._entries_of(process)
 
     def _beyond(self) -> Iterator[dict[str, Any]]:
-        """To the far side of an entry at which journalctl ends, say for want of memory; its text is lost."""
+        """Read past an entry that ends journalctl, say for want of memory; the entry's text is lost."""
         before = self._cursor
         with self._started(whole=False) as process:
             self._running = process
@@ -109,12 +110,12 @@ class Journal:
                     process.kill()
                     return
         if process.returncode and before and self._cursor == before:
-            # a cursor that journalctl cannot read would keep it from ever beginning
+            # a cursor that journalctl cannot read would stop it at every start
             LOG.warning("event=cursor-forgotten cursor=%r", self._cursor)
             self._cursor = ""
 
     def _rest(self) -> Iterator[dict[str, Any]]:
-        """What journalctl had not given yet when it was ended: the last words of what stopped before."""
+        """Yield what journalctl had not printed before it was stopped: the last lines of stopped units."""
         with self._started() as process:
             too_long = threading.Timer(self._last_read_s, process.kill)
             too_long.start()

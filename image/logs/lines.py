@@ -1,4 +1,4 @@
-"""One entry of the journal as the log gets it, and which entries it gets. Pure."""
+"""Lines of the log from entries of the journal, and the choice of entries. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 OWN_UNIT = "gpu-logs.service"
 KERNEL = "kernel"
-# Gate, agent, accounts, door, bootstrap, submitted runs and the queue's own; trainers; Slurm; GPUs' services.
+# Gate, agent, accounts, login door, bootstrap, submitted runs, the queue's units; trainers; Slurm; GPUs.
 UNITS = (
     "gpu-*.service",
     "trainer@*.service",
@@ -17,15 +17,15 @@ UNITS = (
     "mig@*.service",
     "nvidia-fabricmanager.service",
 )
-# Of the kernel: what NVIDIA's driver reports (NVRM: Xid), and processes ended for want of memory.
+# Kernel lines: reports of NVIDIA's driver (NVRM: Xid), and processes killed for want of memory.
 KERNEL_LINES = re.compile(r"NVRM: |\bXid\b|[Oo]ut of memory|oom-kill:")
-# Of a text, as UTF-8. JSON doubles it at most, once control characters are gone: below the 256 KiB that
-# CloudWatch Logs has always taken of one event.
+# Of a text in UTF-8. Without control characters JSON at most doubles it: it stays below the 256 KiB that
+# CloudWatch Logs has always accepted for one event.
 LARGEST_TEXT_BYTES = 100_000
-BEYOND = 2_000  # characters beyond it that are read, so that no secret is cut where it can no longer be seen
+BEYOND = 2_000  # characters read beyond it, so that a cut never hides part of a secret from the patterns
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)|[\x00-\x08\x0b-\x1f\x7f]")
 FIELDS = ("MESSAGE", "PRIORITY", "UNIT", "_PID", "_SYSTEMD_UNIT", "_TRANSPORT")
-INFORMATIONAL = "6"  # syslog's, of what says no priority
+INFORMATIONAL = "6"  # syslog's number, for a line without a priority
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Line:
     Attributes:
         time_us: when journald took it, microseconds since 1970.
         priority: of syslog, ``0`` to ``7``.
-        cursor: of journald, where to go on after it; empty of what this program says itself.
+        cursor: journald's position after it; empty for this program's own lines.
     """
 
     time_us: int
@@ -52,10 +52,10 @@ class Line:
 
 
 def unit_of(entry: Mapping[str, Any]) -> str:
-    """The unit that an entry is of or about, by fields that journald alone sets; empty of none.
+    """Return the unit of an entry, by fields that journald alone sets; empty for none.
 
-    What systemd itself says of a unit names it in ``UNIT``, which any process may set: it counts from
-    process 1 alone.
+    systemd's own messages name their unit in ``UNIT``, which any process may set, so it counts only from
+    process 1.
     """
     if entry.get("_TRANSPORT") == KERNEL:
         return KERNEL
@@ -64,18 +64,18 @@ def unit_of(entry: Mapping[str, Any]) -> str:
 
 
 def is_wanted(unit: str, text: str) -> bool:
-    """Whether the log gets a line; never this program's own, which would be without end."""
+    """Return whether the log gets a line; never this program's own, which would cause more without end."""
     if unit == KERNEL:
         return KERNEL_LINES.search(text) is not None
     return unit != OWN_UNIT and any(fnmatch(unit, pattern) for pattern in UNITS)
 
 
 def line_of(entry: Mapping[str, Any], redact: Callable[[str, str], str]) -> Line | None:
-    """The line of an entry; None where the log does not get it.
+    """Return the line of an entry; None where the log does not get it.
 
     Args:
         entry: as ``journalctl --output=json --all`` writes it.
-        redact: from the line's source and its text to one without secrets.
+        redact: (the line's source, its text) -> the text without secrets.
     """
     unit, text = unit_of(entry), _text(entry.get("MESSAGE"))
     if not text or not is_wanted(unit, text):
@@ -92,7 +92,7 @@ def line_of(entry: Mapping[str, Any], redact: Callable[[str, str], str]) -> Line
 
 
 def clipped(text: str) -> str:
-    """A text of at most ``LARGEST_TEXT_BYTES``, and a note where it was cut."""
+    """Cut a text to ``LARGEST_TEXT_BYTES``, with a note where it was cut."""
     content = text.encode()
     if len(content) <= LARGEST_TEXT_BYTES:
         return text
@@ -100,7 +100,7 @@ def clipped(text: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A field's text: journald gives what is not UTF-8 as a list of bytes, a field set twice as a list."""
+    """Return a field's text; a list holds the bytes of text that is not UTF-8, or repeated fields' values."""
     if isinstance(value, list):
         if all(isinstance(part, int) for part in value):
             value = bytes(value).decode(errors="replace")

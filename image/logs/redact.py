@@ -1,6 +1,6 @@
-"""Secrets that programs print by mistake, made unreadable before anything leaves the instance.
+"""Mask secrets that programs print by mistake, before a line leaves the instance.
 
-Shapes alone: a secret that looks like any other word is not seen, so this is a net, not a licence to print.
+It looks only for known shapes: a secret that looks like any other word is not found. Do not rely on it.
 """
 
 import re
@@ -8,29 +8,29 @@ import re
 MASK = "[redacted]"
 KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-# A key of 16,384 bits in PEM has some 200 lines; what begins and never ends hides no more than this.
+# A key of 16,384 bits in PEM has some 200 lines; a key without an end masks no more lines than this.
 LONGEST_KEY_LINES = 250
-MOST_SOURCES = 1_000  # that are within a key at once
-# In quotes, to the end of the text where they are not closed; else to what ends a word.
+MOST_SOURCES = 1_000  # sources that can be within a key at once
+# Quoted: to the closing quote or the end of the text; otherwise to the end of the word.
 _VALUE = r"(\"[^\"]*(?:\"|$)|'[^']*(?:'|$)|[^\s,;&\"']+)"
 _ASSIGNED = r"[\"']?\s{0,4}[=:]\s{0,4}"
 _NAME = (
     r"(?:secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key(?![_-]?id)|account[_-]?key)[\w-]{0,30}"
 )
-# Patterns, and what stays of each. Each begins with a word, and every repetition after it has a bound: a
-# name's own beginning (AWS_ of AWS_SECRET_ACCESS_KEY) need not be matched to stay.
+# Patterns and their replacements. Each pattern begins with a word, and every later repetition is bounded. The
+# beginning of a name (AWS_ of AWS_SECRET_ACCESS_KEY) is not matched and stays.
 SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
-    # keys of AWS and of Alibaba Cloud by their ids
+    # keys of AWS and of Alibaba Cloud, by their ids
     (re.compile(r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"), MASK),
     (re.compile(r"\b(?:LTAI|STS\.)[A-Za-z0-9]{12,64}\b"), MASK),
-    # tokens that say what they are: GitHub, GitLab, Hugging Face, Slack, OpenAI, Anthropic, Grafana, Google;
+    # tokens with a known prefix: GitHub, GitLab, Hugging Face, Slack, OpenAI, Anthropic, Grafana, Google;
     # JSON Web Tokens
     (
         re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-|sk-|gls[ac]_)[A-Za-z0-9_-]{16,255}"),
         MASK,
     ),
     (re.compile(r"\bAIza[A-Za-z0-9_-]{35}"), MASK),
-    # web hooks of Slack and of WeCom, whose address is the secret
+    # webhooks of Slack and of WeCom: the address is the secret
     (re.compile(r"(\bhooks\.slack\.com/[a-z]{1,16}/)[A-Za-z0-9/_-]{8,255}"), rf"\1{MASK}"),
     (re.compile(r"(?i)(\bwebhook/send\?key=)[A-Za-z0-9-]{8,255}"), rf"\1{MASK}"),
     # a key as an argument of wandb
@@ -47,7 +47,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     # user:password@ of a URL
     (re.compile(r"(://[^\s/:@]{0,256}:)[^\s/@]{1,512}(@)"), rf"\1{MASK}\2"),
-    # what a signed URL carries
+    # secrets in a signed URL
     (
         re.compile(
             r"(?i)\b(x-amz-(?:signature|security-token)=|signature=|security-?token=)[^&\s\"']{8,8192}"
@@ -57,7 +57,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     # NAME=value, NAME: value, "name": "value"; --name value
     (re.compile(rf"(?i)({_NAME}{_ASSIGNED}){_VALUE}"), rf"\1{MASK}"),
     (re.compile(r"(?i)(--[\w-]{0,40}(?:secret|password|passwd|api-key|token)\s{1,4})(?!-)\S+"), rf"\1{MASK}"),
-    # a token that is no count and no piece of a text: eos_token=<|end|> and tokens=4096 stay
+    # a token that is neither a count nor a piece of a text: eos_token=<|end|> and tokens=4096 stay
     (
         re.compile(
             rf"(?i)(token{_ASSIGNED})(?!\d+(?:\.\d+)?(?:\W|$))[\"']?[A-Za-z0-9._~+/=-]{{8,8192}}[\"']?"
@@ -68,16 +68,16 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 class Redactor:
-    """Makes secrets unreadable; remembers which sources are within a private key of many lines."""
+    """Masks secrets; remembers which sources are inside a private key of many lines."""
 
     def __init__(self) -> None:
         self._within: dict[str, int] = {}
 
     def __call__(self, source: str, text: str) -> str:
-        """A line without what looks like a secret.
+        """Return a line with its secrets masked.
 
         Args:
-            source: whose lines follow one another, say unit and process.
+            source: groups lines that follow one another, say unit and process.
         """
         text = self._without_key(source, text)
         for pattern, kept in SHAPES:
@@ -85,7 +85,7 @@ class Redactor:
         return text
 
     def _without_key(self, source: str, text: str) -> str:
-        """The text without private keys, also those that began in a line before, or end in a later one."""
+        """Return the text without private keys, also those that span lines before or after this one."""
         kept: list[str] = []
         left = self._within.pop(source, 0)
         while True:

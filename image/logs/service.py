@@ -1,4 +1,4 @@
-"""What the log of either cloud can do, and how it says no."""
+"""Protocol of the log of either cloud, and its errors."""
 
 import importlib
 from collections.abc import Sequence
@@ -18,28 +18,28 @@ class LinesNotTakenError(InstanceError):
 
 
 class LinesRefusedError(InstanceError):
-    """Nothing was written, and these lines will never be taken."""
+    """Nothing was written, and the service will never take these lines."""
 
 
 class LogService(Protocol):
-    """Where lines go."""
+    """Destination of the lines."""
 
     limits: BatchLimits
 
     def size(self, line: Line) -> int:
-        """The bytes that a line takes of a batch."""
+        """Return the bytes that a line takes of a batch."""
 
     def send(self, lines: Sequence[Line]) -> int:
-        """Write a batch, by time; gives how many of its lines the service left out by their age.
+        """Write a batch, sorted by time; return how many lines the service left out because of their age.
 
         Raises:
             LinesNotTakenError: nothing was written; try again later.
-            LinesRefusedError: nothing was written, and never will be.
+            LinesRefusedError: nothing was written, and the service will never take these lines.
         """
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> LogService:
-    """The log that the instance's stack declares; nothing of the other cloud is loaded.
+    """Return the log that the instance's stack declares; only that cloud's module is loaded.
 
     Raises:
         CloudError: the metadata service does not answer.
@@ -49,5 +49,5 @@ def connect(instance: InstanceFile, metadata: Metadata) -> LogService:
 
 
 def source(instance: InstanceFile, instance_id: str) -> str:
-    """What one instance's lines stand under: its pool and its id; the queue's controller is in no pool."""
+    """Return the source of an instance's lines: pool and id; the queue's controller is in no pool."""
     return f"{instance.pool or QUEUE_FOLDER}/{instance_id}"

@@ -1,4 +1,4 @@
-"""Sends what the buffer holds, batch by batch, and remembers how far it came."""
+"""Send the buffer batch by batch, and store the position in the journal."""
 
 import logging
 import random
@@ -10,8 +10,8 @@ from image.instance.files import read_text, replace_text
 from image.logs.buffer import LineBatch, LineBuffer
 from image.logs.service import LinesNotTakenError, LinesRefusedError, LogService
 
-FLUSH_S = 5.0  # lines of so long become one call
-KEEP_S = 30.0  # between two cursors of which no line was sent
+FLUSH_S = 5.0  # lines of this time become one call
+KEEP_S = 30.0  # between two writes of a cursor where no line was sent
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 DOUBLINGS = 6  # until the longest wait is reached
 CURSOR_FILE = "cursor"
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 
 class CursorFile:
-    """Where the journal was left, over restarts.
+    """Position in the journal, kept over restarts.
 
     Args:
         folder: of the service's own state.
@@ -31,7 +31,7 @@ class CursorFile:
         self._path = folder / CURSOR_FILE
 
     def read(self) -> str:
-        """journald's cursor; empty where there is none that can be read."""
+        """Return journald's cursor; empty where it is missing or unreadable."""
         try:
             return read_text(self._path).strip()
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class CursorFile:
             return ""
 
     def write(self, cursor: str) -> None:
-        """Keep it; raises OSError."""
+        """Store the cursor; raises OSError."""
         replace_text(self._path, f"{cursor}\n", OWNER_ALONE)
 
 
@@ -49,9 +49,9 @@ class Shipper:
     """Sends batches until it is stopped.
 
     Args:
-        stopped: whether the process is to end.
-        wait: for so many seconds, or until the process is to end.
-        now: seconds of a clock that only goes on.
+        stopped: whether the process should end.
+        wait: waits for so many seconds, or until the process should end.
+        now: seconds of a monotonic clock.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Shipper:
         self._kept, self._kept_s = "", now()
 
     def run(self) -> bool:
-        """Send as lines come; at the end what is left, each batch once. As ``send_waiting``."""
+        """Send lines as they come; at the end, try each remaining batch once. Return as ``send_waiting``."""
         while not self._stopped():
             self._buffer.wait(self._service.limits, FLUSH_S)
             if not self.send_waiting():
@@ -77,9 +77,9 @@ class Shipper:
         return self.send_waiting()
 
     def send_waiting(self) -> bool:
-        """Send all that is there; False where it is to end and the service does not take a batch.
+        """Send everything that waits; False where the process ends and the service does not take a batch.
 
-        Nothing may be sent after that: the cursor would pass over lines that were not taken.
+        Nothing may be sent after False: the cursor would pass over lines that were not taken.
         """
         while batch := self._buffer.take(self._service.limits):
             if not self._deliver(batch):
@@ -88,13 +88,13 @@ class Shipper:
         return True
 
     def _keep_passed(self) -> None:
-        """Keep the cursor after what nobody wants, so that no restart reads it again."""
+        """Store the cursor after unwanted entries, so that a restart does not read them again."""
         cursor = self._buffer.passed()
         if cursor and cursor != self._kept and (self._stopped() or self._now() - self._kept_s >= KEEP_S):
             self._remember(cursor)
 
     def _deliver(self, batch: LineBatch) -> bool:
-        """Send one batch, again until it is taken; whether it is done with."""
+        """Send one batch, again until it is taken; return whether it was taken or refused for good."""
         attempt = 0
         while True:
             try:
@@ -108,7 +108,7 @@ class Shipper:
                 attempt += 1
                 if self._stopped():
                     return False
-                # full jitter: instances that were refused at once must not come back at once
+                # full jitter: instances that were refused together must not retry together
                 longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempt, DOUBLINGS))
                 self._wait(random.uniform(0, longest))
             else:

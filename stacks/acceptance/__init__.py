@@ -1,1 +1,1 @@
-"""The proof of a stack in a real account: a copy comes up, works, is interrupted, is swept, is deleted."""
+"""Acceptance run: prove a stack in a real account with a small copy, and delete the copy afterwards."""

@@ -1,4 +1,4 @@
-"""What an acceptance run asks of a cloud, whichever it is."""
+"""Protocol of a cloud account, as an acceptance run uses it on either cloud."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ TAG_STACK, TAG_POOL = f"{PROJECT}:stack", f"{PROJECT}:pool"
 TAG_KEEP_UNTIL, TAG_KEEP_REASON = f"{PROJECT}:keep-until", f"{PROJECT}:keep-reason"
 TAG_REAP_AFTER = f"{PROJECT}:reap-after"
 ENDED = frozenset({"shutting-down", "terminated"})
-# What an agent publishes every minute, see image/reaper/metrics.py
+# The agent publishes this metric every minute, see image/reaper/metrics.py
 HEARTBEAT_METRIC = "SecondsSinceActivity"
 
 
@@ -35,16 +35,16 @@ class TestedInstance:
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone, or on its way out."""
+        """Return whether the instance is terminated or is shutting down."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a command on an instance came to.
+    """Result of a command on an instance.
 
     Attributes:
-        output: of standard output, up to what the cloud keeps (24,000 characters on AWS).
+        output: standard output, cut to what the cloud keeps (24,000 characters on AWS).
     """
 
     code: int
@@ -57,11 +57,10 @@ class Left:
     """Something of the stack that still exists.
 
     Attributes:
-        kind: what it is: ``instance``, ``volume``, ``nat gateway``, ``public address``, ``bucket``...
+        kind: ``instance``, ``volume``, ``nat gateway``, ``public address``, ``bucket``...
         id: the cloud's id or ARN.
-        state: as the cloud calls it; empty where it names none.
-        priced_as: the catalog's or price list's name of what an hour of it costs; empty where it is not
-            paid by the hour.
+        state: the cloud's name of its state; empty where the cloud gives none.
+        priced_as: its name in the catalog or the price list; empty where it is not paid by the hour.
     """
 
     kind: str
@@ -74,13 +73,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a cloud's API, as evidence.
+    """One API call, as evidence.
 
     Attributes:
         at: when it was made, aware UTC.
         name: service and operation, ``ec2.describe_instances``.
-        request_id: the cloud's own; empty where it did not answer.
-        error: its error code; empty where it agreed.
+        request_id: the cloud's own; empty where the cloud did not answer.
+        error: the cloud's error code; empty where the call succeeded.
     """
 
     at: datetime
@@ -92,10 +91,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Kept:
-    """A setting of a scaling group, as it was asked for and as the cloud has it.
+    """A setting of a scaling group: the value that was asked for, and the value that the cloud has.
 
     Attributes:
-        setting: in the cloud's word.
+        setting: the cloud's name of the setting.
     """
 
     group: str
@@ -105,12 +104,12 @@ class Kept:
 
 
 class Account(Protocol):
-    """A cloud account, seen through one stack; every method raises ``CallRefusedError``.
+    """One stack's part of a cloud account; every method raises ``CallRefusedError``.
 
     Attributes:
         calls: every call made so far, in order.
         interrupts_spot: whether the cloud can be asked to interrupt a spot instance.
-        watches: kinds of ``watched`` that a stack must have there.
+        watches: the kinds of ``watched`` that a stack must have on this cloud.
     """
 
     calls: list[Call]
@@ -118,41 +117,41 @@ class Account(Protocol):
     watches: tuple[str, ...]
 
     def identity(self) -> str:
-        """The account's id, of the credentials in use."""
+        """Return the account's id for the credentials in use."""
 
     def instances(self) -> Sequence[TestedInstance]:
-        """Every instance that carries the stack's tag, terminated ones as long as the cloud lists them."""
+        """Return every instance with the stack's tag; terminated ones for as long as the cloud lists them."""
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> Sequence[Kept]:
-        """What each pool's groups have of what the program asked; pool -> its groups."""
+        """Compare the groups' settings with what the program asked for; ``groups``: pool -> its groups."""
 
     def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
-        """Ask for an instance where a group was made for none and grows by request; gives those groups."""
+        """Ask for an instance in each group made with 0 that grows by request; return those groups."""
 
     def logged(self) -> Mapping[str, float]:
-        """Log store -> the most bytes per second that arrived in it lately, 0 where nothing did.
+        """Return the highest recent inflow of each log store, in bytes per second; 0 where nothing arrived.
 
-        Stores alone that the cloud may make with a key which it then cannot use.
+        Lists only stores that the cloud may create with a key which it then cannot use.
         """
 
     def why_none(self, group: str) -> str:
-        """What the scaling group said of its last launch; empty where it said nothing."""
+        """Return the scaling group's message about its last launch; empty where it gave none."""
 
     def run(self, instance_id: str, script: str) -> str:
-        """Start a shell script as root; gives the command's id.
+        """Start a shell script as root; return the command's id.
 
         Raises:
             NotReachableError: the instance takes no commands yet.
         """
 
     def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
-        """What the script came to; None while it runs."""
+        """Return the script's result; None while it runs."""
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """When the instance's agent was last heard, if it was since then."""
+        """Return when the instance's agent was last heard since ``since``; None if it was not."""
 
     def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """When the instance's agent was first heard since then."""
+        """Return when the instance's agent was first heard since ``since``; None if it was not."""
 
     def tag(self, instance_id: str, tags: Mapping[str, str]) -> None:
         """Set tags."""
@@ -161,32 +160,32 @@ class Account(Protocol):
         """Remove tags."""
 
     def keys(self, uri: str) -> Mapping[str, datetime]:
-        """Every object below ``s3://bucket/prefix`` (or ``oss://``): key -> when it was written."""
+        """Return every object below ``s3://bucket/prefix`` (or ``oss://``): key -> when it was written."""
 
     def read(self, uri: str) -> bytes:
-        """One object."""
+        """Return one object."""
 
     def watched(self, topic: str) -> Mapping[str, Sequence[str]]:
-        """Kinds of watchers, ``alarms`` say, -> names; ``recipients`` -> states of their addresses.
+        """Return what watches the stack: kind (``alarms``...) -> names; ``recipients`` -> their states.
 
         Args:
-            topic: where alarms go, by the stack's output of it.
+            topic: the stack's output that names where alarms are sent.
         """
 
     def interrupt(self, instance_id: str) -> str:
-        """Have the cloud interrupt a spot instance; gives what it was asked, for the evidence."""
+        """Have the cloud interrupt a spot instance; return a description of the request, for the evidence."""
 
     def forget_interruption(self) -> None:
-        """Remove what ``interrupt`` made; quiet where there is nothing."""
+        """Remove what ``interrupt`` made; do nothing where there is nothing."""
 
     def left(self) -> Sequence[Left]:
-        """Everything that still carries the stack's tag."""
+        """Return everything that still carries the stack's tag."""
 
     def end_stragglers(self) -> Sequence[str]:
-        """Terminate the stack's instances that outlived their groups; gives their ids."""
+        """Terminate the stack's instances that outlived their groups; return their ids."""
 
     def let_keys_go(self) -> Sequence[str]:
-        """Schedule the deletion of the stack's keys once nothing is left that they encrypt; gives them."""
+        """Schedule the deletion of the stack's keys once they encrypt nothing any more; return their ARNs."""
 
     def empty_buckets(self) -> int:
-        """Remove every object and version from the stack's buckets; gives how many."""
+        """Remove every object and version from the stack's buckets; return their number."""

@@ -1,8 +1,8 @@
-"""An Alibaba Cloud account as an acceptance run asks it; ``CALLS`` has every call and its page.
+"""An Alibaba Cloud account in an acceptance run; ``CALLS`` lists every call with its documentation page.
 
-Products answer by their RPC interface, OSS by its S3 interface. What the cloud does not have or not say
-there is left out, and said: it interrupts no spot instance on request, and its functions answer by another
-protocol, so that the schedule is proven by the mark alone.
+Products answer by their RPC interface, OSS by its S3 interface. The cloud cannot do two things that AWS can,
+and the evidence says so: it interrupts no spot instance on request, and its functions use another protocol.
+The sweep's mark alone proves that its schedule works.
 """
 
 import base64
@@ -73,9 +73,9 @@ CALLS = {f"{product}.{name}": _doc(product, name) for product, names in ACTIONS.
         *("list_object_versions", "list_objects_v2"),
     )
 }
-# Values of DescribeInstances' Status, in the words that both clouds share here.
+# Values of DescribeInstances' Status, mapped to the state names that both clouds share here.
 STATES = {"Pending": "pending", "Starting": "pending"}
-# Values of DescribeInvocationResults' InvocationStatus: the command has yet to end.
+# Values of DescribeInvocationResults' InvocationStatus of a command that has not ended.
 RUNNING = frozenset({"Pending", "Scheduled", "Running", "Stopping"})
 SCRIPT_TIMEOUT_S = 900
 PAGE = 100  # DescribeInstances, DescribeDisks, DescribeEipAddresses
@@ -90,7 +90,7 @@ STATISTICS = (
     "Maximum",
     "Sum",
     "Value",
-)  # which of them a metric has, DescribeMetricMetaList says
+)  # DescribeMetricMetaList says which of them a metric has
 TAGGED_PAGE = 1000  # ListTagResources
 KEY_WAITS_DAYS = 7
 PENDING_DELETION = "PendingDeletion"
@@ -100,7 +100,7 @@ class AlicloudAccount:
     """One stack's part of an Alibaba Cloud account; see ``account.Account``.
 
     Args:
-        cloud: asks the products; by default with the credentials of the environment.
+        cloud: calls the products; by default with the credentials of the environment.
         connect: makes boto3's client for OSS.
     """
 
@@ -122,11 +122,11 @@ class AlicloudAccount:
         self._known: dict[str, TestedInstance] = {}
 
     def identity(self) -> str:
-        """The account's id."""
+        """Return the account's id."""
         return str(self._ask("sts.GetCallerIdentity")["AccountId"])
 
     def instances(self) -> list[TestedInstance]:
-        """Every instance that carries the stack's tag; a released one is listed as terminated."""
+        """Return every instance with the stack's tag; one that was seen and is released is terminated."""
         pages = self._tokens(
             "ecs.DescribeInstances", ("Instances", "Instance"), self._own(), MaxResults=str(PAGE)
         )
@@ -136,7 +136,7 @@ class AlicloudAccount:
         return list(self._known.values())
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
-        """What no schema says: what Auto Scaling makes of a 0, of an option alone, of an inactive group."""
+        """Compare settings that no schema describes: a desired size of 0, spot options, health checks."""
         settings: list[Kept] = []
         for pool in self._stack.pools:
             for group in groups[pool.name]:
@@ -147,7 +147,7 @@ class AlicloudAccount:
         return settings
 
     def _interface(self, group: str) -> Kept:
-        """The eRDMA interface that the second pass of ``gpu-fleet up`` gave the configuration."""
+        """Return the setting of the eRDMA interface, which the second pass of ``gpu-fleet up`` adds."""
         answer = self._ask("ess.DescribeScalingConfigurations", ScalingGroupId=group)
         modes = {
             interface.get("NetworkInterfaceTrafficMode")
@@ -157,7 +157,7 @@ class AlicloudAccount:
         return Kept(group, "NetworkInterfaceTrafficMode", ["HighPerformance"], sorted(map(str, modes)))
 
     def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> list[str]:
-        """A group made with 0 expects no number, so ``ScaleWithAdjustment`` is what raises it."""
+        """Raise each group made with 0 by ``ScaleWithAdjustment``: it has no expected number."""
         made_empty = [groups[pool.name][0] for pool in self._stack.pools if pool.size.desired == 0]
         for group in made_empty:
             self._ask(
@@ -169,10 +169,10 @@ class AlicloudAccount:
         return made_empty
 
     def logged(self) -> dict[str, float]:
-        """What CloudMonitor says of the stack's log stores.
+        """Return CloudMonitor's inflow of the stack's log stores.
 
-        Simple Log Service signs requests by a way of its own, which the official SDK's core lacks; its own
-        SDK brings protobuf, lz4 and elasticsearch. What arrived, CloudMonitor says as well.
+        Simple Log Service has its own request signature, which the official SDK's core lacks. Its own SDK
+        needs protobuf, lz4 and elasticsearch. CloudMonitor reports the inflow as well.
         """
         return {label: self._inflow(label) for label in LOG_STORES}
 
@@ -192,7 +192,7 @@ class AlicloudAccount:
         return max((float(point.get(key) or 0) for point in points for key in STATISTICS), default=0.0)
 
     def why_none(self, group: str) -> str:
-        """The message of the group's newest activity; groups go by their id."""
+        """Return the message of the newest activity; ``group`` is the scaling group's id."""
         answer = self._ask("ess.DescribeScalingActivities", ScalingGroupId=group, PageSize="1")
         activities = listed(answer, "ScalingActivities")
         return (
@@ -220,7 +220,7 @@ class AlicloudAccount:
         return str(sent["InvokeId"])
 
     def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
-        """What the script came to; one that was never delivered has code -1."""
+        """Return the script's result; a script that was never delivered has code -1."""
         answer = self._ask("ecs.DescribeInvocationResults", InvokeId=command_id, InstanceId=instance_id)
         rows = listed(answer.get("Invocation") or {}, "InvocationResults", "InvocationResult")
         if not rows or rows[0].get("InvocationStatus") in RUNNING:
@@ -233,15 +233,15 @@ class AlicloudAccount:
         )
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """When the agent was last heard."""
+        """Return when the agent was last heard since ``since``; None if it was not."""
         return max(self._heartbeats(instance_id, since), default=None)
 
     def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """When the agent was first heard."""
+        """Return when the agent was first heard since ``since``; None if it was not."""
         return min(self._heartbeats(instance_id, since), default=None)
 
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
-        """The minutes with a heartbeat; the metric's name is that of image/reaper/alicloud/metrics.py."""
+        """Return the minutes with a heartbeat; image/reaper/alicloud/metrics.py defines the metric's name."""
         stack = "".join(letter if letter.isalnum() else "_" for letter in self._stack.name)
         answer = self._ask(
             "cms.DescribeMetricList",
@@ -271,7 +271,7 @@ class AlicloudAccount:
         self._ask("ecs.UntagResources", ResourceType="instance", **{"ResourceId.1": instance_id}, **names)
 
     def keys(self, uri: str) -> dict[str, datetime]:
-        """Every object below a prefix."""
+        """Return every object below a prefix: key -> when it was written."""
         bucket, prefix = _parted(uri)
         modified: dict[str, datetime] = {}
         more: dict[str, str] = {}
@@ -283,13 +283,13 @@ class AlicloudAccount:
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def read(self, uri: str) -> bytes:
-        """One object."""
+        """Return one object."""
         bucket, key = _parted(uri)
         body: bytes = self._oss("get_object", Bucket=bucket, Key=key)["Body"].read()
         return body
 
     def watched(self, topic: str) -> dict[str, list[str]]:
-        """The stack's alarms, those of its meter among them; ``topic`` is its contact group."""
+        """Return the stack's alarms, those of its meter among them; ``topic`` is its contact group."""
         rules = self._ask(
             "cms.DescribeMetricRuleList", RuleName=naming.prefixed(self._stack.name), PageSize="100"
         )
@@ -304,10 +304,13 @@ class AlicloudAccount:
         raise CallRefusedError(f"{instance_id}: Alibaba Cloud interrupts no spot instance on request")
 
     def forget_interruption(self) -> None:
-        """Nothing was made."""
+        """Do nothing: ``interrupt`` makes nothing here."""
 
     def left(self) -> list[Left]:
-        """What still carries the stack's tag: what is paid by the hour from its own API, the rest by tag."""
+        """List everything that still carries the stack's tag.
+
+        Each product's own API lists what is paid by the hour; the tag service lists the rest.
+        """
         own = self._own()
         disks = self._tokens("ecs.DescribeDisks", ("Disks", "Disk"), own, MaxResults=str(PAGE))
         gateways = self._ask("vpc.DescribeNatGateways", PageSize=str(NAT_PAGE), **own)
@@ -331,7 +334,7 @@ class AlicloudAccount:
         ]
 
     def _tagged(self) -> Iterator[Left]:
-        """Everything else that the tag service names."""
+        """Yield everything else that the tag service lists."""
         listed_kinds = (":instance/", ":disk/", ":natgateway/", ":eip/")
         for arn in self._arns():
             service = arn.split(":")[2]
@@ -364,7 +367,7 @@ class AlicloudAccount:
         return str(self._ask("kms.DescribeKey", KeyId=_last(arn))["KeyMetadata"]["KeyState"])
 
     def let_keys_go(self) -> list[str]:
-        """Schedule the deletion of the stack's keys, where no disk is left that they encrypt."""
+        """Schedule the deletion of the stack's keys once no disk is left that they encrypt."""
         if list(self._tokens("ecs.DescribeDisks", ("Disks", "Disk"), self._own(), MaxResults=str(PAGE))):
             return []
         keys = [arn for arn in self._arns() if ":kms:" in arn and self._key_state(arn) != PENDING_DELETION]
@@ -373,7 +376,7 @@ class AlicloudAccount:
         return keys
 
     def end_stragglers(self) -> list[str]:
-        """Release every instance of the stack that still runs."""
+        """Release every instance of the stack that still runs; return their ids."""
         running = [instance.id for instance in self.instances() if not instance.ended]
         if running:
             ids = {f"InstanceId.{number}": instance_id for number, instance_id in enumerate(running, 1)}
@@ -381,13 +384,13 @@ class AlicloudAccount:
         return running
 
     def empty_buckets(self) -> int:
-        """Remove every version of every object from the buckets of the stack's tag and name."""
+        """Remove every version of every object from the buckets that carry the stack's tag and name."""
         own = f"{naming.prefixed(self._stack.name)}-"
         buckets = [_last(arn) for arn in self._arns() if ":oss:" in arn]
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
 
     def _empty(self, bucket: str) -> int:
-        """Nothing where the bucket is gone already."""
+        """Empty one bucket; return the number of objects, 0 where the bucket does not exist."""
         try:
             return buckets.empty(self._oss, bucket, LOG.info, in_batches=False)
         except CallRefusedError as error:
@@ -403,7 +406,7 @@ class AlicloudAccount:
     def _tokens(
         self, name: str, path: tuple[str, ...], chosen: Mapping[str, str], **parameters: str
     ) -> Iterator[dict[str, Any]]:
-        """Every page of an answer that hands out tokens."""
+        """Yield the rows of every page of a call that pages by ``NextToken``."""
         token: dict[str, str] = {}
         while True:
             page = self._ask(name, **chosen, **parameters, **token)
@@ -413,11 +416,11 @@ class AlicloudAccount:
             token = {"NextToken": page["NextToken"]}
 
     def _ask(self, name: str, **parameters: str) -> dict[str, Any]:
-        """One call of ``CALLS``, kept as evidence.
+        """Make one call of ``CALLS`` and keep it as evidence.
 
         Raises:
-            CallRefusedError: it was refused, or not answered.
-            KeyError: it is none of ``CALLS``.
+            CallRefusedError: the cloud refused the call or did not answer.
+            KeyError: the call is not in ``CALLS``.
         """
         doc, at = CALLS[name], self._clock.now()
         product, action = name.split(".")
@@ -436,7 +439,7 @@ class AlicloudAccount:
             raise CallRefusedError(str(error)) from error
 
     def _oss(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """One call of OSS; errors as ``_ask``."""
+        """Make one call of OSS; errors as in ``_ask``."""
         name = f"oss.{operation}"
         doc, at = CALLS[name], self._clock.now()
         self._s3 = self._s3 or self._client()
@@ -455,7 +458,7 @@ class AlicloudAccount:
 
 
 def _kept(pool: Pool, group: str, raw: Mapping[str, Any]) -> Iterator[Kept]:
-    """Every setting of a group that only an account can show; the API's words (DescribeScalingGroups)."""
+    """Yield the settings of a group that only a real account can show, by DescribeScalingGroups' names."""
     options = raw.get("CapacityOptions") or {}
     yield Kept(group, "LifecycleState", "Active", raw.get("LifecycleState"))
     yield Kept(group, "EnableDesiredCapacity", pool.size.desired > 0, expects_a_number(raw))
@@ -500,12 +503,12 @@ def _ended(instance: TestedInstance) -> TestedInstance:
 
 
 def _last(arn: str) -> str:
-    """``arn:acs:kms:cn-shenzhen:1:key/abc`` -> ``abc``."""
+    """Return the last part of an ARN: ``arn:acs:kms:cn-shenzhen:1:key/abc`` -> ``abc``."""
     return arn.rpartition("/")[2].rpartition(":")[2]
 
 
 def _parted(uri: str) -> tuple[str, str]:
-    """``oss://bucket/a/b`` -> (``bucket``, ``a/b``)."""
+    """Split a URI: ``oss://bucket/a/b`` -> (``bucket``, ``a/b``)."""
     bucket, _, rest = uri.partition("://")[2].partition("/")
     return bucket, rest
 

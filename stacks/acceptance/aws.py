@@ -1,4 +1,4 @@
-"""An AWS account as an acceptance run asks it; ``CALLS`` has every call beside the page that documents it."""
+"""An AWS account in an acceptance run; ``CALLS`` lists every call with its documentation page."""
 
 import json
 import logging
@@ -80,9 +80,9 @@ CALLS = {
 # docs.aws.amazon.com/systems-manager/latest/userguide/documents-command-ssm-plugin-reference.html
 SHELL_DOCUMENT = "AWS-RunShellScript"
 SCRIPT_TIMEOUT_S = 900
-# InvalidInstanceId: not registered yet, or terminated; API page of SendCommand, "Errors".
+# InvalidInstanceId: the instance is not registered yet, or terminated; API page of SendCommand, "Errors".
 NOT_REGISTERED = frozenset({"InvalidInstanceId"})
-# Right after SendCommand the invocation is not known yet; API page of GetCommandInvocation, "Errors".
+# GetCommandInvocation knows an invocation only a moment after SendCommand; its API page, "Errors".
 NOT_KNOWN_YET = frozenset({"InvocationDoesNotExist"})
 RUNNING = frozenset({"Pending", "InProgress", "Delayed"})
 PERIOD_S = 60
@@ -119,17 +119,17 @@ class AwsAccount:
         self._role = naming.prefixed(stack.name, "fis")
 
     def identity(self) -> str:
-        """The account's id."""
+        """Return the account's id."""
         return str(self._ask("sts.get_caller_identity")["Account"])
 
     def instances(self) -> list[TestedInstance]:
-        """Every instance that carries the stack's tag; EC2 forgets terminated ones after about an hour."""
+        """Return every instance with the stack's tag; EC2 forgets terminated ones after about an hour."""
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         pages = self._pages("ec2.describe_instances", "Reservations", Filters=own)
         return [_instance(instance) for reservation in pages for instance in reservation["Instances"]]
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
-        """Whether instances on demand are launched protected, in groups that never rebalance."""
+        """Check that groups on demand launch protected instances and have AZRebalance suspended."""
         names = [
             group
             for pool in self._stack.pools
@@ -140,17 +140,17 @@ class AwsAccount:
         return [kept for raw in answer["AutoScalingGroups"] for kept in _kept(raw)]
 
     def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> list[str]:  # noqa: ARG002 - the other cloud's
-        """None: every group has a desired capacity of its own."""
+        """Return nothing: every group has a desired capacity of its own."""
         return []
 
     def logged(self) -> dict[str, float]:
-        """None: CloudWatch Logs tries the key before it makes a group
+        """Return nothing: CloudWatch Logs tries the key before it makes a log group
         (docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html).
         """
         return {}
 
     def why_none(self, group: str) -> str:
-        """The status message of the group's newest activity."""
+        """Return the status message of the group's newest activity."""
         activities = self._ask(
             "autoscaling.describe_scaling_activities", AutoScalingGroupName=group, MaxRecords=1
         )["Activities"]
@@ -177,7 +177,7 @@ class AwsAccount:
         return str(sent["Command"]["CommandId"])
 
     def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
-        """What the script came to; a script that was never delivered has code -1."""
+        """Return the script's result; a script that was never delivered has code -1."""
         try:
             invocation = self._ask("ssm.get_command_invocation", CommandId=command_id, InstanceId=instance_id)
         except CallRefusedError as error:
@@ -194,15 +194,15 @@ class AwsAccount:
         )
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """When the agent was last heard."""
+        """Return when the agent was last heard since ``since``; None if it was not."""
         return max(self._heartbeats(instance_id, since), default=None)
 
     def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """When the agent was first heard."""
+        """Return when the agent was first heard since ``since``; None if it was not."""
         return min(self._heartbeats(instance_id, since), default=None)
 
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
-        """The minutes with a heartbeat; CloudWatch gives at most 1,440 a call, which is a day."""
+        """Return the minutes with a heartbeat; CloudWatch gives at most 1,440 points a call, a day."""
         statistics = self._ask(
             "cloudwatch.get_metric_statistics",
             Namespace=naming.metric_namespace(self._stack.name),
@@ -226,7 +226,7 @@ class AwsAccount:
         self._ask("ec2.delete_tags", Resources=[instance_id], Tags=[{"Key": key} for key in keys])
 
     def keys(self, uri: str) -> dict[str, datetime]:
-        """Every object below a prefix."""
+        """Return every object below a prefix: key -> when it was written."""
         bucket, prefix = _parted(uri)
         pages = self._pages(
             "s3.list_objects_v2",
@@ -238,13 +238,13 @@ class AwsAccount:
         return {entry["Key"]: entry["LastModified"] for entry in pages}
 
     def read(self, uri: str) -> bytes:
-        """One object."""
+        """Return one object."""
         bucket, key = _parted(uri)
         body: bytes = self._ask("s3.get_object", Bucket=bucket, Key=key)["Body"].read()
         return body
 
     def watched(self, topic: str) -> dict[str, list[str]]:
-        """Alarms and schedules by the stack's prefix, the budget by its name, the topic's subscriptions."""
+        """Return alarms and schedules with the stack's prefix, its budget, and the topic's subscriptions."""
         prefix = naming.prefixed(self._stack.name)
         alarms = self._pages("cloudwatch.describe_alarms", "MetricAlarms", AlarmNamePrefix=f"{prefix}-")
         schedules = self._pages("scheduler.list_schedules", "Schedules", NamePrefix=f"{prefix}-")
@@ -262,7 +262,7 @@ class AwsAccount:
         }
 
     def interrupt(self, instance_id: str) -> str:
-        """Have Fault Injection Service interrupt a spot instance, with a role made for it alone."""
+        """Have Fault Injection Service interrupt a spot instance, with a role for this instance alone."""
         partition = "aws-us-gov" if self._stack.region.startswith("us-gov-") else "aws"
         arn = f"arn:{partition}:ec2:{self._stack.region}:{self._stack.account_id}:instance/{instance_id}"
         role_arn = self._fis_role(arn)
@@ -275,7 +275,7 @@ class AwsAccount:
         """Wait until the experiment runs or is done.
 
         Raises:
-            CallRefusedError: it failed; its reason is in the message.
+            CallRefusedError: the experiment failed or did not start in time; the message holds the reason.
         """
         until = self._clock.now() + ROLE_PATIENCE
         while self._clock.now() < until:
@@ -290,9 +290,9 @@ class AwsAccount:
         raise CallRefusedError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
 
     def _fis_role(self, instance_arn: str) -> str:
-        """A role that may interrupt this one instance.
+        """Make a role that may interrupt this one instance; return its ARN.
 
-        As docs.aws.amazon.com/fis/latest/userguide/getting-started-iam-service-role.html has it.
+        Follows docs.aws.amazon.com/fis/latest/userguide/getting-started-iam-service-role.html.
         """
         trust = {
             "Version": "2012-10-17",
@@ -328,7 +328,7 @@ class AwsAccount:
         return str(made["Role"]["Arn"])
 
     def _template(self, instance_arn: str, role_arn: str) -> str:
-        """The experiment's template; tried again while FIS does not know the role yet."""
+        """Make the experiment's template; try again while FIS does not know the role yet."""
         until = self._clock.now() + ROLE_PATIENCE
         while True:
             try:
@@ -361,7 +361,7 @@ class AwsAccount:
             self._clock.sleep(ROLE_EVERY_S)
 
     def forget_interruption(self) -> None:
-        """Remove template and role; what is not there is no failure."""
+        """Remove template and role; one that does not exist is no failure."""
         if self._experiment is not None:
             self._gone("fis.delete_experiment_template", "ResourceNotFoundException", id=self._experiment)
             self._experiment = None
@@ -376,10 +376,10 @@ class AwsAccount:
                 raise
 
     def left(self) -> list[Left]:
-        """What still carries the stack's tag: what is paid by the hour from its own API, the rest by tag.
+        """List everything that still carries the stack's tag.
 
-        The tagging API also names what is deleted already, for a while; instances, volumes, gateways and
-        addresses are read from EC2, which knows.
+        The tagging API also lists deleted resources for a while. Instances, volumes, gateways and addresses
+        are paid by the hour, so EC2's own API lists them.
         """
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         instances = [instance for instance in self.instances() if not instance.ended]
@@ -402,7 +402,7 @@ class AwsAccount:
         ]
 
     def _tagged(self) -> Iterator[Left]:
-        """Everything else that the tagging API names."""
+        """Yield everything else that the tagging API lists."""
         listed_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
         for arn in self._arns():
             service = arn.split(":")[2]
@@ -415,7 +415,7 @@ class AwsAccount:
                 yield Left(service, arn, note=note)
 
     def _bucket_left(self, arn: str) -> Iterator[Left]:
-        """A bucket that is there still; one with objects costs by what they weigh, which is not asked."""
+        """Yield the bucket if it exists; a bucket with objects costs by their size, which is not asked."""
         name = arn.rpartition(":")[2]
         try:
             page = self._ask("s3.list_object_versions", Bucket=name, MaxKeys=1)
@@ -427,7 +427,7 @@ class AwsAccount:
         yield Left("s3", arn, "holds objects" if holds else "empty", "contents" if holds else "")
 
     def _arns(self, *types: str) -> list[str]:
-        """What carries the stack's tag, of some resource types or of all."""
+        """Return the ARNs with the stack's tag, of the given resource types or of all."""
         pages = self._pages(
             "resourcegroupstaggingapi.get_resources",
             "ResourceTagMappingList",
@@ -438,7 +438,7 @@ class AwsAccount:
         return [str(entry["ResourceARN"]) for entry in pages]
 
     def _key_left(self, arn: str) -> Left:
-        """A key: paid for by the month until its deletion is scheduled (aws.amazon.com/kms/pricing)."""
+        """Describe a key; it costs until its deletion is scheduled (aws.amazon.com/kms/pricing)."""
         state = self._key_state(arn)
         if state == PENDING_DELETION:
             return Left("kms", arn, state, note="deleted after its waiting period, which costs nothing")
@@ -448,7 +448,7 @@ class AwsAccount:
         return str(self._ask("kms.describe_key", KeyId=arn)["KeyMetadata"]["KeyState"])
 
     def let_keys_go(self) -> list[str]:
-        """Schedule the deletion of the stack's keys, where no disk is left that they encrypt."""
+        """Schedule the deletion of the stack's keys once no volume is left that they encrypt."""
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         if list(self._pages("ec2.describe_volumes", "Volumes", Filters=own)):
             return []
@@ -459,20 +459,20 @@ class AwsAccount:
         return keys
 
     def end_stragglers(self) -> list[str]:
-        """Terminate every instance of the stack that still runs."""
+        """Terminate every instance of the stack that still runs; return their ids."""
         running = [instance.id for instance in self.instances() if not instance.ended]
         if running:
             self._ask("ec2.terminate_instances", InstanceIds=running)
         return running
 
     def empty_buckets(self) -> int:
-        """Remove every version of every object from the buckets of the stack's tag and name."""
+        """Remove every version of every object from the buckets that carry the stack's tag and name."""
         own = f"{naming.prefixed(self._stack.name)}-"
         buckets = [arn.rpartition(":")[2] for arn in self._arns("s3")]
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
 
     def _empty(self, bucket: str) -> int:
-        """Nothing where the bucket is gone already."""
+        """Empty one bucket; return the number of objects, 0 where the bucket does not exist."""
         try:
             return buckets.empty(self._s3, bucket, LOG.info, in_batches=True)
         except CallRefusedError as error:
@@ -486,11 +486,11 @@ class AwsAccount:
         return self._ask(f"s3.{operation}", **arguments)
 
     def _ask(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """One call of ``CALLS``, kept as evidence.
+        """Make one call of ``CALLS`` and keep it as evidence.
 
         Raises:
-            CallRefusedError: it was refused, or not answered.
-            KeyError: it is none of ``CALLS``: nothing undocumented is ever called.
+            CallRefusedError: the cloud refused the call or did not answer.
+            KeyError: the call is not in ``CALLS``: only documented calls are made.
         """
         doc, at = CALLS[name], self._clock.now()
         service, operation = name.split(".")
@@ -510,10 +510,10 @@ class AwsAccount:
     def _pages(
         self, name: str, key: str, *, token: tuple[str, str] = ("NextToken", "NextToken"), **arguments: Any
     ) -> Iterator[Any]:
-        """Everything under ``key`` of every page; errors as ``_ask``.
+        """Yield everything under ``key`` of every page; errors as in ``_ask``.
 
         Args:
-            token: the name of the next page's token in the answer, and in the question.
+            token: the names of the next page's token: in the answer, and in the request.
         """
         answered, asked = token
         while True:
@@ -556,6 +556,6 @@ def _instance(raw: Mapping[str, Any]) -> TestedInstance:
 
 
 def _parted(uri: str) -> tuple[str, str]:
-    """``s3://bucket/a/b`` -> (``bucket``, ``a/b``)."""
+    """Split a URI: ``s3://bucket/a/b`` -> (``bucket``, ``a/b``)."""
     bucket, _, rest = uri.removeprefix("s3://").partition("/")
     return bucket, rest

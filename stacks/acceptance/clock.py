@@ -1,4 +1,4 @@
-"""Time as an acceptance run sees it; tests bring their own."""
+"""Clock of an acceptance run; tests bring their own."""
 
 import time
 from datetime import UTC, datetime
@@ -6,22 +6,22 @@ from typing import Protocol
 
 
 class RunClock(Protocol):
-    """Says the time and lets it pass."""
+    """Gives the time and waits."""
 
     def now(self) -> datetime:
-        """Aware UTC."""
+        """Return the time, aware UTC."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait."""
 
 
 class SystemClock:
-    """The wall's clock."""
+    """The system's clock."""
 
     def now(self) -> datetime:
-        """Aware UTC."""
+        """Return the time, aware UTC."""
         return datetime.now(UTC)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait."""
         time.sleep(seconds)

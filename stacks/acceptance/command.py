@@ -1,4 +1,4 @@
-"""``gpu-fleet accept STACK``: the proof of a stack in a real account."""
+"""``gpu-fleet accept STACK``: prove a stack in a real account."""
 
 import importlib
 import importlib.metadata
@@ -38,7 +38,7 @@ from stacks.settings.stack_files import StackName
 ROOT = stack_files.FOLDER.parent
 PIPE_WIDTH = 140
 INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
-# Some minutes on four processors: an interruption comes some tens of seconds after it was asked for.
+# Some minutes on four processors: the interruption comes some tens of seconds after the request for it.
 EPOCHS = 400.0
 PACKAGES = ("boto3", "botocore", "pulumi", "pulumi-aws", "pulumi-alicloud", "aliyun-python-sdk-core")
 ACCOUNTS = {
@@ -49,7 +49,7 @@ STYLES = {Status.OK: "green", Status.FAILED: "bold red", Status.SKIPPED: "yellow
 
 
 def account_of(stack: Stack, clock: RunClock) -> Account:
-    """The stack's account; only the SDK of its cloud is loaded."""
+    """Return the stack's account; only the SDK of its cloud is loaded."""
     module, name = ACCOUNTS[stack.cloud]
     made: Account = getattr(importlib.import_module(module), name)(stack, clock)
     return made
@@ -57,12 +57,12 @@ def account_of(stack: Stack, clock: RunClock) -> Account:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a run has to do with; tests bring another.
+    """The world that a run acts on; tests bring another.
 
     Attributes:
-        engine: (stack's name, log) -> what stands it up.
+        engine: (stack's name, log) -> the engine that deploys it.
         look: asks the cloud whether there is room.
-        stack_folder: where stack files lie, and where the variant's is written.
+        stack_folder: the folder of the stack files, where the variant's file is written too.
     """
 
     account: Callable[[Stack, RunClock], Account] = account_of
@@ -91,7 +91,7 @@ class PositiveAmount(click.ParamType[Decimal]):
     name = "amount"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
-        """The text as a decimal number."""
+        """Return the text as a decimal number."""
         try:
             amount = Decimal(str(value))
         except ArithmeticError:
@@ -137,10 +137,10 @@ def accept(
     yes: bool,
     **rest: Any,
 ) -> None:
-    """Prove STACK in its account: a small copy comes up, works, is interrupted, is swept, is torn down.
+    """Prove STACK in its account: a small copy is deployed, trains, is interrupted, swept and destroyed.
 
-    Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and what failed.
-    Exit code 0: every step passed and nothing paid is left.
+    Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and every failure.
+    Exit code 0: every step passed, and nothing that is paid for is left.
     """
     world = context.obj if isinstance(context.obj, Surroundings) else Surroundings()
     options = AcceptOptions(
@@ -165,12 +165,12 @@ def accept(
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known before anything is started.
+    """A run before it starts.
 
     Attributes:
-        variant: the stack that would come up.
+        variant: the stack that the run would deploy.
         raw: the ``config`` mapping of its file.
-        price: what the run may cost.
+        price: the run's highest cost.
     """
 
     options: AcceptOptions
@@ -183,10 +183,11 @@ class Prepared:
 
 
 def prepare(world: Surroundings, options: AcceptOptions) -> Prepared:
-    """The variant of a stack and what it may cost; starts nothing.
+    """Derive a stack's variant and what the run may cost; start nothing.
 
     Raises:
-        StacksError: no such stack, a wrong one, one that cannot be accepted, or a price that nobody knows.
+        StacksError: the stack does not exist, its file is wrong, it cannot be accepted, or a price is
+            unknown.
     """
     raw = stack_files.config_of(stack_files.path_of(options.name))
     stack = stack_files.settings_of(options.name)
@@ -206,7 +207,7 @@ def prepare(world: Surroundings, options: AcceptOptions) -> Prepared:
 
 
 def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_only: bool, yes: bool) -> int:
-    """Show the plan, hold it to the cap, ask, and run it; gives the exit code."""
+    """Show the plan, check it against the cap, ask, and run it; return the exit code."""
     _show(console, prepared)
     plan.hold_to_cap(prepared.price, prepared.cap)
     if plan_only:
@@ -227,17 +228,17 @@ def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_o
 
 
 def _clean_up(console: Console, world: Surroundings, prepared: Prepared) -> int:
-    """Tear down what an earlier run left; gives the exit code."""
+    """Tear down what an earlier run left; return the exit code."""
     run = _run(world, prepared)
     _hold_to_account(run)
     if not prepared.path.exists():
-        _write_stack_file(prepared)  # the CLI reads there how the state's secrets are encrypted
+        _write_stack_file(prepared)  # the CLI reads from the file how the state's secrets are encrypted
     tear_down(run, _Listener(console, run, world.evidence_folder).listen)
     return _ended(console, world, prepared, run)
 
 
 def _run(world: Surroundings, prepared: Prepared) -> AcceptanceRun:
-    """A run that has not begun."""
+    """Return a run that has not begun."""
     small, cap = prepared.variant, prepared.cap
     engine = world.engine(small.name, world.evidence_folder / f"{small.name}-pulumi.log")
     evidence = Evidence(
@@ -268,10 +269,11 @@ def _run(world: Surroundings, prepared: Prepared) -> AcceptanceRun:
 
 
 def _hold_to_account(run: AcceptanceRun) -> None:
-    """Refuse credentials of another account than the stack's.
+    """Refuse credentials of an account other than the stack's.
 
     Raises:
-        AcceptanceError: they are, or there are none.
+        AcceptanceError: the credentials are of another account.
+        CallRefusedError: there are no credentials, or the cloud refuses them.
     """
     identity = run.account.identity()
     if identity != run.variant.account_id:
@@ -287,7 +289,7 @@ def _write_stack_file(prepared: Prepared) -> None:
 
 
 def _ended(console: Console, world: Surroundings, prepared: Prepared, run: AcceptanceRun) -> int:
-    """Write the evidence, say where it is and what is left; gives the exit code."""
+    """Write the evidence, print its path and what is left; return the exit code."""
     as_json, page = evidences.write(run.evidence, world.evidence_folder)
     torn_down = run.evidence.steps[-1].status is Status.OK
     if torn_down:
@@ -310,7 +312,7 @@ def _ended(console: Console, world: Surroundings, prepared: Prepared, run: Accep
 
 
 def _show(console: Console, prepared: Prepared) -> None:
-    """The plan for users, before anything costs money."""
+    """Print the plan and its cost, before anything costs money."""
     price, title = prepared.price, f"acceptance of {prepared.variant.name}"
     table = Table(box=None, header_style="bold", title=title, title_justify="left")
     for heading in ("step", "proves", "minutes at most"):
@@ -328,14 +330,14 @@ def _show(console: Console, prepared: Prepared) -> None:
 
 
 class _Listener:
-    """Shows each step as it goes, and writes the evidence after each: a cut run leaves what it had."""
+    """Shows each step as it begins and ends, and writes the evidence after each step."""
 
     def __init__(self, console: Console, run: AcceptanceRun, folder: Path) -> None:
         self._console, self._run, self._folder = console, run, folder
         self._status: Any = None
 
     def listen(self, event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
-        """A step begins, or has ended."""
+        """Show that a step begins or has ended."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -353,13 +355,13 @@ class _Listener:
 
 
 def versions(engine: StackEngine) -> dict[str, str]:
-    """Of everything that takes part; ``unknown`` where it cannot be asked."""
+    """Return the version of everything that takes part; ``unknown`` where it cannot be asked."""
     versions = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
     return versions | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def _commit() -> str:
-    """The commit of the checkout, with a word where it was changed."""
+    """Return the commit of the checkout, with the suffix ``-dirty`` where files were changed."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

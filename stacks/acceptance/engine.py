@@ -1,4 +1,4 @@
-"""The Pulumi CLI as an acceptance run uses it: up, outputs, destroy; nothing asks back."""
+"""The Pulumi CLI in an acceptance run: up, outputs, destroy; no command asks a question."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from stacks.acceptance.errors import AcceptanceError, EngineError
 from stacks.guard.pulumi_command import CLI_ADVICE, POLICY_PYTHON
 
-# The product's own way up: every pass that the provider needs, each guarded as for users; and its own way
-# down: through the drain, data given up by name, the key last.
+# The user's own commands. `up` runs every pass that the provider needs, each checked as for users.
+# `destroy` drains instances, deletes data by name, and deletes the key last.
 UP = (sys.executable, "-m", "image.console", "up")
 DESTROY = (sys.executable, "-m", "image.console", "destroy")
 # pulumi.com/docs/iac/cli/commands/pulumi_up
@@ -29,32 +29,32 @@ PATIENCE_S = 300
 
 
 class StackEngine(Protocol):
-    """Stands one stack up and takes it down; every method raises ``EngineError``."""
+    """Deploys one stack and destroys it; every method raises ``EngineError``."""
 
     def version(self) -> str:
-        """Of the engine."""
+        """Return the engine's version."""
 
     def up(self, timeout_s: float) -> None:
-        """Stand the stack up."""
+        """Deploy the stack."""
 
     def outputs(self) -> dict[str, Any]:
-        """The stack's exports, by name."""
+        """Return the stack's exports, by name."""
 
     def destroy(self, timeout_s: float) -> None:
-        """Take everything down that the stack made; quiet where there is no such stack."""
+        """Delete everything that the stack made; do nothing where there is no such stack."""
 
     def forget(self) -> None:
         """Remove the empty stack from the backend."""
 
 
 class PulumiCli:
-    """The CLI, run in the checkout with the backend and the credentials that the operator has.
+    """The CLI, run in the checkout with the operator's backend and credentials.
 
-    Each command is the leader of a session of its own, so that Ctrl-C reaches it only through us: ``up`` is
-    ended by it, ``gpu-fleet destroy`` only by a second one.
+    Each command leads a session of its own, so a terminal's Ctrl-C reaches this process only, which passes it
+    on. The first Ctrl-C ends ``up``; ``gpu-fleet destroy`` ends at the second.
 
     Args:
-        root: the checkout, where Pulumi.yaml lies.
+        root: the checkout, which holds Pulumi.yaml.
         stack: the stack's name; its file lies in ``stacks/``.
     """
 
@@ -62,30 +62,30 @@ class PulumiCli:
         self._root, self._stack, self._log = root, stack, log
 
     def version(self) -> str:
-        """``v3.260.0``."""
+        """Return the CLI's version, ``v3.260.0``."""
         return self._captured("version").strip()
 
     def up(self, timeout_s: float) -> None:
-        """``gpu-fleet up``, with the policy pack where that is set up."""
+        """Run ``gpu-fleet up``, with the policy pack where it is installed."""
         policy = [] if POLICY_PYTHON.exists() else ["--no-policy"]
         self._logged([*UP, self._stack, *policy, *ASK_NOTHING], timeout_s)
 
     def outputs(self) -> dict[str, Any]:
-        """``pulumi stack output --json``."""
+        """Return ``pulumi stack output --json``."""
         outputs: dict[str, Any] = json.loads(
             self._captured("stack", "output", "--json", "--stack", self._stack)
         )
         return outputs
 
     def destroy(self, timeout_s: float) -> None:
-        """``gpu-fleet destroy``, after lifting the lock of an update that was cut off."""
+        """Run ``gpu-fleet destroy`` after lifting the lock of an update that was cut off."""
         if not self._known():
             return
         self._run(["cancel", "--yes", "--stack", self._stack], timeout_s, may_fail=True)
         self._logged([*DESTROY, self._stack, *ALL_OF_IT], timeout_s, patient=True)
 
     def forget(self) -> None:
-        """``pulumi stack rm``; refused while resources are left."""
+        """Run ``pulumi stack rm``; Pulumi refuses it while resources are left."""
         if self._known():
             # https://www.pulumi.com/docs/iac/cli/commands/pulumi_stack_rm/
             self._run(["stack", "rm", "--yes", "--preserve-config", self._stack], PATIENCE_S)
@@ -104,14 +104,14 @@ class PulumiCli:
         return done.stdout
 
     def _run(self, arguments: list[str], timeout_s: float, *, may_fail: bool = False) -> None:
-        """One command of the CLI, to its end."""
+        """Run one command of the CLI to its end."""
         command = [self._executable(), *arguments, "--non-interactive", "--color", "never"]
         self._logged(command, timeout_s, may_fail=may_fail)
 
     def _logged(
         self, command: Sequence[str], timeout_s: float, *, patient: bool = False, may_fail: bool = False
     ) -> None:
-        """Run to the end, or until the time is over or Ctrl-C; a patient command outlives the first."""
+        """Run a command to its end, its time limit or Ctrl-C; a patient command ends at the second Ctrl-C."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
@@ -141,7 +141,7 @@ class PulumiCli:
 
 
 def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: bool) -> str:
-    """Wait for the CLI; empty when it agreed, else what became of it.
+    """Wait for the CLI; return an empty text when it succeeded, else the failure.
 
     Raises:
         KeyboardInterrupt: at the first Ctrl-C, or at the second for a patient command; the CLI has ended.
@@ -163,7 +163,7 @@ def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: boo
 
 
 def _interrupt(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the CLI to stop as Ctrl-C does; it finishes what is under way, so that its state stays true."""
+    """Ask the CLI to stop as Ctrl-C does; it finishes its operations, so that its state stays true."""
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
     try:
         process.wait(PATIENCE_S)

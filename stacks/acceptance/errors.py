@@ -1,4 +1,4 @@
-"""The exceptions of the acceptance run, a branch of the room's tree: each message fit to show to a user."""
+"""Errors of the acceptance run, a branch of the package's tree; each message is for users."""
 
 from stacks.errors import StacksError
 
@@ -20,15 +20,15 @@ class CallRefusedError(AcceptanceError):
 
 
 class EngineError(AcceptanceError):
-    """The Pulumi CLI failed; the message holds the end of what it said."""
+    """The Pulumi CLI failed; the message holds the end of its output."""
 
 
 class StepError(AcceptanceError):
-    """A step saw something else than it expects; the message says what."""
+    """A step saw something other than it expects; the message says what."""
 
 
 class StopError(AcceptanceError):
-    """The whole run ends now and is torn down: the cost cap or its time is reached."""
+    """The whole run ends now and is torn down: its cost cap or its time limit is reached."""
 
 
 class NotReachableError(CallRefusedError):

@@ -1,4 +1,4 @@
-"""What an acceptance run saw and did, as a JSON file and a page for users."""
+"""Evidence of an acceptance run: a JSON file, and a page for users."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SHOWN_DIGITS = 4
 
 
 class Status(StrEnum):
-    """How a step ended; ``skipped`` was not tried, since one that it needs did not pass."""
+    """Result of a step; ``skipped`` was not tried, since a step that it needs did not pass."""
 
     OK = "ok"
     FAILED = "failed"
@@ -29,11 +29,11 @@ class StepRecord:
     """One step as it went.
 
     Attributes:
-        status: how it ended.
+        status: its result.
         started, ended: aware UTC.
-        observed: what was seen, or why it failed or was skipped.
+        observed: what the step saw, or why it failed or was skipped.
         accrued: the run's cost so far, in its currency.
-        calls: the calls of the cloud's API that it made.
+        calls: the API calls that it made.
     """
 
     name: str
@@ -49,7 +49,7 @@ class StepRecord:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The step's duration in seconds."""
         return (self.ended - self.started).total_seconds()
 
 
@@ -58,9 +58,9 @@ class Remainder:
     """Something that still existed at the end.
 
     Attributes:
-        kind, id, state, note: as ``account.Left``.
-        per_hour: what it costs an hour, as text; ``unknown`` where nobody knows, ``0`` where it is not paid
-            by the hour.
+        kind, id, state, note: as in ``account.Left``.
+        per_hour: its cost per hour, as text; ``unknown`` where the price is unknown, ``0`` where it is not
+            paid by the hour.
     """
 
     kind: str
@@ -75,9 +75,9 @@ class Evidence:
     """A whole run.
 
     Attributes:
-        account: its id; written with all but its last four digits hidden, wherever it stands.
+        account: its id; the written files hide all but the last four digits.
         began, ended: aware UTC; ``ended`` is None while it runs.
-        cap, worst: most that it may cost, and might.
+        cap, worst: the most that it may cost, and the most that it can cost.
         plan: (step, its deadline in seconds), in order.
         notes: sentences to know before trusting the figures.
         remaining: what still existed at the end; None where it could not be listed.
@@ -108,22 +108,22 @@ class Evidence:
 
     @property
     def accrued(self) -> Decimal:
-        """What the run has cost, by its own estimate."""
+        """The run's cost, by its own estimate."""
         return self.steps[-1].accrued if self.steps else Decimal(0)
 
     @property
     def clean(self) -> bool:
-        """Nothing is left that costs money or may."""
+        """Return whether nothing is left that costs money or may."""
         return self.remaining is not None and all(leftover.per_hour == "0" for leftover in self.remaining)
 
     @property
     def passed(self) -> bool:
-        """Every step of the plan passed, and so did the tear-down; nothing that is paid for is left."""
+        """Return whether every step and the tear-down passed, and nothing that is paid for is left."""
         good = {step.name for step in self.steps if step.status is Status.OK}
         return not self.failed and not self.stopped and self.clean and {name for name, _ in self.plan} <= good
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, amounts as text."""
+        """Return everything as JSON values; amounts as text."""
         raw = asdict(self)
         raw |= {
             "schema_version": SCHEMA_VERSION,
@@ -137,12 +137,12 @@ class Evidence:
 
 
 def masked(account_id: str) -> str:
-    """``********9012``."""
+    """Hide all but the last four digits of an account's id: ``********9012``."""
     return "*" * max(0, len(account_id) - SHOWN_DIGITS) + account_id[-SHOWN_DIGITS:]
 
 
 def write(evidence: Evidence, folder: Path) -> tuple[Path, Path]:
-    """Write both files, each whole or not at all; gives their paths.
+    """Write both files, each whole or not at all; return their paths.
 
     Raises:
         OSError: they cannot be written.
@@ -157,12 +157,12 @@ def write(evidence: Evidence, folder: Path) -> tuple[Path, Path]:
 
 
 def _plain(value: object) -> str:
-    """Times in ISO 8601, everything else as its text."""
+    """Return a time in ISO 8601, everything else as its text."""
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def markdown(evidence: Evidence) -> str:
-    """The page."""
+    """Return the page for users."""
     verdict = "passed" if evidence.passed else "FAILED" if evidence.ended else "not over"
     ended = f"{evidence.ended:%Y-%m-%d %H:%M:%S} UTC" if evidence.ended else "not yet"
     head = [
@@ -227,7 +227,7 @@ def _versions(evidence: Evidence) -> list[str]:
 
 
 def _calls(evidence: Evidence) -> list[str]:
-    """Each call once, with its page; every request id stands in the JSON file."""
+    """List each kind of call once, with its page; the JSON file holds every request id."""
     calls = [call for step in evidence.steps for call in step.calls]
     names = {call.name: call.doc for call in calls}
     rows = [
@@ -239,5 +239,5 @@ def _calls(evidence: Evidence) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text as one cell of a table."""
+    """Return the text as one cell of a table."""
     return " ".join(text.replace("|", "\\|").split())

@@ -1,4 +1,4 @@
-"""What a run has cost so far, by the instances that it saw and the list prices of its stack."""
+"""Cost of an acceptance run so far, from the instances that it saw and the stack's list prices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,16 @@ HOUR_S = 3600
 
 @dataclass
 class Metering:
-    """The run's own estimate; an hour that was begun of what is shared counts whole, as gateways are charged.
+    """The run's own estimate.
+
+    Of shared resources a begun hour counts whole, as NAT gateways are charged.
 
     Attributes:
-        cap: most that the run may cost.
+        cap: the most that the run may cost.
         once: what is paid by volume, counted from the first moment.
-        unpriced_per_hour: what the operator says that everything without a price costs.
-        began: when the stack began to come up; None before, when nothing costs anything.
-        seconds: (type, spot) -> instance id -> how long it was seen to run.
+        unpriced_per_hour: the operator's figure for everything without a price.
+        began: when the deployment began; None before, when nothing costs anything.
+        seconds: (type, spot) -> instance id -> for how long it was seen to run.
     """
 
     variant: Stack
@@ -35,17 +37,17 @@ class Metering:
     prices: dict[tuple[str, bool], Money | None] = field(default_factory=dict)
 
     def observe(self, instances: Sequence[TestedInstance], now: datetime) -> None:
-        """Count every instance that runs up to now; a terminated one keeps what it had."""
+        """Count the time of every running instance up to now; a terminated one keeps its earlier time."""
         for instance in instances:
             if not instance.ended:
                 ran = max(0.0, (now - instance.launched_at).total_seconds())
                 self.seconds.setdefault((instance.type, instance.spot), {})[instance.id] = ran
 
     def accrued(self, now: datetime) -> Money:
-        """What the run has cost until now.
+        """Return the run's cost until now.
 
         Raises:
-            StopError: an instance runs whose price nobody knows: unknown is never free.
+            StopError: an instance of unknown price runs: unknown is never free.
         """
         if self.began is None:
             return Money(Decimal(0), self.cap.currency)
@@ -74,7 +76,7 @@ class Metering:
             reserve: what the tear-down may still cost.
 
         Raises:
-            StopError: what accrued and the reserve together pass the cap.
+            StopError: the accrued cost and the reserve together pass the cap.
         """
         accrued = self.accrued(now)
         if not accrued + reserve <= self.cap:

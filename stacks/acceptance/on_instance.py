@@ -1,7 +1,7 @@
-"""The shell scripts that an acceptance run has an instance run, as root. Pure.
+"""The shell scripts that an acceptance run has an instance run as root. Pure.
 
 They use what every instance of a stack has: the gate's report, the trainer's unit with its folder of jobs,
-the stop file. AWS-RunShellScript and Cloud Assistant run them with ``sh``, so nothing here is of bash alone.
+the stop file. AWS-RunShellScript and Cloud Assistant run them with ``sh``, so the scripts avoid bash syntax.
 """
 
 import base64
@@ -28,7 +28,7 @@ class TrainerJob:
     Attributes:
         name: of the job and its unit ``trainer@NAME``.
         epochs: passes over the training data.
-        on_gpu: False hides the GPUs: two ranks need two, and NCCL takes no two on one.
+        on_gpu: False hides the GPUs, for two ranks on one GPU: NCCL needs a GPU for each rank.
     """
 
     name: str
@@ -39,17 +39,17 @@ class TrainerJob:
 
     @property
     def folder(self) -> str:
-        """Where its run directory lies on the instance."""
+        """The run directory on the instance."""
         return f"{WORK}/{self.name}"
 
     @property
     def unit(self) -> str:
-        """Its unit."""
+        """The run's systemd unit."""
         return f"trainer@{self.name}"
 
 
 def gate() -> str:
-    """Print the gate's report; exit code 3 while there is none, or it waits for something."""
+    """Print the gate's report; exit code 3 while there is none or its checks still run."""
     return (
         f"[ -f {READY_FILE} ] || exit 3\ngrep -q '\"ready\": null' {READY_FILE} && exit 3\ncat {READY_FILE}\n"
     )
@@ -111,25 +111,25 @@ def journal(job: TrainerJob) -> str:
 
 
 def ask_to_stop() -> str:
-    """Leave the stop file that the trainer looks for, as the agent and users do."""
+    """Write the stop file that the trainer looks for, as the agent and users do."""
     return f"echo 'gpu-fleet accept: a rehearsed interruption' > {STOP_FILE}\n"
 
 
 def forget(job: TrainerJob) -> str:
-    """Remove the run from the instance's disk: only the bucket knows of it then."""
+    """Remove the run from the instance's disk, so that only the bucket holds it."""
     return f"rm -rf {job.folder}\n"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How a run stands.
+    """State of a run.
 
     Attributes:
         state: systemd's ``ActiveState`` of its unit.
         result: systemd's ``Result``.
-        restarts: how often the unit was started anew after a failure.
+        restarts: how often systemd restarted the unit after a failure.
         outcome: the content of ``result.json``; empty until the run ends.
-        step: the last that its metrics name; 0 before the first.
+        step: the last step in its metrics; 0 before the first.
     """
 
     state: str
@@ -140,20 +140,21 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """The unit ended and left its result."""
+        """Return whether the unit ended and left its result."""
         return self.state == "inactive" and bool(self.outcome)
 
     @property
     def failed(self) -> bool:
-        """The unit failed, or failed and was started anew."""
+        """Return whether the unit failed, or failed and was restarted."""
         return self.state == "failed" or self.restarts > 0
 
 
 def progress(printed: str) -> Progress:
-    """What ``look`` printed.
+    """Parse the output of ``look``.
 
     Raises:
-        ValueError: it is something else, or was cut.
+        ValueError: the output has another form, or was cut.
+        KeyError: it lacks the unit's state.
     """
     unit, result, metrics = (part.strip() for part in printed.split(MARK))
     properties = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)

@@ -1,4 +1,4 @@
-"""What an acceptance run does, in order; how long each step may take; what the whole may cost. Pure."""
+"""Plan of an acceptance run: its steps in order, each step's time limit, and the highest cost. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ from stacks.settings import Stack
 from stacks.settings.quantities import CostKind, Level, Volumes
 
 MINUTE_S = 60
-# The whole run, without the tear-down; its steps' deadlines together are longer.
+# The whole run, without the tear-down; the sum of its steps' deadlines is longer.
 LONGEST_RUN_S = 6 * 3600
 # A group with a draining instance takes up to an hour to delete (stacks/aws/fleet.py, EMPTYING_S).
 TEARDOWN_S = 90 * MINUTE_S
-# Through NAT: the trainer's wheels (torch with CUDA, 4 GB) for each instance that ever starts, and packages.
+# Through NAT: the trainer's wheels (torch with CUDA, 4 GB) for each instance that starts, and packages.
 NAT_GB = 20
 BUCKET_GB, LOG_GB = 2, 1
 VOLUMES = Volumes(bucket_gb=BUCKET_GB, home_gb=0, log_gb=LOG_GB, nat_gb=NAT_GB)
-# Paid by the gigabyte and not by the hour: the whole of a month's volume passes within the run.
+# Paid by the gigabyte and not by the hour: the whole month's volume is counted for the run.
 BY_VOLUME = frozenset({"nat_traffic", "log", "bucket", "bucket_zone_redundant"})
 
 
@@ -33,8 +33,8 @@ class AcceptanceStep:
     Attributes:
         name: unique, short.
         proves: what is known once it has passed.
-        deadline_s: it fails when it takes longer.
-        needs: steps without which it is not tried.
+        deadline_s: the seconds after which it fails.
+        needs: steps that must have passed before it is tried.
     """
 
     name: str
@@ -48,7 +48,7 @@ def _minutes(name: str, minutes: int, proves: str, *needs: str) -> AcceptanceSte
 
 
 def _of_pool(pool: str, launch_minutes: int) -> tuple[AcceptanceStep, ...]:
-    """What every instance must come to before anything is asked of it."""
+    """Return the steps that an instance of the pool must pass before it is used."""
     return (
         _minutes(
             f"{pool}: launch", launch_minutes, "the scaling group starts an instance from its template", "up"
@@ -96,13 +96,13 @@ STEPS: tuple[AcceptanceStep, ...] = (
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a run costs, in the currency of the stack's budget.
+    """Cost of a run, in the currency of the stack's budget.
 
     Attributes:
         per_hour: of everything that the variant may start.
         once: what is paid by volume and not by time.
-        hours: the run at its longest, in whole hours, as NAT gateways and addresses are charged.
-        foreign: sentences on prices that hold in another region than the stack's.
+        hours: the longest run in whole hours, as NAT gateways and addresses are charged.
+        foreign: sentences on prices of another region than the stack's.
     """
 
     per_hour: Money
@@ -112,23 +112,23 @@ class RunCost:
 
     @property
     def worst(self) -> Money:
-        """The run at its longest with everything running from its first to its last minute."""
+        """Cost of the longest run, with everything running from its first minute to its last."""
         return self.per_hour * self.hours + self.once
 
 
 def longest_s(steps: Iterable[AcceptanceStep] = STEPS) -> int:
-    """The run at its longest, its tear-down included."""
+    """Return the seconds of the longest run, with its tear-down."""
     return min(LONGEST_RUN_S, sum(step.deadline_s for step in steps)) + TEARDOWN_S
 
 
 def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
-    """What the run may cost at worst.
+    """Return the run's worst cost.
 
     Args:
-        unpriced_per_hour: what the operator says that everything without a public price costs together.
+        unpriced_per_hour: the operator's figure for everything without a public price together.
 
     Raises:
-        AcceptanceError: something has no price, and the operator named none: unknown is never free.
+        AcceptanceError: something has no price, and the operator gave no figure: unknown is never free.
     """
     cost = estimate(variant, VOLUMES)
     if cost.unknown and unpriced_per_hour is None:
@@ -150,7 +150,7 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
 
 
 def in_currency(usd: Decimal, variant: Stack) -> Money:
-    """An amount in dollars in the currency of the stack's budget.
+    """Convert an amount in dollars into the currency of the stack's budget.
 
     Raises:
         AcceptanceError: the stack file gives no rate.
@@ -169,7 +169,7 @@ def hold_to_cap(price: RunCost, cap: Money) -> None:
     """Refuse a run whose worst case passes its cap.
 
     Raises:
-        AcceptanceError: naming both amounts and the ways out.
+        AcceptanceError: the message names both amounts and the ways out.
     """
     try:
         if price.worst <= cap:
@@ -183,9 +183,9 @@ def hold_to_cap(price: RunCost, cap: Money) -> None:
 
 
 def instance_hour(variant: Stack, kind: str, *, spot: bool) -> Money | None:
-    """The most that an hour of one of the stack's instances costs with its disk; None where nobody knows.
+    """Return the most that an hour of an instance with its disk costs; None where the price is unknown.
 
-    The discount of spot is not counted: the market may ask the whole price.
+    The spot discount is not counted: the market may ask the whole price.
     """
     pool = SPOT_POOL if spot else IDLE_POOL
     cost = estimate(variant, VOLUMES)
@@ -197,13 +197,13 @@ def instance_hour(variant: Stack, kind: str, *, spot: bool) -> Money | None:
 
 
 def shared_hour(variant: Stack) -> Money:
-    """What an hour of everything costs that is no instance, as far as it has a price."""
+    """Return what an hour of everything but instances costs, as far as prices are known."""
     cost = estimate(variant, VOLUMES)
     return cost.hour(Level.MAX, [line for line in cost.of_pool(None) if line.what not in BY_VOLUME]).high
 
 
 def left_hour(variant: Stack, priced_as: str, units: Decimal) -> Money | None:
-    """What an hour of something left over costs; None where nobody knows."""
+    """Return what an hour of a remaining resource costs; None where the price is unknown."""
     listed = prices.load(variant.cloud)
     if priced_as in listed.quotes:
         quote = item_quote(variant, listed, priced_as)

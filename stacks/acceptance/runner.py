@@ -1,4 +1,4 @@
-"""Runs the steps of an acceptance run, holds time and cost, and always tears down."""
+"""Runner of an acceptance run: runs the steps, limits time and cost, and always tears down."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from stacks.settings import Stack
 LOG = logging.getLogger(__name__)
 Seen = TypeVar("Seen")
 POLL_S = 15.0
-# DescribeInstances at most so often, however short the steps' own polls are.
+# The least time between two DescribeInstances for the meter; steps may poll more often.
 METER_EVERY = timedelta(seconds=60)
 TEARDOWN = "tear-down"
 DESTROY_TRIES = 3
@@ -30,7 +30,7 @@ REFUSALS_IN_A_ROW = 5
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step that passed expected and saw."""
+    """Result of a step that passed: what it expected, and what it saw."""
 
     expected: str
     observed: str
@@ -39,13 +39,13 @@ class StepResult:
 
 @dataclass
 class AcceptanceRun:
-    """One acceptance run; the steps work with it.
+    """One acceptance run, which the steps share.
 
     Attributes:
         account, engine, clock: the cloud, Pulumi, and time.
-        epochs: of the training runs; long enough that an interruption comes in their midst.
+        epochs: of the training runs; so many that an interruption comes in their midst.
         stop_file_only: never ask the cloud for a spot interruption.
-        memory: what one step leaves for another.
+        memory: values that one step leaves for another.
         ends_at: when the steps must be done; None before the first.
     """
 
@@ -63,17 +63,17 @@ class AcceptanceRun:
     metered_at: datetime | None = None
 
     def instances(self) -> list[TestedInstance]:
-        """The stack's instances, counted on the way."""
+        """Return the stack's instances, and count their time for the cost."""
         instances = list(self.account.instances())
         self.metering.observe(instances, self.clock.now())
         self.metered_at = self.clock.now()
         return instances
 
     def hold(self) -> None:
-        """Look at the cost, at most once a minute.
+        """Check the time, and the cost with instances read at most once a minute.
 
         Raises:
-            StopError: cap or time of the whole run are reached.
+            StopError: the cost cap or the time of the whole run is reached.
         """
         now = self.clock.now()
         if self.ends_at is not None and now >= self.ends_at:
@@ -85,18 +85,18 @@ class AcceptanceRun:
         self.metering.hold(now, self.reserve())
 
     def reserve(self) -> Money:
-        """What the tear-down may cost: everything goes on for its whole time."""
+        """Return what the tear-down may cost, with everything running for its whole time."""
         hours = -(-plan.TEARDOWN_S // 3600)
         return plan.price(self.variant, self.metering.unpriced_per_hour.amount).per_hour * hours
 
     def wait(self, what: str, look: Callable[[], Seen | None], poll_s: float = POLL_S) -> Seen:
-        """Look again and again until something is seen; what ``look`` raises as ``StepError`` ends the step.
+        """Poll until ``look`` returns something; a ``StepError`` of ``look`` ends the step.
 
-        A refused call is tried again: clouds refuse now and then what they agree to a minute later.
+        A refused call is tried again, since a cloud may accept it a minute later.
 
         Raises:
             StepError: the step's deadline is reached, or the cloud refused several times in a row.
-            StopError: cap or time of the whole run are reached.
+            StopError: the cost cap or the time of the whole run is reached.
         """
         refused: list[str] = []
         while True:
@@ -122,7 +122,7 @@ Listener = Callable[[str, AcceptanceStep | None, StepRecord | None], None]
 
 
 def _silent(event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
-    """For runs that nobody watches."""
+    """Do nothing: a listener for a run that nobody watches."""
 
 
 def execute(
@@ -131,10 +131,10 @@ def execute(
     listener: Listener = _silent,
     steps: Sequence[AcceptanceStep] = plan.STEPS,
 ) -> None:
-    """Run every step that can be tried, then tear down, whatever happened; the evidence has all of it.
+    """Run every step that can be tried, then always tear down; the evidence records all of it.
 
     Args:
-        actions: step -> what it does.
+        actions: step -> its action.
         listener: called at ``begin`` and ``end`` of each step.
     """
     try:
@@ -150,7 +150,7 @@ def execute(
 
 
 def _step(run: AcceptanceRun, step: AcceptanceStep, action: Action, listener: Listener) -> None:
-    """One step; its failure is evidence, and only the run's own end goes on upwards."""
+    """Run one step; its failure is recorded, and only an error that ends the whole run is raised."""
     passed = {step.name for step in run.evidence.steps if step.status is Status.OK}
     started, calls = run.clock.now(), len(run.account.calls)
     lacking = [name for name in step.needs if name not in passed]
@@ -175,7 +175,7 @@ def _step(run: AcceptanceRun, step: AcceptanceStep, action: Action, listener: Li
 def _tried(
     run: AcceptanceRun, step: AcceptanceStep, action: Action
 ) -> tuple[Status, StepResult, BaseException | None]:
-    """How the action ended, and what ends the whole run with it."""
+    """Run the action; return its status, its result, and the error that ends the whole run, if any."""
     ends: BaseException | None = None
     try:
         return Status.OK, action(run), None
@@ -185,7 +185,7 @@ def _tried(
         said = str(error)
     except KeyboardInterrupt as error:
         said, ends = "interrupted by the operator", error
-    except Exception as error:  # whatever a step stumbles over is evidence, and the tear-down must come
+    except Exception as error:  # every failure of a step is evidence, and the tear-down must run
         LOG.exception("event=step-broke name=%r", step.name)
         said = f"unexpected: {error!r}"
     return Status.FAILED, StepResult(step.proves, said), ends
@@ -207,7 +207,7 @@ def _done(
     now = run.clock.now()
     try:
         accrued = run.metering.accrued(now).amount
-    except StopError:  # a type without a price: what was known stands, and the run ends for that reason
+    except StopError:  # a type without a price: keep the last known amount; the run ends for that reason
         accrued = run.evidence.accrued
     return StepRecord(
         name=step.name,
@@ -224,7 +224,7 @@ def _done(
 
 
 def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
-    """Take everything down, and list what is left; may be called again after one that failed."""
+    """Tear everything down and list what is left; may be called again after one that failed."""
     step = AcceptanceStep(TEARDOWN, "nothing of the run is left that costs money", plan.TEARDOWN_S)
     started, calls = run.clock.now(), len(run.account.calls)
     listener("begin", step, None)
@@ -237,7 +237,7 @@ def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
         except KeyboardInterrupt:
             problems.append("interrupted by the operator; run it again with --clean-up")
             break
-        except Exception as error:  # what is left must be listed, whatever breaks before
+        except Exception as error:  # what is left must be listed, whatever fails before
             LOG.exception("event=tear-down-broke part=%s", part.__name__)
             problems.append(f"unexpected: {error!r}")
     status = Status.FAILED if problems or not run.evidence.clean else Status.OK
@@ -254,12 +254,12 @@ def _forget_interruption(run: AcceptanceRun) -> None:
 
 
 def _destroy(run: AcceptanceRun) -> None:
-    """``pulumi destroy``; where it fails, what held it is removed, and it is tried again.
+    """Destroy the stack; where it fails, remove what blocks it and try again.
 
-    Buckets that hold objects and instances that outlived their groups hold it; both are of this stack alone.
+    Buckets with objects and instances that outlived their groups block it; both belong to this stack alone.
 
     Raises:
-        EngineError: it failed the last time too.
+        AcceptanceError: the last try failed too.
     """
     for left in reversed(range(DESTROY_TRIES)):
         try:
@@ -272,13 +272,13 @@ def _destroy(run: AcceptanceRun) -> None:
         ended, emptied = run.account.end_stragglers(), run.account.empty_buckets()
         LOG.info("event=cleared instances=%r objects=%d", list(ended), emptied)
         run.clock.sleep(POLL_S)
-    # All that the key encrypts is of this run, and gone.
+    # Everything that the key encrypts belongs to this run and is deleted.
     LOG.info("event=keys-let-go keys=%r", list(run.account.let_keys_go()))
     run.engine.forget()
 
 
 def _list(run: AcceptanceRun) -> None:
-    """Everything that still carries the stack's tag, with what an hour of it costs."""
+    """Record everything that still carries the stack's tag, with its cost per hour."""
     run.evidence.remaining = [
         Remainder(
             leftover.kind,

@@ -1,4 +1,4 @@
-"""What each step of an acceptance run does."""
+"""Actions of the steps of an acceptance run."""
 
 import json
 import re
@@ -22,27 +22,27 @@ from stacks.preflight.command import look as preflight_look
 from stacks.preflight.findings import Finding, Rating
 
 RANKS = 2
-# An agent is heard every minute; the sweep counts one silent for four as unknown.
+# An agent is heard every minute; the sweep counts an agent that is silent for four as unknown.
 FRESH = timedelta(minutes=4)
 HELD_FOR = timedelta(hours=12)
-# Between two readings of the meter lies a sweep's period; an instance's own clock starts a little later.
+# A reading is at most one sweep period away from the truth; an instance's clock starts a little later.
 METER_PERIOD_S, METER_PERCENT = 300.0, 10.0
 # S3 stamps an object with its own clock.
 CLOCKS_DIFFER = timedelta(seconds=30)
 METER = "reaper/meter.json"
-MISSING = 3  # exit code of a script of on_instance: it is not there yet
+MISSING = 3  # exit code of a script of on_instance: what it prints does not exist yet
 GPU_RUN_EPOCHS = 2.0
-# digits.toml saves every 50 steps; asked to stop after the first is committed.
+# digits.toml saves every 50 steps; the run is interrupted after the first checkpoint is committed.
 STEP_KEY = re.compile(r"/step-(\d+)/manifest\.json$")
 LOOK_EVERY_S = 5.0
 KNOWN_AFTER_S = 1.0  # an invocation is known a moment after its command
 
 
 def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
-    """Step -> what it does.
+    """Return each step's action.
 
     Args:
-        look: asks the cloud whether there is room; gives findings.
+        look: asks the cloud whether there is room; returns findings.
     """
     return {
         "preflight": lambda run: _preflight(run, look),
@@ -120,7 +120,7 @@ def _group_ids(run: AcceptanceRun) -> Mapping[str, list[str]]:
 
 
 def _groups(run: AcceptanceRun) -> StepResult:
-    """What was asked, and what the cloud made of it; every difference is in the failure."""
+    """Compare the groups' settings with what was asked; the failure lists every difference."""
     groups = _group_ids(run)
     raised = list(run.account.raise_empty(groups))
     kept = run.account.kept(groups)
@@ -137,7 +137,7 @@ def _groups(run: AcceptanceRun) -> StepResult:
 
 
 def _launch(run: AcceptanceRun, pool: str) -> StepResult:
-    """Wait for an instance of the pool that runs; what the group said goes into the failure."""
+    """Wait for a running instance of the pool; the failure holds the group's own message."""
     gone = run.memory.setdefault("gone", [])
 
     def running() -> TestedInstance | None:
@@ -182,7 +182,7 @@ def _heartbeat(run: AcceptanceRun, pool: str) -> StepResult:
 
 
 def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> CommandOutput:
-    """Run a script on an instance to its end, also while its agent has yet to register."""
+    """Run a script on an instance to its end; wait while the instance's agent has not registered."""
 
     def sent() -> str | None:
         try:
@@ -196,7 +196,7 @@ def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVE
 
 
 def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> CommandOutput:
-    """The same for a script that must agree.
+    """Run a script that must succeed, as ``ask`` does.
 
     Raises:
         StepError: its exit code is not 0.
@@ -208,7 +208,7 @@ def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> Comman
 
 
 def _there(run: AcceptanceRun, instance: str, script: str, what: str) -> str:
-    """Ask until what the script prints is there."""
+    """Run the script again until what it prints exists; return its output."""
 
     def look() -> str | None:
         said = ask(run, instance, script)
@@ -257,7 +257,7 @@ def _job(run: AcceptanceRun, name: str, *, ranks: int, epochs: float, on_gpu: bo
 
 
 def _two_ranks(run: AcceptanceRun, name: str) -> TrainerJob:
-    """Two ranks on the instance's GPUs where it has two, else on its processors."""
+    """Return a job of two ranks: on the GPUs where the instance has two, else on its processors."""
     return _job(run, name, ranks=RANKS, epochs=run.epochs, on_gpu=run.memory["gpus"] >= RANKS)
 
 
@@ -268,7 +268,7 @@ def _started(run: AcceptanceRun, job: TrainerJob) -> None:
 
 
 def _progress(run: AcceptanceRun, job: TrainerJob) -> Progress:
-    """How the run stands; a failed unit ends the step with the end of its log."""
+    """Return the run's state; a failed unit fails the step with the end of its log."""
     instance: str = run.memory[SPOT_POOL]
     said = ordered(run, instance, on_instance.look(job), f"looking at {job.unit}")
     try:
@@ -284,7 +284,7 @@ def _progress(run: AcceptanceRun, job: TrainerJob) -> Progress:
 
 
 def _finished(run: AcceptanceRun, job: TrainerJob) -> dict[str, Any]:
-    """Wait for the run's own end; gives its result."""
+    """Wait for the run's own end; return its result."""
 
     def over() -> dict[str, Any] | None:
         state = _progress(run, job)
@@ -317,7 +317,7 @@ def _train_two_ranks(run: AcceptanceRun) -> StepResult:
 
 
 def _committed(run: AcceptanceRun, job: TrainerJob) -> dict[int, datetime]:
-    """Step -> when its manifest was written: what has none does not count."""
+    """Return the committed steps: step -> when its manifest was written."""
     steps = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
     return {int(match[1]): at for match, at in steps.items() if match}
 
@@ -346,14 +346,14 @@ def _interrupt(run: AcceptanceRun) -> StepResult:
 
 
 def _stopped(run: AcceptanceRun, job: TrainerJob, instance: str) -> dict[str, Any]:
-    """Wait until the run has stopped; gives its result, empty where the instance was gone before."""
+    """Wait until the run has stopped; return its result, empty where the instance is gone before."""
 
     def look() -> dict[str, Any] | None:
         if _is_gone(run, instance):
             return {}
         try:
             command = run.account.run(instance, on_instance.look(job))
-        except NotReachableError:  # on its way out
+        except NotReachableError:  # the instance is shutting down
             return None
         run.clock.sleep(KNOWN_AFTER_S)
         said = run.wait(
@@ -361,7 +361,7 @@ def _stopped(run: AcceptanceRun, job: TrainerJob, instance: str) -> dict[str, An
         )
         try:
             state = on_instance.progress(said.output)
-        except (ValueError, KeyError):  # cut off with its instance
+        except (ValueError, KeyError):  # the output was cut off with its instance
             return None
         return state.outcome if state.over else None
 
@@ -374,7 +374,7 @@ def _said_or_gone(run: AcceptanceRun, command: str, instance: str) -> CommandOut
 
 
 def _notice(run: AcceptanceRun, instance: str) -> tuple[str, bool]:
-    """Have the run interrupted; gives how, and whether the cloud takes the instance."""
+    """Interrupt the run; return a description, and whether the cloud interrupts the instance."""
     refused = "asked for with --interrupt stop-file"
     if run.account.interrupts_spot and not run.stop_file_only:
         try:
@@ -418,10 +418,10 @@ def _resume(run: AcceptanceRun) -> StepResult:
 
 
 def _idle_instance(run: AcceptanceRun) -> TestedInstance:
-    """The instance of the idle pool.
+    """Return the instance of the idle pool.
 
     Raises:
-        StepError: the cloud knows it no more.
+        StepError: the cloud no longer lists it.
     """
     instances = [instance for instance in run.instances() if instance.id == run.memory[IDLE_POOL]]
     if not instances:
@@ -465,13 +465,13 @@ def _terminate(run: AcceptanceRun) -> StepResult:
 
 
 def _newest_meter(run: AcceptanceRun, records: str) -> str:
-    """Where the meter's newest state lies: on OSS each is a key of its own, the newest first by name."""
+    """Return the URI of the meter's newest state; on OSS each state has a key, the newest first by name."""
     numbered = run.account.keys(f"{records}/{METER}.")
     return f"{records}/{min(numbered, default=METER)}"
 
 
 def _meter(run: AcceptanceRun) -> StepResult:
-    """The meter's seconds of each instance beside those that the run saw, at the meter's own moment."""
+    """Compare the meter's seconds of each instance with the run's own, at the time of the meter's reading."""
     records: str = _outputs(run)["bucket_uris"]["records"]
     ended_at: datetime = run.memory["ended_at"]
 

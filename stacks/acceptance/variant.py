@@ -1,8 +1,7 @@
-"""The small stack that an acceptance run brings up in place of the real one. Pure.
+"""The small stack that an acceptance run deploys in place of the real one. Pure.
 
-It has the real one's account, region, network, image and owner, and nothing of its size: one instance on
-demand for the sweep to find idle, one on spot for the trainer to lose. It is a stack of its own, with a name
-of its own, so that nothing of the real one is touched.
+It has the real stack's account, region, network, image and owner, and two instances: one on demand that the
+sweep finds idle, and one on spot that the trainer loses. It has its own name, so the real stack is untouched.
 """
 
 from collections.abc import Mapping
@@ -16,37 +15,37 @@ from stacks.settings import ImageMode, Stack
 
 SUFFIX = "-accept"
 IDLE_POOL, SPOT_POOL = "people", "spot"
-# The shortest that leave the boot its time: an instance is idle for this long before the mark, and its owner
-# has this long to say no.
+# The shortest times that leave the boot enough: an instance is idle for this long before the sweep marks
+# it, and its owner has this long to object.
 IDLE_AFTER_HOURS = 0.5
 GRACE_MINUTES = 10
 SWEEP_EVERY_MINUTES = 5
 LEAST_VOLUME_GIB = 100
-# A pool of Alibaba Cloud that is made for none expects no number and grows by request: only an account can
+# Alibaba Cloud: a group made with 0 has no expected number and grows by request; only a real account can
 # show whether it does.
 DESIRED = {Cloud.AWS: 1, Cloud.ALICLOUD: 0}
 SCRATCH_GIB = {Cloud.AWS: 0, Cloud.ALICLOUD: 100}  # types of Alibaba Cloud have no local disks
-# Names of prices.toml that the variant pays for, so that a stack file's assumptions of them hold for it too.
+# Names of prices.toml that the variant pays for; a stack file's assumptions of them hold for it too.
 ASSUMED = ("disk", "nat_gateway", "public_address", "nat_traffic", "bucket", "log")
 KEPT = ("cloud", "region", "account_id", "owner", "endpoint_url")
 
 
 def name_of(stack: str) -> str:
-    """The variant's name."""
+    """Return the variant's name."""
     return f"{stack}{SUFFIX}"
 
 
 def cheapest_type(cloud: Cloud) -> InstanceType:
-    """The GPU type with the lowest list price that runs the bundled image."""
+    """Return the GPU type with the lowest list price that runs the bundled image."""
     priced = [kind for kind in catalog.load().of_cloud(cloud) if kind.price and kind.runs_bundled_image]
     return min(priced, key=lambda kind: kind.price.amount_per_hour if kind.price else Decimal("Infinity"))
 
 
 def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
-    """The type that both pools use.
+    """Return the type that both pools use.
 
     Args:
-        name: what the operator asked for; None for the cheapest.
+        name: the operator's choice; None for the cheapest.
 
     Raises:
         AcceptanceError: it is not in the catalog, or of the other cloud.
@@ -61,13 +60,13 @@ def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
 
 
 def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decimal) -> dict[str, Any]:
-    """The variant's ``config`` mapping, keys with their prefix.
+    """Return the variant's ``config`` mapping, keys with their prefix.
 
     Args:
         raw: the ``config`` mapping of the real stack's file.
-        stack: the same, checked.
-        kind: what both pools are made of.
-        cap: most that the run may cost, in the currency of the stack's budget.
+        stack: the real stack, checked.
+        kind: the instance type of both pools.
+        cap: the most that the run may cost, in the currency of the stack's budget.
     """
     prefix = f"{naming.PROJECT}:"
     other = {key: value for key, value in raw.items() if not key.startswith(prefix)}
@@ -104,9 +103,9 @@ def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decima
 
 
 def pools(stack: Stack, kind: InstanceType) -> list[dict[str, Any]]:
-    """One instance on demand that is swept when idle; one on spot, in a group of fixed size.
+    """Return one pool on demand that is swept when idle, and one on spot of fixed size.
 
-    The first has eRDMA where the stack has it and the type can: it comes up in three passes.
+    The first has eRDMA where the stack has it and the type supports it: such a pool needs three passes.
     """
     erdma = kind.erdma_interfaces > 0 and any(pool.erdma for pool in stack.pools)
     size = {"min": 0, "desired": DESIRED[stack.cloud], "max": 1}

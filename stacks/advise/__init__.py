@@ -1,1 +1,1 @@
-"""What to pick: the memory and arithmetic that a training run needs, and what finishes it for least."""
+"""Advice: the memory and arithmetic of a training run, and the cheapest instances that finish it."""

@@ -1,4 +1,4 @@
-"""``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: what a run needs, and what to run it on."""
+"""``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: needs of a run, and instances for it."""
 
 import math
 from decimal import Decimal
@@ -20,10 +20,10 @@ EIGHT = 8
 
 
 class FiniteRange(click.FloatRange):
-    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
+    """A range without NaN: every comparison with NaN is false, so click's own range accepts it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse what is outside of the range, and what is no number or no end."""
+        """Refuse numbers outside the range, NaN and infinity."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r} must be a finite number", param, ctx)
@@ -31,12 +31,12 @@ class FiniteRange(click.FloatRange):
 
 
 class LargeNumber(click.ParamType[float]):
-    """A number of at least 1, as 7e9 or 7000000000."""
+    """A number of at least 1, such as 7e9 or 7000000000."""
 
     name = "number"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse what is no number, and what is less than 1."""
+        """Refuse text that is no number, and numbers below 1."""
         try:
             number = float(str(value))
         except ValueError:
@@ -84,7 +84,7 @@ def main(
     cny_per_usd: float | None,
     sources: bool,
 ) -> None:
-    """Say what a training run needs, rank the instances that finish it by what they cost, compare vendors."""
+    """Show what a training run needs, rank the instances that finish it by cost, compare vendors."""
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
@@ -108,7 +108,7 @@ def main(
 
 
 def affordable(plan: Candidate, most: Money | None) -> str:
-    """Whether a plan stays within the budget; empty where its currency or its price leaves that open."""
+    """Say whether a plan stays within the budget; empty where its currency or price leaves that open."""
     if (
         most is None
         or plan.on_demand is None
@@ -122,7 +122,7 @@ def affordable(plan: Candidate, most: Money | None) -> str:
 
 
 def needs(work: Work) -> RenderableType:
-    """What the run needs, whatever it runs on."""
+    """Return a table of the run's needs on any instance."""
     parts_of = ("weights", "gradients", "optimizer", "activations", "in all")
     columns = (Column("spread over 8 GPUs"), *(Column(heading, "right") for heading in parts_of))
     table = Listing(columns, "memory of a GPU, GiB")
@@ -141,10 +141,10 @@ def needs(work: Work) -> RenderableType:
 
 
 def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | None) -> Listing:
-    """The plans, one table over all vendors; amounts of two currencies are never compared.
+    """Return the plans in one table for all vendors; amounts of two currencies are never compared.
 
     Args:
-        discount: what a reservation takes off the price; None for no column of reservations.
+        discount: a reservation's discount; None for no column of reservations.
     """
     share = facts()["utilisation"]["decoder"]
     words = ("type", "of", "spread")
@@ -174,7 +174,7 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
 
 
 def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
-    """The scorecard, and if asked where each of its numbers is from."""
+    """Return the scorecard, and where asked the source of each number."""
     weights = offers.vendors().weights
     cards = scorecard.cards(cny_per_usd)
     criteria = (
@@ -200,7 +200,7 @@ def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
 
 
 def _points(score: scorecard.CriterionScore | None) -> str:
-    """What is unknown is said to be, and not zero."""
+    """Format a score; an unknown one is shown as unknown, not as zero."""
     return "unknown" if score is None else f"{score.points:.1f} ({score.value:,.6g})"
 
 

@@ -1,4 +1,4 @@
-"""What may be rented, whoever offers it: the catalog's types, and those of other vendors for comparison."""
+"""Offers of every vendor: the catalog's types, and those of other vendors for comparison."""
 
 import datetime
 import tomllib
@@ -21,20 +21,20 @@ FILE = Path(__file__).with_name("vendors.toml")
 
 
 class VendorsError(StacksError):
-    """A file of vendors that does not say what it should."""
+    """A file of vendors that is not valid."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An instance that may be rented.
+    """An instance for rent.
 
     Attributes:
         gpu_count, gpu_model, gpu_memory_gib: its GPUs; None for a model without a public name.
         network_gbps: of all its cards; None where unknown.
-        joined: whether several of them may be joined by RDMA.
+        joined: whether RDMA can connect several of them.
         price: for an hour on demand; None where no list has it.
         spot_discount: the largest advertised; None where unknown.
-        comparison: for comparison only: no stack can be built on it.
+        comparison: for comparison only: no stack can use it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class _Exact(BaseModel):
 
 
 class SourcedFigure(_Exact):
-    """A number about a vendor, with its source; ``of`` where it is a part of something."""
+    """A number about a vendor, with its source; ``of`` where it is a part of a total."""
 
     value: Annotated[float, Field(ge=0), NUMBER]
     of: Annotated[float, Field(gt=0), NUMBER] | None = None
@@ -71,7 +71,7 @@ class _Instance(_Exact):
 
 
 class Vendor(_Exact):
-    """One vendor as the file has it; instances only where the catalog has none of it."""
+    """One vendor in the file; it lists instances only where the catalog has none of the vendor."""
 
     title: str
     instances: list[_Instance] = []
@@ -88,7 +88,7 @@ class Vendors(_Exact):
     """The whole file.
 
     Attributes:
-        weights: criterion -> its weight, 100 in all.
+        weights: criterion -> its weight, 100 in total.
         vendors: short name -> vendor.
     """
 
@@ -98,10 +98,10 @@ class Vendors(_Exact):
 
 @cache
 def vendors(path: Path = FILE) -> Vendors:
-    """The file, read once.
+    """Return the file, read once.
 
     Raises:
-        VendorsError: it cannot be read, does not say what it should, or its weights are not 100 in all.
+        VendorsError: the file cannot be read, is not valid, or its weights do not add up to 100.
     """
     try:
         listed = Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -113,7 +113,7 @@ def vendors(path: Path = FILE) -> Vendors:
 
 
 def of_type(kind: InstanceType) -> Offer:
-    """A type of the catalog as an offer."""
+    """Return a type of the catalog as an offer."""
     return Offer(
         name=kind.name,
         vendor=kind.cloud,
@@ -129,7 +129,7 @@ def of_type(kind: InstanceType) -> Offer:
 
 
 def offers() -> Iterator[Offer]:
-    """Every offer: the catalog's, then those for comparison."""
+    """Yield every offer: the catalog's, then those for comparison."""
     yield from map(of_type, catalog.load())
     for name, vendor in vendors().vendors.items():
         for row in vendor.instances:
@@ -137,7 +137,7 @@ def offers() -> Iterator[Offer]:
 
 
 def _for_comparison(name: str, vendor: Vendor, row: _Instance) -> Offer:
-    """Never more than one instance of it: how far they may be joined is not looked into."""
+    """Return an offer of a single instance: this project does not check how such instances connect."""
     price = None
     if row.price is not None and vendor.date is not None:
         price = Price(row.price, vendor.currency, vendor.region, vendor.date, vendor.source)

@@ -1,4 +1,4 @@
-"""Which instances finish a run, in how long, for how much: every type of the catalog that can. Pure."""
+"""Instances that finish a run, with time and cost: every type of the catalog that can. Pure."""
 
 import math
 import tomllib
@@ -17,9 +17,9 @@ GPUS = Path(__file__).with_name("gpus.toml")
 TERA = 10**12
 GIB = 1 << 30
 HOUR_S = 3600
-# What the driver, fragments and communication buffers take of a GPU's memory.
+# Share of a GPU's memory for the driver, fragments and communication buffers.
 HEADROOM = 0.10
-# Below, one card does; above, one instance does not.
+# Smaller models use one card; larger ones more than one instance.
 ONE_CARD_BELOW, CLUSTER_ABOVE = 1e9, 10e9
 MOST_INSTANCES = 64
 
@@ -32,9 +32,8 @@ class Candidate:
         gpus: how many of all their GPUs work.
         layout: how the run is spread over them.
         hours: from the first step to the last, without interruptions.
-        on_demand: list price of all instances for that long; None where no price is public.
-        spot: the least that the same may cost on spot, at the largest advertised discount; None where no
-            discount is known.
+        on_demand: list price of all instances for that time; None where no price is public.
+        spot: the least cost on spot, at the largest advertised discount; None where no discount is known.
     """
 
     offer: Offer
@@ -49,21 +48,21 @@ class Candidate:
 
 @cache
 def facts() -> dict[str, Any]:
-    """The peaks of GPUs and the utilisation that runs reach."""
+    """Return the peak rates of GPUs and the utilisation that runs reach."""
     return tomllib.loads(GPUS.read_text(encoding="utf-8"))
 
 
 def peak(offer: Offer, precision: str) -> float | None:
-    """Operations per second of one GPU; None where it lacks the format or has no public figure."""
+    """Return operations per second of one GPU; None where it lacks the format or has no public figure."""
     peak_flops = facts()["peaks"].get(offer.gpu_model, {}).get(precision)
     return None if peak_flops is None else peak_flops * TERA
 
 
 def plans(work: Work, days: float | None = None) -> list[Candidate]:
-    """Every type that can finish, the cheapest first within each currency; those without a price last.
+    """Return a plan for every type that can finish, the cheapest first in each currency, unpriced ones last.
 
     Args:
-        days: it must be done by then; None for no hurry.
+        days: the time limit; None for none.
     """
     plans_of_all = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
     return sorted(plans_of_all, key=_order)
@@ -76,7 +75,7 @@ def _order(plan: Candidate) -> tuple[bool, str, Decimal, float]:
 
 
 def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
-    """The fewest instances of a type that hold the run and finish in time; None where no number does."""
+    """Return the fewest instances of a type that hold the run and finish in time; None where none do."""
     flops_per_s = peak(offer, work.precision)
     if flops_per_s is None:
         return None
@@ -93,10 +92,10 @@ def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
 
 
 def _sizes(work: Work, offer: Offer, *, hurried: bool) -> Iterator[tuple[int, int]]:
-    """Instances and working GPUs to try, the fewest first.
+    """Yield the numbers of instances and working GPUs to try, the fewest first.
 
-    A small model uses one card. More than one instance needs RDMA between them, and a large model or a hurry.
-    No more GPUs than sequences of a batch have anything to do.
+    A small model uses one card. More than one instance needs RDMA between them, and a large model or a time
+    limit. A run uses at most one GPU for each sequence of a batch.
     """
     if work.parameters < ONE_CARD_BELOW:
         yield 1, 1
@@ -109,7 +108,7 @@ def _sizes(work: Work, offer: Offer, *, hurried: bool) -> Iterator[tuple[int, in
 
 
 def fitting(work: Work, offer: Offer, gpus: int) -> Layout | None:
-    """The fastest layout whose memory a GPU of the type holds; None where none does."""
+    """Return the fastest layout that fits the memory of one GPU; None where none fits."""
     room = offer.gpu_memory_gib * GIB * (1 - HEADROOM)
     for layout in LAYOUTS:
         if layout.sharded and gpus == 1:
@@ -130,7 +129,7 @@ def _priced(
 
 
 def reserved(plan: Candidate, discount: Decimal) -> Money | None:
-    """What a plan costs on a reservation: every hour of every month begun, at the price less the discount.
+    """Return the cost on a reservation: all hours of every month begun, at the discounted price.
 
     Returns:
         None where no price is public.
@@ -143,7 +142,7 @@ def reserved(plan: Candidate, discount: Decimal) -> Money | None:
 
 
 def break_even_hours(discount: Decimal, hours_per_month: int = HOURS_PER_MONTH) -> Decimal:
-    """From how many hours of use a month on a reservation is cheaper than paying by the hour.
+    """Return the hours of use a month from which a reservation is cheaper than paying by the hour.
 
     A reservation is paid for every hour at ``1 - discount`` of the price, used or not.
     """

@@ -1,7 +1,7 @@
-"""Vendors beside one another: five criteria with weights in vendors.toml, every number with a source. Pure.
+"""Comparison of vendors: five criteria with weights in vendors.toml, every number with a source. Pure.
 
-A criterion's best value is worth its full weight, any other its share of the best. Where a vendor has no
-sourced number, the criterion counts neither way, and the card says how much of the weight counted.
+The best value of a criterion earns its full weight, every other value its share of the best. Where a vendor
+has no sourced number, the criterion is left out, and the card says how much of the weight counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ class Card:
 
     Attributes:
         scores: criterion -> score; None where no sourced number is known.
-        counted: sum of the weights of what is scored.
+        counted: sum of the weights of the scored criteria.
     """
 
     title: str
@@ -53,16 +53,16 @@ class Card:
 
     @property
     def total(self) -> float:
-        """Points of 100, over what is scored alone."""
+        """Points of 100, over the scored criteria alone."""
         points = sum(score.points for score in self.scores.values() if score is not None)
         return points / self.counted * 100 if self.counted else 0.0
 
 
 def cards(cny_per_usd: Decimal | None = None) -> list[Card]:
-    """Every vendor, the highest total first.
+    """Return every vendor, the highest total first.
 
     Args:
-        cny_per_usd: the rate for prices in yuan; without one they are not compared with dollars.
+        cny_per_usd: the rate for prices in yuan; without a rate they are left out.
     """
     weights = vendors().weights
     values = {name: _values(name, cny_per_usd) for name in vendors().vendors}
@@ -93,7 +93,7 @@ def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, SourcedFigure |
 
 
 def _rates(own: list[Offer]) -> Iterator[tuple[Offer, float]]:
-    """Each instance with a public peak, and its operations per second in units of 10^12."""
+    """Yield each instance with a public peak rate, and its operations per second in units of 10^12."""
     for offer in own:
         flops_per_s = peak(offer, PRECISION)
         if flops_per_s is not None:

@@ -1,6 +1,6 @@
-"""What training a model needs: bytes and operations, from its size. Pure; every formula names its source.
+"""Memory and operations of training, from the model's size. Pure; every formula names its source.
 
-[ZeRO] Rajbhandari et al., "ZeRO: MemoryNeed Optimizations Toward Training Trillion Parameter Models", 2020.
+[ZeRO] Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 [Korthikanti] Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
 [PaLM] Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B.
 [Chinchilla] Hoffmann et al., "Training Compute-Optimal Large Language Models", 2022.
@@ -16,15 +16,15 @@ Precision = Literal["bf16", "fp16", "fp32"]
 # wide as they are deep.
 PARAMETERS_PER_LAYER = 12
 WIDTH_PER_LAYER = 128
-# [Chinchilla], table 3: tokens that make the best of the arithmetic.
+# [Chinchilla], table 3: the compute-optimal number of tokens.
 TOKENS_PER_PARAMETER = 20
-# [ZeRO], section 3.1. Mixed precision keeps 16-bit weights and gradients beside 32-bit weights for Adam, or,
-# as autocast does it, both in 32 bits; either way 16 bytes with Adam's two moments, as in fp32.
+# [ZeRO], section 3.1. Mixed precision keeps 16-bit weights and gradients beside 32-bit weights for Adam;
+# autocast keeps both in 32 bits. Either takes 16 bytes with Adam's two moments, as fp32 does.
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 4, 4, 8
 # [Korthikanti], equation 1 without the attention matrix, which fused attention never stores; and section 5.1.
 ACTIVATION_BYTES, CHECKPOINT_BYTES = 34, 2
 HALF_BYTES = 2
-# [Korthikanti], section 5: recomputing everything repeats the forward pass, a third of the whole.
+# [Korthikanti], section 5: full recomputation repeats the forward pass, a third of the whole.
 RECOMPUTATION = 4 / 3
 
 
@@ -52,24 +52,24 @@ class Work:
 
 
 def shape_of(parameters: float) -> tuple[int, int]:
-    """Layers and width of a decoder of that many parameters, [Kaplan]."""
+    """Return layers and width of a decoder of that many parameters, [Kaplan]."""
     layers = max(1, round((parameters / (PARAMETERS_PER_LAYER * WIDTH_PER_LAYER**2)) ** (1 / 3)))
     return layers, layers * WIDTH_PER_LAYER
 
 
 def state_bytes(parameters: float) -> float:
-    """Weights, gradients and Adam's moments, [ZeRO]."""
+    """Return the bytes of weights, gradients and Adam's moments, [ZeRO]."""
     return parameters * (WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES)
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What one GPU holds, in bytes.
+    """Memory of one GPU, in bytes.
 
     Attributes:
-        optimizer: Adam's two moments of each.
+        optimizer: Adam's two moments of each parameter.
         activations: what the backward pass needs of one sequence.
-        gathered: the layer that FSDP has whole at a time, and the next one.
+        gathered: the layer that FSDP holds whole at a time, and the next one.
     """
 
     weights: float
@@ -80,13 +80,13 @@ class MemoryNeed:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is spread.
+    """Distribution of a run over GPUs.
 
     Attributes:
         sharded: FSDP: each GPU keeps a part of weights, gradients and moments.
@@ -101,12 +101,12 @@ class Layout:
         return f"{spread}, recomputing" if self.checkpointed else spread
 
 
-# From the fastest to the one that needs least memory.
+# From the fastest to the one that needs the least memory.
 LAYOUTS = tuple(Layout(sharded, again) for sharded in (False, True) for again in (False, True))
 
 
 def memory(work: Work, layout: Layout, gpus: int) -> MemoryNeed:
-    """What one of so many GPUs holds with one sequence at a time; more come by accumulation."""
+    """Return the memory of one of ``gpus`` GPUs with one sequence at a time; accumulation adds more."""
     parts = gpus if layout.sharded else 1
     element = 2 if work.precision == "fp32" else 1
     each = work.sequence * work.width * element
@@ -126,12 +126,12 @@ def memory(work: Work, layout: Layout, gpus: int) -> MemoryNeed:
 
 
 def seconds(flops: float, layout: Layout, peak_flops_per_s: float, utilisation: float) -> float:
-    """How long so many operations take on all GPUs together.
+    """Return the time of so many operations on all GPUs together.
 
     Args:
-        flops: of the model, without what is computed again.
-        layout: recomputing costs a forward pass more.
-        utilisation: which part of the peak a run reaches, 0 to 1.
+        flops: of the model, without recomputation.
+        layout: recomputing costs another forward pass.
+        utilisation: the share of the peak rate that a run reaches, 0 to 1.
     """
     again = RECOMPUTATION if layout.checkpointed else 1
     return flops * again / (peak_flops_per_s * utilisation)

@@ -1,1 +1,1 @@
-"""Questions to the clouds: one call each, and one sentence where there is no answer."""
+"""Clients of the clouds' APIs: one method for a call, and one sentence for every failure."""

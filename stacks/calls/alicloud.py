@@ -1,4 +1,4 @@
-"""Questions to Alibaba Cloud through its official SDK; what keeps an answer away is one sentence."""
+"""Client of Alibaba Cloud through its official SDK; a failed call raises one sentence."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-# the SDK does not say its types
+# the SDK has no type hints
 from aliyunsdkcore.acs_exception.exceptions import (  # type: ignore[import-untyped]
     ClientException,
     ServerException,
@@ -21,7 +21,7 @@ from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped]
 
 from stacks.calls.errors import CannotCheckError
 
-# Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
+# Product -> version of its API, and the permission's prefix: api.alibabacloud.com, page of each product.
 VERSIONS = {
     "cms": ("2019-01-01", "cms"),
     "dm": ("2015-11-23", "dm"),
@@ -37,9 +37,9 @@ VERSIONS = {
     "tag": ("2018-08-28", "tag"),
     "vpc": ("2016-04-28", "vpc"),
 }
-# Product -> the first part of its host, where that is another: API reference of CloudMonitor, "Endpoints".
+# Product -> the first part of its host, where it differs: API reference of CloudMonitor, "Endpoints".
 HOSTS = {"cms": "metrics"}
-# One door for all regions of mainland China; every other product has one in each region.
+# Products with one host for all regions of mainland China; every other product has one in each region.
 CENTRAL = {"quotas": "quotas.aliyuncs.com", "ram": "ram.aliyuncs.com", "sls": "sls.aliyuncs.com"}
 # Regions that Auto Scaling serves from one place: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
 ESS_CENTRAL = frozenset(
@@ -48,14 +48,14 @@ ESS_CENTRAL = frozenset(
         *("ap-southeast-1", "cn-hongkong", "us-east-1", "us-west-1"),
     }
 )
-# DirectMail is in few regions and asked from all (its page "Endpoints", 2026-09): one of China for China's.
+# DirectMail has hosts in few regions (its page "Endpoints", 2026-09); Chinese regions share one.
 MAIL_REGIONS = frozenset({"ap-southeast-1", "eu-central-1", "us-east-1"})
-# www.alibabacloud.com/help/en/ram, "Common errors": each product spells it in its own way.
+# www.alibabacloud.com/help/en/ram, "Common errors": each product has its own error code for a denial.
 DENIALS = ("Forbidden.RAM", "NoPermission", "NotAuthorized", "AccessDenied", "Forbidden.Unauthorized")
 KEY_ID, KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
-TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 - the name of a variable, not what is in it
+TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 - the name of a variable, not its value
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 20
-# The SDK writes every refusal to its log, with the text that was signed; one sentence is enough.
+# The SDK logs every refusal with the signed text; one sentence is enough.
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
@@ -63,11 +63,11 @@ Credentials = tuple[str, str, str | None]  # id and secret of a key, and a sessi
 
 
 class Alicloud:
-    """Asks Alibaba Cloud, with the credentials that the Pulumi provider takes too.
+    """Client of Alibaba Cloud, with the credentials that the Pulumi provider uses too.
 
     Args:
         environ: holds the credentials; by default the process's own.
-        endpoint: instead of the cloud, ``host:port`` without TLS, for tests.
+        endpoint: ``host:port`` without TLS in place of the cloud, for tests.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Alicloud:
         self._made: tuple[Credentials, Any] | None = None
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]:
-        """One call, say ``ask("ecs", "DescribeImages", ImageId="m-1")``.
+        """Make one call, say ``ask("ecs", "DescribeImages", ImageId="m-1")``.
 
         Raises:
-            CannotCheckError: it was denied, refused or not answered, or nobody is logged in.
+            CannotCheckError: it was denied, refused or not answered, or there are no credentials.
         """
         version, permission = VERSIONS[product]
         host = self._endpoint or host_of(product, self._region)
@@ -98,20 +98,20 @@ class Alicloud:
             said = _said(f"{permission}:{action}", error)
             raise CannotCheckError(said, str(error.error_code)) from error
         except (ClientException, ValueError) as error:
-            # not its own words: they hold the key's id and the signature
+            # not the error's own text: it holds the key's id and the signature
             raise CannotCheckError(f"{action}: {host} gave no answer") from error
         return answer
 
     def numbered(
         self, product: str, action: str, *keys: str, size: int, **parameters: str
     ) -> Iterator[dict[str, Any]]:
-        """The entries of a list that goes by numbers of pages, all of them, as ``listed`` gives them.
+        """Yield all entries of a list that pages by number; ``keys`` as in ``listed``.
 
         Args:
             size: entries of a page; each list has a largest one.
 
         Raises:
-            CannotCheckError: as of ``ask``.
+            CannotCheckError: as in ``ask``.
         """
         seen = 0
         for number in count(1):
@@ -123,7 +123,7 @@ class Alicloud:
                 return
 
     def _client(self) -> Any:
-        """The client of the present credentials, kept: to make one takes the SDK more than a call."""
+        """Return the client of the current credentials, which is kept: making one is slower than a call."""
         key_id, secret = self._environ.get(KEY_ID), self._environ.get(KEY_SECRET)
         if not (key_id and secret):
             raise CannotCheckError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
@@ -146,7 +146,7 @@ class Alicloud:
 
 
 def host_of(product: str, region: str) -> str:
-    """Where a product answers for a region. Pure."""
+    """Return the host of a product for a region. Pure."""
     if product == "ess" and region in ESS_CENTRAL:
         return "ess.aliyuncs.com"
     if product == "dm" and region not in MAIL_REGIONS:
@@ -156,7 +156,7 @@ def host_of(product: str, region: str) -> str:
 
 
 def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
-    """The list that an API wraps twice: ``listed(answer, "Images", "Image")``; empty where it is left out."""
+    """Return the list that an API wraps: ``listed(answer, "Images", "Image")``; empty where it is missing."""
     inner: Any = answer
     for key in keys:
         inner = (inner or {}).get(key)
@@ -164,12 +164,12 @@ def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
 
 
 def expects_a_number(group: Mapping[str, Any]) -> bool:
-    """Whether a group of DescribeScalingGroups keeps to an expected number of instances."""
+    """Return whether a group of DescribeScalingGroups has an expected number of instances."""
     return bool(group.get("EnableDesiredCapacity", group.get("DesiredCapacity") is not None))
 
 
 def _said(permission: str, error: ServerException) -> str:
-    """The cloud's words, or the permission that is missing."""
+    """Return the cloud's message, or the missing permission."""
     code = str(error.error_code)
     if any(denial in code for denial in DENIALS):
         return f"denied {permission}"

@@ -1,4 +1,4 @@
-"""Questions to AWS; whatever keeps an answer away becomes one sentence."""
+"""Client of AWS; a failed call raises one sentence."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from botocore.parsers import ResponseParserError
 
 from stacks.calls.errors import CannotCheckError
 
-# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, and the same of the JSON services.
+# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, and the JSON services' own codes.
 DENIALS = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "AuthFailure"}
 )
@@ -23,7 +23,7 @@ Clients = Callable[[str], Any]
 
 
 def clients_in(region: str, emulator: str | None = None) -> Clients:
-    """boto3 clients with the credentials of the environment, or of an emulator, which takes any."""
+    """Return boto3 clients with the credentials of the environment, or for an emulator, which takes any."""
     session = boto3.session.Session(region_name=region)
     if emulator is None:
         return lambda service: session.client(service, config=LIMITS)  # type: ignore[call-overload]
@@ -37,7 +37,7 @@ def clients_in(region: str, emulator: str | None = None) -> Clients:
 
 
 class Aws:
-    """Asks AWS.
+    """Client of AWS.
 
     Args:
         clients: service -> boto3 client.
@@ -48,7 +48,7 @@ class Aws:
         self._known: dict[str, Any] = {}
 
     def ask(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        """One call, say ``ask("ec2", "describe_images", ImageIds=[...])``.
+        """Make one call, say ``ask("ec2", "describe_images", ImageIds=[...])``.
 
         Raises:
             CannotCheckError: it was denied, refused or not answered.
@@ -69,7 +69,7 @@ class Aws:
     def pages(
         self, service: str, operation: str, key: str, mark: str = "NextToken", **arguments: Any
     ) -> Iterator[Any]:
-        """Everything under ``key`` of every page, the next of which ``mark`` names; errors as ``ask``."""
+        """Yield everything under ``key`` of every page; ``mark`` names the page token; errors as ``ask``."""
         place: dict[str, str] = {}
         while True:
             page = self.ask(service, operation, **arguments, **place)
@@ -88,7 +88,7 @@ class Aws:
 
 
 def _said(client: Any, error: ClientError) -> str:
-    """AWS's words, or the permission that is missing."""
+    """Return AWS's message, or the missing permission."""
     said = error.response["Error"]
     code, message = said.get("Code", ""), said.get("Message", "")
     if code in DENIALS:

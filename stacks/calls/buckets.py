@@ -1,4 +1,4 @@
-"""Count and delete what a bucket holds: every version of every object in it, on any store that speaks S3."""
+"""Count and delete the content of a bucket: every version of every object, on any store with S3's API."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,20 +8,20 @@ from stacks.calls.errors import CannotCheckError
 
 AT_ONCE = 1000  # docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html
 THREADS = 16
-# A page of ListObjectVersions holds 1,000; what is beyond is "at least" so much.
+# A page of ListObjectVersions holds 1,000; a larger content is reported as "at least" so much.
 COUNTED_PAGES = 20
 Ask = Callable[..., dict[str, Any]]
 
 
 def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: bool) -> int:
-    """Delete every version of every object, and what was never uploaded to its end; gives the versions.
+    """Delete every version and abort every unfinished upload; return the number of versions.
 
     Args:
         ask: makes one call of boto3's S3 client, say ``ask("list_object_versions", Bucket=...)``; called from
             several threads where ``in_batches`` is False.
-        note: called with how many are gone, page by page.
+        note: called with the number of deleted versions, page by page.
         in_batches: by DeleteObjects. OSS refuses that without an MD5, which boto3 no longer sends
-            (www.alibabacloud.com/help/en/oss/user-guide/0016-00000606): there one by one.
+            (www.alibabacloud.com/help/en/oss/user-guide/0016-00000606); False deletes one by one.
 
     Raises:
         CannotCheckError: the store kept a version, or refused a call.
@@ -40,7 +40,7 @@ def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: boo
 
 
 def count(ask: Ask, bucket: str) -> tuple[int, int, bool]:
-    """Versions and delete markers of a bucket, their bytes, and whether there are more than were counted."""
+    """Return the versions and delete markers of a bucket, their bytes, and whether there are more."""
     versions, size = 0, 0
     after: dict[str, str] = {}
     for _ in range(COUNTED_PAGES):
@@ -54,19 +54,19 @@ def count(ask: Ask, bucket: str) -> tuple[int, int, bool]:
 
 
 def versions_in(page: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The versions and delete markers of an answer of ListObjectVersions."""
+    """Return the versions and delete markers of an answer of ListObjectVersions."""
     return [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
 
 
 def _abort_uploads(ask: Ask, bucket: str) -> None:
-    """OSS deletes no bucket that has any; both charge for their parts."""
+    """Abort every unfinished upload: OSS deletes no bucket with one, and both clouds charge for parts."""
     while uploads := ask("list_multipart_uploads", Bucket=bucket).get("Uploads", ()):
         for upload in uploads:
             ask("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def _delete_together(ask: Ask, bucket: str, objects: Sequence[dict[str, Any]]) -> None:
-    """Refusals come one by one inside an answer that agrees."""
+    """Delete versions in one call; a successful answer may contain refusals of single versions."""
     answer = ask("delete_objects", Bucket=bucket, Delete={"Objects": list(objects), "Quiet": True})
     for refused in answer.get("Errors", ()):
         said = f"{bucket}/{refused['Key']} stays: {refused['Code']}: {refused['Message']}"

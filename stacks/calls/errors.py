@@ -1,13 +1,13 @@
-"""What a call to a cloud ends with that was not answered."""
+"""Error of a call that a cloud did not answer."""
 
 from stacks.errors import StacksError
 
 
 class CannotCheckError(StacksError):
-    """A question that a cloud did not answer; its text says why, and which permission was missing.
+    """A call that a cloud did not answer; the message gives the reason and the missing permission.
 
     Attributes:
-        code: the cloud's error code; empty where it named none.
+        code: the cloud's error code; empty where it gave none.
     """
 
     def __init__(self, said: str, code: str = "") -> None:

@@ -1,4 +1,4 @@
-"""OSS: boto3's client for its S3 interface, and which of its endpoints this account may use from here."""
+"""OSS: boto3's client for its S3 interface, and the endpoints that this account may use from here."""
 
 import os
 import socket
@@ -15,16 +15,16 @@ from stacks.calls.buckets import THREADS
 from stacks.calls.errors import CannotCheckError
 from stacks.errors import StacksError
 
-# The variable that the Pulumi provider reads too (connectivity/endpoint.go: OSS_ENDPOINT).
+# The Pulumi provider reads this variable too (connectivity/endpoint.go: OSS_ENDPOINT).
 CHOSEN = "OSS_ENDPOINT"
 NO_BUCKET = "NoSuchBucket"
 # www.alibabacloud.com/help/doc-detail/31836.htm, "Important": HTTP 400, EC 0048-00000401
 FORBIDDEN = "PublicEndpointForbidden"
-# www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code: not opened or shut; money is owed.
+# www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code: OSS is not active, or money is owed.
 UNUSABLE = ("UserDisable", "InDebt", "InDebtOverdue", "AbnormalBucketOwnerStatus")
-# The same page: of a bucket in another region.
+# The same page: the bucket is in another region.
 ELSEWHERE = "must be addressed using the specified endpoint"
-# Regions outside of mainland China, whose names begin alike.
+# Regions outside mainland China whose names begin with ``cn-`` too.
 NOT_MAINLAND = ("cn-hongkong",)
 PROBE = "gpu-fleet/asks-whether-the-public-endpoint-answers"
 MOST_PROBED = 20
@@ -32,7 +32,7 @@ HTTPS, TIMEOUT_S = 443, 5.0
 
 
 class Access(StrEnum):
-    """Whether an account may move objects through the public endpoint of a region."""
+    """Access of an account to objects through the public endpoint of a region."""
 
     ALLOWED = "allowed"
     FORBIDDEN = "forbidden"
@@ -40,23 +40,23 @@ class Access(StrEnum):
 
 
 def public_host(region: str) -> str:
-    """Where OSS answers from the internet."""
+    """Return the host of OSS on the internet."""
     return f"oss-{region}.aliyuncs.com"
 
 
 def inner_host(region: str) -> str:
-    """Where it answers inside the region."""
+    """Return the host of OSS inside the region."""
     return f"oss-{region}-internal.aliyuncs.com"
 
 
 def client(region: str, environ: Mapping[str, str] = os.environ) -> Any:
-    """boto3's client for OSS, which knows neither the newer checksums nor path addressing.
+    """Return boto3's client for OSS, without newer checksums and path addressing, which OSS lacks.
 
-    At the endpoint that ``OSS_ENDPOINT`` chose, by the name that it has for S3's protocol
+    It uses the endpoint that ``OSS_ENDPOINT`` names, by its name for S3's protocol
     (www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss).
 
     Raises:
-        CannotCheckError: nobody is logged in.
+        CannotCheckError: there are no credentials.
     """
     if not (environ.get(KEY_ID) and environ.get(KEY_SECRET)):
         raise CannotCheckError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
@@ -81,7 +81,7 @@ def client(region: str, environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def ask(s3: Any, operation: str, **arguments: Any) -> dict[str, Any]:
-    """One call.
+    """Make one call.
 
     Raises:
         CannotCheckError: it was refused or not answered.
@@ -98,7 +98,7 @@ def ask(s3: Any, operation: str, **arguments: Any) -> dict[str, Any]:
 
 
 def reachable(host: str) -> bool:
-    """Whether a host takes a connection from here."""
+    """Return whether a host accepts a connection from here."""
     try:
         with socket.create_connection((host, HTTPS), timeout=TIMEOUT_S):
             return True
@@ -107,15 +107,15 @@ def reachable(host: str) -> bool:
 
 
 def restricted(region: str) -> bool:
-    """Whether OSS keeps new accounts from the public endpoint there: in mainland China."""
+    """Return whether OSS denies new accounts the public endpoint in the region: in mainland China."""
     return region.startswith("cn-") and region not in NOT_MAINLAND
 
 
 def public_access(s3: Any) -> Access:
-    """Whether the account may move objects through the public endpoint that the client is at.
+    """Return the account's access to objects through the client's public endpoint.
 
-    Asked by reading an object that is in no bucket: OSS says that it is not there, or that nothing may be
-    read this way. Buckets of other regions say neither.
+    It reads an object that does not exist: OSS answers that the key is missing, or that the endpoint is
+    forbidden. Buckets of other regions give neither answer.
 
     Raises:
         CannotCheckError: the account's buckets cannot be listed.
@@ -132,7 +132,7 @@ def public_access(s3: Any) -> Access:
 
 
 def way_inside(region: str) -> str:
-    """What to do where the public endpoint is shut."""
+    """Say what to do where the public endpoint is forbidden."""
     host = inner_host(region)
     return (
         f"run this on an ECS instance of {region}, or in Cloud Shell where {host} answers, "
@@ -147,15 +147,15 @@ def hold_upload(
     connect: Callable[[str, Mapping[str, str]], Any] = client,
     answers: Callable[[str], bool] = reachable,
 ) -> None:
-    """Let an upload begin that will not be refused in its midst.
+    """Refuse an upload that OSS would refuse later.
 
     Args:
-        environ: has ``OSS_ENDPOINT``, if anybody chose one; naming the public one says that it may be used.
-        connect: from region and environment to boto3's client.
-        answers: whether a host takes a connection from here.
+        environ: may have ``OSS_ENDPOINT``; if it names the public endpoint, the operator says it may be used.
+        connect: (region, environment) -> boto3's client.
+        answers: whether a host accepts a connection from here.
 
     Raises:
-        StacksError: the endpoint is shut to the account or from here, or nobody knows; and what to do.
+        StacksError: the endpoint is forbidden or unreachable, or its state is unknown; with what to do.
         CannotCheckError: OSS could not be asked.
     """
     chosen = environ.get(CHOSEN, "")

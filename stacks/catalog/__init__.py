@@ -1,4 +1,4 @@
-"""GPU instance types, regions and prices of both clouds: facts with their source and date."""
+"""GPU instance types, regions and prices of both clouds, each fact with its source and date."""
 
 from stacks.catalog.instance_types import Cloud, InstanceType, NetworkCard, Price
 from stacks.catalog.lookup import Catalog, UnknownInstanceType, describe, gpus, load

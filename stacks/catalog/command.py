@@ -1,4 +1,4 @@
-"""``gpu-fleet catalog list|show``: the instance types of both clouds, for a user."""
+"""``gpu-fleet catalog list|show``: the instance types of both clouds, for users."""
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,7 +11,7 @@ PIPE_WIDTH = 110
 
 
 class TypeName(click.ParamType[str]):
-    """An instance type of the catalog; a shell completes it."""
+    """An instance type of the catalog, with shell completion."""
 
     name = "type"
 
@@ -21,7 +21,7 @@ class TypeName(click.ParamType[str]):
         param: click.Parameter,  # noqa: ARG002 - the same
         incomplete: str,
     ) -> list[CompletionItem]:
-        """The types whose names begin so."""
+        """Return the types whose names begin with the text."""
         return [CompletionItem(kind.name) for kind in catalog.load() if kind.name.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""The facts of a GPU instance type, whatever cloud it is of."""
+"""Facts of a GPU instance type of either cloud."""
 
 import datetime
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from typing import Literal
 # (github.com/NVIDIA/open-gpu-kernel-modules, README, "Compatible GPUs").
 TOO_OLD_FOR_OPEN_MODULES = frozenset({"volta"})
 
-# Into what a GPU can be cut; a table, because NVIDIA's names follow from the memory by no rule that holds for
-# every model.
+# MIG profiles of each GPU; a table, because no single rule derives NVIDIA's names from the memory of every
+# model.
 _A100_80 = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
 # (architecture, nominal memory in GiB) -> profiles;
 # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html
-# Those with media extensions (+me) exist once a GPU and are left out: all parts of one are equal here.
+# Profiles with media extensions (+me) are left out: a GPU has only one of them, and here all parts are equal.
 MIG_PROFILES = {
     ("ampere", 40): ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),
     ("ampere", 80): _A100_80,
@@ -40,7 +40,7 @@ InterfaceType = Literal["efa", "efa-only", "interface"]
 
 @dataclass(frozen=True)
 class NetworkCard:
-    """The interface to create on one network card, as EC2's ``NetworkInterfaceSpecification`` names it.
+    """The interface of one network card, as EC2's ``NetworkInterfaceSpecification`` names it.
 
     Attributes:
         card_index: the card, counted from 0.
@@ -71,24 +71,24 @@ class Price:
 
 @dataclass(frozen=True)
 class InstanceType:
-    """The facts of one instance type.
+    """Facts of one instance type.
 
     Attributes:
-        name: as the cloud's API takes it.
-        gpu_model: NVIDIA's name, without the maker's; None where the cloud does not say it.
-        gpu_memory_gib: nominal memory of each GPU; what the driver reports is a little less.
+        name: the name in the cloud's API.
+        gpu_model: NVIDIA's name, without the maker's; None where the cloud does not publish it.
+        gpu_memory_gib: nominal memory of each GPU; the driver reports a little less.
         gpu_architecture: NVIDIA's generation.
         vcpu: default number of virtual CPUs.
-        local_nvme_gib: instance-store NVMe in all, rounded down; 0 for none.
+        local_nvme_gib: total instance-store NVMe, rounded down; 0 for none.
         network_gbps: sustained bandwidth of all cards in Gbit/s, without bursts.
-        efa_interfaces: Elastic Fabric Adapters at most; 0 on Alibaba Cloud.
+        efa_interfaces: the most Elastic Fabric Adapters; 0 on Alibaba Cloud.
         erdma_interfaces: elastic RDMA interfaces to ask for; 0 for none, and on AWS. Alibaba Cloud publishes
             which families support them but not how many, so it is 1, the primary interface.
         network_cards: one interface for each card, so that every adapter is used; empty on Alibaba Cloud,
-            whose types show no cards.
+            whose types have no cards.
         quota_code: Service Quotas code for on-demand use, counted in vCPU; None where unknown or none.
-        price: None where no list price could be sourced.
-        source: where the facts but the price come from, with the date.
+        price: None where no list price has a source.
+        source: the source of all facts but the price, with the date.
     """
 
     name: str
@@ -111,15 +111,15 @@ class InstanceType:
 
     @property
     def instance_store_scratch(self) -> bool:
-        """Whether /scratch lies on disks that a stop empties."""
+        """Return whether /scratch is on local disks, which a stop empties."""
         return self.local_nvme_gib > 0
 
     @property
     def runs_bundled_image(self) -> bool:
-        """Whether this project's image, with NVIDIA's open kernel modules, drives the GPU."""
+        """Return whether this project's image, with NVIDIA's open kernel modules, drives the GPU."""
         return self.gpu_architecture not in TOO_OLD_FOR_OPEN_MODULES
 
     @property
     def mig_profiles(self) -> tuple[str, ...]:
-        """What each GPU can be cut into by MIG; empty where its GPUs know no instances."""
+        """MIG profiles of each GPU; empty where the GPUs have no MIG."""
         return MIG_PROFILES.get((self.gpu_architecture, self.gpu_memory_gib), ())

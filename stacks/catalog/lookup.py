@@ -1,6 +1,6 @@
-"""What each GPU instance type of both clouds has and costs: facts with their sources, read from catalog.toml.
+"""The catalog: facts and price of each GPU instance type of both clouds, read from catalog.toml.
 
-``gpu-fleet catalog`` lists the types, shows one, and brings the prices up to date.
+``gpu-fleet catalog`` lists the types, shows one, and updates the prices.
 """
 
 import difflib
@@ -15,8 +15,8 @@ from stacks.catalog.reader import CatalogError
 FILE = Path(__file__).with_name("catalog.toml")
 
 
-class UnknownInstanceType(CatalogError):  # noqa: N818 - says what happened, and callers know it by this name
-    """A name that the catalog lacks.
+class UnknownInstanceType(CatalogError):  # noqa: N818 - callers know this name, and it says what happened
+    """A name that is not in the catalog.
 
     Attributes:
         suggestions: the nearest names, the nearest first.
@@ -38,25 +38,25 @@ class Catalog:
         return iter(self._types.values())
 
     def find(self, name: str) -> InstanceType | None:
-        """The type of that name, if there is one."""
+        """Return the type of that name, None if there is none."""
         return self._types.get(name)
 
     def get(self, name: str) -> InstanceType:
-        """The type of that name.
+        """Return the type of that name.
 
         Raises:
-            UnknownInstanceType: naming the nearest.
+            UnknownInstanceType: the message names the nearest types.
         """
         if (kind := self.find(name)) is None:
             raise UnknownInstanceType(name, self.suggest(name))
         return kind
 
     def of_cloud(self, cloud: Cloud) -> tuple[InstanceType, ...]:
-        """The types of one cloud, in the order of the file."""
+        """Return the types of one cloud, in the order of the file."""
         return tuple(kind for kind in self if kind.cloud is cloud)
 
     def suggest(self, name: str, cloud: Cloud | None = None, limit: int = 3) -> list[str]:
-        """The nearest names: by spelling, or by GPUs where ``name`` is a type of another cloud."""
+        """Return the nearest names: by spelling, or by GPUs where ``name`` is a type of another cloud."""
         candidates = [kind for kind in self if cloud in (None, kind.cloud)]
         known = self.find(name)
         if known is not None and known not in candidates:
@@ -68,26 +68,26 @@ class Catalog:
 
 
 def _distance(wanted: InstanceType, other: InstanceType) -> tuple[int, int, int]:
-    """How unlike two types are to someone who wants GPUs: memory in all, then of each GPU, then CPUs."""
+    """Return how different two types are: by total GPU memory, then by memory of each GPU, then by vCPUs."""
     in_all = abs(wanted.gpu_count * wanted.gpu_memory_gib - other.gpu_count * other.gpu_memory_gib)
     return in_all, abs(wanted.gpu_memory_gib - other.gpu_memory_gib), abs(wanted.vcpu - other.vcpu)
 
 
 @cache
 def load(path: Path = FILE) -> Catalog:
-    """The catalog, read once for each file.
+    """Return the catalog, read once for each file.
 
     Raises:
-        MalformedCatalogError: when the file cannot be read or does not say what it should.
+        MalformedCatalogError: the file cannot be read or is not valid.
     """
     return Catalog(reader.read(path))
 
 
 def describe(name: str) -> str:
-    """A type in a few lines for a user.
+    """Describe a type in a few lines for a user.
 
     Raises:
-        UnknownInstanceType: naming the nearest.
+        UnknownInstanceType: the message names the nearest types.
     """
     kind = load().get(name)
     rdma = f"{kind.efa_interfaces} EFA" if kind.cloud is Cloud.AWS else f"{kind.erdma_interfaces} eRDMA"
@@ -106,7 +106,7 @@ def describe(name: str) -> str:
 
 
 def gpus(kind: InstanceType) -> str:
-    """Number, model and memory of a type's GPUs."""
+    """Return number, model and memory of a type's GPUs."""
     return f"{kind.gpu_count} x {kind.gpu_model or 'unnamed GPU'} {kind.gpu_memory_gib} GiB"
 
 

@@ -1,4 +1,4 @@
-"""Amounts of money that know their currency: adding dollars to yuan is an error, never a number."""
+"""Amounts of money with a currency: adding dollars to yuan raises an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from decimal import Decimal
 
 from stacks.errors import StacksError
 
-# As the clouds' own calculators count; what they price by the hour is billed for a month with it.
+# The clouds' own calculators use 730; a month of an hourly price is billed with it.
 HOURS_PER_MONTH = 730
 CENT = Decimal("0.01")
 
 
 class CurrencyError(StacksError):
-    """Two currencies in one sum, or a price in one that the stack does not know."""
+    """A sum of two currencies, or a price in a currency that the stack has no rate for."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Money:
 
 @dataclass(frozen=True)
 class CostRange:
-    """From the least to the most that something costs.
+    """The least and the most that something costs.
 
     Attributes:
         high: the most; never below ``low``.
@@ -81,14 +81,14 @@ class CostRange:
 
 
 def exactly(money: Money) -> CostRange:
-    """A span of one amount."""
+    """Return a range of one amount."""
     return CostRange(money, money)
 
 
 def total(spans: Iterable[CostRange], currency: str) -> CostRange:
-    """The sum; nothing costs nothing.
+    """Return the sum; the sum of nothing is 0.
 
     Raises:
-        CurrencyError: when a span is in another currency.
+        CurrencyError: a range is in another currency.
     """
     return sum(spans, exactly(Money(Decimal(0), currency)))

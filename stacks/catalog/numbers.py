@@ -1,7 +1,7 @@
-"""Numbers and switches as a file says them.
+"""Strict numbers and switches in files.
 
-pydantic alone takes ``true`` and ``"3"`` for numbers and ``1`` for true. What refuses that stands in
-``Annotated`` after the type and range of a field: ``Annotated[int, Field(gt=0), NUMBER]``.
+pydantic alone takes ``true`` and ``"3"`` for numbers and ``1`` for true. The validators here refuse that; put
+one in ``Annotated`` after type and range of a field: ``Annotated[int, Field(gt=0), NUMBER]``.
 """
 
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ def _text_switch(value: Any) -> Any:
 
 
 NUMBER = BeforeValidator(_number)
-AMOUNT = BeforeValidator(_amount)  # may be a text as well: in quotes a sum of money keeps its decimals
+AMOUNT = BeforeValidator(_amount)  # may also be a text: a quoted sum of money keeps its decimals
 Switch = Annotated[bool, BeforeValidator(_switch)]
-# At the top of a stack file: `pulumi config set` writes texts there, and Pulumi hands texts to the program.
+# At the top of a stack file: `pulumi config set` writes texts there, and Pulumi gives texts to the program.
 TextSwitch = Annotated[Switch, BeforeValidator(_text_switch)]

@@ -1,4 +1,4 @@
-"""What a stack pays for besides instances: list prices with their sources, read from prices.toml."""
+"""List prices of everything but instances, with their sources, read from prices.toml."""
 
 import datetime
 import tomllib
@@ -19,19 +19,19 @@ STALE_AFTER_DAYS = 180
 
 
 class PriceListError(StacksError):
-    """A price list that does not say what it should; the message names file, place and what is allowed."""
+    """A price list that is not valid; the message names file, place and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Quote:
-    """A list price as a cloud publishes it, or the statement that none was found.
+    """A list price of a cloud, or the statement that none was found.
 
     Attributes:
         amount: in ``currency`` for one unit; None where unknown.
         currency: ISO 4217 code.
-        date: when the cloud's list was read; None where there is no amount.
-        source: where it can be checked, or why there is none.
-        assumed: nobody publishes it: the stack file says what to count.
+        date: the day the cloud's list was read; None where there is no amount.
+        source: where to check it, or why there is no price.
+        assumed: no cloud publishes it; the stack file gives the amount.
     """
 
     what: str
@@ -44,13 +44,13 @@ class Quote:
     assumed: bool = False
 
     def stale(self, today: datetime.date) -> bool:
-        """Whether the price was read more than ``STALE_AFTER_DAYS`` ago."""
+        """Return whether the price was read more than ``STALE_AFTER_DAYS`` ago."""
         return self.date is not None and (today - self.date).days > STALE_AFTER_DAYS
 
 
 @dataclass(frozen=True)
 class SpotDiscount:
-    """How far below the on-demand price a spot instance may be, as shares of it.
+    """Discount of a spot instance, as a share of the on-demand price.
 
     Attributes:
         least: the smallest discount, 0 for none.
@@ -64,10 +64,10 @@ class SpotDiscount:
 
 @dataclass(frozen=True)
 class PriceList:
-    """One cloud's prices.
+    """Prices of one cloud.
 
     Attributes:
-        quotes: what is paid for -> its price.
+        quotes: item -> its price.
     """
 
     quotes: dict[str, Quote]
@@ -108,10 +108,10 @@ class _File(_Exact):
 
 @cache
 def load(cloud: Cloud, path: Path = FILE) -> PriceList:
-    """A cloud's price list, read once for each file.
+    """Return a cloud's price list, read once for each file.
 
     Raises:
-        PriceListError: when the file cannot be read, does not say what it should, or lacks the cloud.
+        PriceListError: the file cannot be read, is not valid, or lacks the cloud.
     """
     try:
         content = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))

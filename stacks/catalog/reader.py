@@ -1,4 +1,4 @@
-"""Reads catalog.toml: what a family of types has in common is written once and spread over its types here."""
+"""Reader of catalog.toml: a family states common facts once, and this module copies them to each type."""
 
 import datetime
 import tomllib
@@ -19,11 +19,11 @@ Entry = TypeVar("Entry")
 
 
 class CatalogError(StacksError):
-    """Anything wrong with the catalog or a question to it."""
+    """An error in the catalog, or in a query to it."""
 
 
 class MalformedCatalogError(CatalogError):
-    """A catalog file that does not say what it should; the message names file, place and what is allowed."""
+    """A catalog file that is not valid; the message names file, place and what is allowed."""
 
 
 class _Exact(BaseModel):
@@ -82,10 +82,10 @@ class _File(_Exact):
 
 
 def read(path: Path) -> tuple[InstanceType, ...]:
-    """The types in the order of the file.
+    """Return the types in the order of the file.
 
     Raises:
-        MalformedCatalogError: when the file cannot be read or does not say what it should.
+        MalformedCatalogError: the file cannot be read or is not valid.
     """
     content = _parse(path)
     try:

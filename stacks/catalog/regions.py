@@ -11,6 +11,6 @@ FILE = Path(__file__).with_name("regions.toml")
 
 @cache
 def of_cloud(cloud: Cloud) -> tuple[str, ...]:
-    """The regions that a stack on this cloud may be in."""
+    """Return the regions that a stack on this cloud may be in."""
     content = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return tuple(content[cloud]["regions"])

@@ -1,4 +1,4 @@
-"""``gpu-fleet check STACK``: can a stack file be built, and within its budget; asks no cloud."""
+"""``gpu-fleet check STACK``: checks a stack file and its budget without calling a cloud."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def check(name: str) -> None:
 
 
 def verdict(stack: Stack, cost: Cost) -> Iterator[str]:
-    """What a stack that can be built holds and costs, a line each."""
+    """Yield the size and cost of a valid stack, line by line."""
     pools = ", ".join(f"{pool.name} ({room(stack, pool)})" for pool in stack.pools)
     yield f"{stack.name}: OK; {stack.cloud} {stack.region}, pools {pools}"
     yield view.summary(cost, stack.budget.monthly)
@@ -42,7 +42,7 @@ def verdict(stack: Stack, cost: Cost) -> Iterator[str]:
 
 
 def room(stack: Stack, pool: Pool) -> str:
-    """How many instances of which types a pool's groups allow; each group may grow to ``size.max``."""
+    """Return how many instances of which types a pool allows; each group may grow to ``size.max``."""
     *others, last = pool.types
     types = f"{', '.join(others)} or {last}" if others else last
     most = f"up to {instances(stack, pool)[Level.MAX]} {types}"

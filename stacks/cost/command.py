@@ -1,4 +1,4 @@
-"""``gpu-fleet cost STACK``: what a stack costs, before there is one."""
+"""``gpu-fleet cost STACK``: the cost of a stack before it is deployed."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""The parts of a stack that cost money: which there are, how many of each, and their prices. Pure."""
+"""The parts of a stack that cost money: which they are, how many of each, and their prices. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from stacks.settings.quantities import (
     shared_units,
 )
 
-# gp3 gives 125 MB/s with every volume; the launch templates ask for more (stacks/aws/launch.py).
+# Every gp3 volume includes 125 MB/s; the launch templates ask for more (stacks/aws/launch.py).
 EXTRA_THROUGHPUT_MB_PER_S = 125
 ONE = Decimal(1)
 
 
 def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
-    """What a stack costs.
+    """Return the cost of a stack.
 
     Raises:
-        CurrencyError: a price is in a currency that the budget gives no rate for.
+        CurrencyError: a price is in a currency that the budget has no rate for.
     """
     parts = _Parts(stack, prices.load(stack.cloud))
     lines = [line for pool in stack.pools for line in parts.of_pool(pool)]
@@ -41,13 +41,13 @@ def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Writes the lines of one stack."""
+    """Makes the cost lines of one stack."""
 
     stack: Stack
     prices: PriceList
 
     def of_pool(self, pool: Pool) -> Iterator[CostLine]:
-        """Instances by market, and the disks of all of them."""
+        """Yield the lines of a pool: instances by market, and the disks of all of them."""
         count = instances(self.stack, pool)
         if pool.market is Market.SPOT:
             base = on_demand_instances(self.stack, pool)
@@ -65,21 +65,21 @@ class _Parts:
             yield self._line(what, CostKind.DISKS, amounts, pool=pool.name)
 
     def shared(self, volumes: Volumes) -> Iterator[CostLine]:
-        """What all pools use."""
+        """Yield the lines of what all pools share."""
         for what, kind, units in shared_units(self.stack, volumes):
             yield self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
         if self.stack.image.built and self.stack.cloud is Cloud.AWS:
             yield from self._images()
 
     def _images(self) -> Iterator[CostLine]:
-        """Builds of every week: who builds, who tries, and what is kept."""
+        """Yield the lines of the weekly image builds: builder, test instance, and stored snapshots."""
         builds = image_builds(self.stack)
         hours = {level: Decimal(each.builder_hours) for level, each in builds.items()}
         yield self._line("image_builder", CostKind.IMAGES, hours)
         if types := canary_types(self.stack):
             quotes = tuple(instance_quote(self.stack, catalog.load().get(name)) for name in types)
             prices = [self._own_currency(quote, quote.amount) for quote in quotes if quote.amount is not None]
-            # Image Builder asks for the cheapest first
+            # Image Builder asks for the cheapest type first
             dearest = {Level.MAX: max(prices)}
             months = {
                 level: CostRange(min(prices), dearest.get(level, min(prices))) * each.canary_hours
@@ -92,7 +92,7 @@ class _Parts:
     def _line(
         self, what: str, kind: CostKind, units: Mapping[Level, Decimal], pool: str | None = None
     ) -> CostLine:
-        """So many units a month of one price."""
+        """Return the line of some units a month at one price."""
         quote = item_quote(self.stack, self.prices, what)
         months = None
         if quote.amount is not None:
@@ -101,7 +101,7 @@ class _Parts:
         return CostLine(pool, kind, what, months, (quote,))
 
     def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> CostLine:
-        """Instances of one market: from the cheapest of the pool's types to the dearest."""
+        """Return the line of one market's instances: from the cheapest of the pool's types to the dearest."""
         quotes = tuple(instance_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
         each = self._instance_hour(quotes, pool, market)
         months = None
@@ -126,10 +126,10 @@ class _Parts:
         return CostRange(least, dearest if falls_back(pool, market) else high)
 
     def _own_currency(self, quote: Quote, amount: Decimal) -> Money:
-        """A price in the stack's currency.
+        """Convert a price into the stack's currency.
 
         Raises:
-            CurrencyError: when there is no rate between the two.
+            CurrencyError: there is no rate between the two.
         """
         budget = self.stack.budget
         if quote.currency == budget.currency:
@@ -146,12 +146,12 @@ class _Parts:
 
 
 def falls_back(pool: Pool, market: Market) -> bool:
-    """Whether on-demand instances are bought where this market has none."""
+    """Return whether the pool buys on-demand instances where this market has none."""
     return pool.on_demand_fallback and market is Market.SPOT
 
 
 def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
-    """What a unit of something other than instances costs, or what the stack assumes where no list says."""
+    """Return the price of a unit other than an instance; the stack file's assumption comes first."""
     quote = listed.quotes[what]
     price = stack.budget.assume.get(what)
     return quote if price is None else _assumed(stack, what, price, quote.unit)
@@ -163,9 +163,9 @@ def _assumed(stack: Stack, what: str, price: Decimal, unit: str) -> Quote:
 
 
 def instance_quote(stack: Stack, kind: InstanceType, market: Market = Market.ON_DEMAND) -> Quote:
-    """An instance's price for an hour: from the catalog, or what the stack assumes where that has none.
+    """Return an instance's price for an hour; the stack file's assumption comes first, then the catalog.
 
-    A capacity block has no price, it is paid beforehand.
+    A capacity block has no price here, because it is paid in advance.
     """
     unit = "instance and hour"
     if market is Market.CAPACITY_BLOCK:

@@ -1,7 +1,7 @@
-"""What a stack costs for an hour and a month: as it starts, at its smallest, and at its worst. Pure.
+"""Cost of a stack for an hour and a month: at its start, at its minimum, and at its maximum. Pure.
 
-Amounts are list prices before tax and discount,
-exact until shown; a price that nobody publishes stays unknown and is named, never guessed.
+Amounts are list prices before tax and discount, and are exact until they are shown. A price that no cloud
+publishes stays unknown and is named, never guessed.
 """
 
 import datetime
@@ -26,11 +26,11 @@ class OvercommitError(StacksError):
 
 @dataclass(frozen=True)
 class CostLine:
-    """One thing that is paid for.
+    """One item of the cost.
 
     Attributes:
-        pool: whose it is; None for what all pools share.
-        what: the thing itself, for users.
+        pool: the pool that pays; None for what all pools share.
+        what: the item, for users.
         months: level -> least and most for a month; None where no price is known.
     """
 
@@ -42,16 +42,16 @@ class CostLine:
 
     @property
     def unknown(self) -> tuple[Quote, ...]:
-        """The prices that nobody publishes; the amounts of ``months`` are then without them."""
+        """The prices that no cloud publishes; the amounts in ``months`` do not contain them."""
         return tuple(quote for quote in self.quotes if quote.amount is None)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stack costs.
+    """Cost of a stack.
 
     Attributes:
-        lines: the parts; the whole is their sum.
+        lines: the items; the whole is their sum.
     """
 
     stack: str
@@ -60,30 +60,30 @@ class Cost:
     lines: tuple[CostLine, ...]
 
     def month(self, level: Level, lines: Iterable[CostLine] | None = None) -> CostRange:
-        """The sum for a month of all lines, or of some."""
+        """Return a month's sum of all lines, or of some."""
         chosen = self.lines if lines is None else lines
         return total((line.months[level] for line in chosen if line.months is not None), self.currency)
 
     def hour(self, level: Level, lines: Iterable[CostLine] | None = None) -> CostRange:
-        """The same for an hour."""
+        """Return an hour's sum of all lines, or of some."""
         return self.month(level, lines) / HOURS_PER_MONTH
 
     def of_pool(self, pool: str | None) -> tuple[CostLine, ...]:
-        """The lines of a pool, or with None those that all pools share."""
+        """Return the lines of a pool, or with None those that all pools share."""
         return tuple(line for line in self.lines if line.pool == pool)
 
     def of_kind(self, kind: CostKind) -> tuple[CostLine, ...]:
-        """The lines of a kind."""
+        """Return the lines of a kind."""
         return tuple(line for line in self.lines if line.kind is kind)
 
     @property
     def pools(self) -> tuple[str | None, ...]:
-        """Every pool once, in order, and None last for what they share."""
+        """Every pool once, in order, with None last for what they share."""
         return tuple(dict.fromkeys(line.pool for line in self.lines))
 
     @property
     def worst_month(self) -> Money:
-        """Every instance that the stack may start, at the dearest price it may have, all month long."""
+        """Cost of every instance that the stack may start, at its highest price, for the whole month."""
         return self.month(Level.MAX).high
 
     @property
@@ -93,7 +93,7 @@ class Cost:
 
     @property
     def unknown(self) -> tuple[Quote, ...]:
-        """The prices that nobody publishes or assumes; where there are any, each sum is a least one."""
+        """The prices that nobody publishes or assumes; where there are any, each sum is a minimum."""
         return tuple(quote for quote in self.quotes if quote.amount is None)
 
     @property
@@ -103,17 +103,17 @@ class Cost:
 
     @property
     def elsewhere(self) -> tuple[Quote, ...]:
-        """The prices of another region, which stand in for those of the stack's own."""
+        """The prices of another region, used in place of the stack's own region."""
         return tuple(quote for quote in self.quotes if quote.amount and quote.region != self.region)
 
 
 def today() -> datetime.date:
-    """The day by which prices are old."""
+    """Return the day that decides whether prices are old."""
     return datetime.datetime.now(datetime.UTC).date()
 
 
 def warnings(cost: Cost, today: datetime.date) -> list[str]:
-    """What to know before trusting the sums: unknown, stale and foreign prices. One sentence each."""
+    """Return what to know before trusting the sums: unknown, stale and foreign prices. One sentence each."""
     sentences = []
     if cost.unknown:
         names = ", ".join(quote.what for quote in cost.unknown)
@@ -140,10 +140,10 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
 
     Args:
         monthly: ``budget.monthly``, in the currency of ``cost``.
-        allow_overcommit: ``budget.allow_overcommit``: the budget is meant to be the smaller.
+        allow_overcommit: ``budget.allow_overcommit``: the budget may be smaller than the worst month.
 
     Raises:
-        OvercommitError: naming both amounts, what drives the worst month, and the ways out.
+        OvercommitError: the message names both amounts, the dearest pool, and the ways out.
     """
     budget = Money(Decimal(monthly), cost.currency)
     if allow_overcommit or cost.worst_month <= budget:

@@ -1,6 +1,6 @@
-"""What the sweep's meter counts with: the budget, and what an hour of each instance costs. Pure.
+"""Prices for the sweep's meter: the budget, and an hour of each instance. Pure.
 
-One instance costs what the estimate says of a pool of one; what is shared, what it says of an empty stack.
+One instance costs the estimate of a pool of one; shared parts cost the estimate of an empty stack.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ ONE_INSTANCE = Size(min=0, desired=1, max=1)
 
 
 def budget_document(stack: Stack) -> dict[str, Any]:
-    """The part ``budget`` of the sweep's ``policy.json``; money as decimal text in the budget's currency.
+    """Return the part ``budget`` of the sweep's ``policy.json``; money is text in the budget's currency.
 
     Raises:
         CurrencyError: a price has no rate to that currency.
@@ -41,7 +41,7 @@ def budget_document(stack: Stack) -> dict[str, Any]:
 
 
 def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
-    """Prices of a pool's types; of what a capacity block prepaid, 0."""
+    """Return the prices of a pool's types; 0 for a prepaid capacity block."""
     usual = Market.ON_DEMAND if pool.market is Market.SPOT else pool.market
     return {
         "freezes": pool.purpose is Purpose.TRAINING,
@@ -53,9 +53,9 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str | None]]:
-    """Type -> the most that an hour of it costs, without disks; None where no price is public.
+    """Yield (type, the most that an hour of it costs without disks); None where no price is public.
 
-    What the stack assumes stands apart, in ``assumed``.
+    Prices that the stack file assumes are in ``assumed`` instead.
     """
     for name in pool.types:
         if name in stack.budget.assume:
@@ -79,7 +79,7 @@ def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
 
 
 def _hour(cost: Cost, pool: Pool, kind: CostKind) -> Decimal | None:
-    """The most that the pool's lines of a kind cost an hour; None where a price is unknown."""
+    """Return the most that the pool's lines of a kind cost an hour; None where a price is unknown."""
     lines = [line for line in cost.of_pool(pool.name) if line.kind is kind]
     if any(line.months is None for line in lines):
         return None

@@ -1,9 +1,9 @@
-"""What every preview and update says of a stack: its cost, what the change costs, whether it is reaped.
+"""Messages of every preview and update: the cost, its change, and whether instances are reaped.
 
 The deployed cost is the stack's own output ``cost``, as ``pulumi stack output cost --json`` prints it. The
-program cannot ask for it: a stack that reads its own outputs needs a backend, and the first preview has none
-to read. So ``gpu-fleet preview|up`` asks before it starts the program, and hands it over in an
-environment variable; a bare ``pulumi preview`` says the cost alone, and shows the output's difference.
+program cannot read it itself: a stack that reads its own outputs needs a backend, and the first preview has
+no output. So ``gpu-fleet preview|up`` reads it before it starts the program, and passes it in an environment
+variable. A bare ``pulumi preview`` shows the new cost alone, beside the output's difference.
 """
 
 import json
@@ -27,12 +27,12 @@ VARIABLE = "GPU_FLEET_DEPLOYED_COST"
 
 
 class DeployedCostError(StacksError):
-    """What stands for the deployed cost is no output of this program."""
+    """The variable for the deployed cost does not hold an output of this program."""
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """What the deployed stack costs a month, at most.
+    """Highest monthly cost of the deployed stack.
 
     Attributes:
         now: with as many instances as it starts with.
@@ -44,10 +44,10 @@ class Deployed:
 
 
 def deployed(environ: Mapping[str, str]) -> Deployed | None:
-    """The deployed cost that was handed over; None where none was, or nothing is deployed.
+    """Return the deployed cost from the environment; None where none was passed, or nothing is deployed.
 
     Raises:
-        DeployedCostError: naming the variable and what it should hold.
+        DeployedCostError: the message names the variable and what it should hold.
     """
     text = environ.get(VARIABLE, "").strip()
     if not text:
@@ -65,9 +65,9 @@ def deployed(environ: Mapping[str, str]) -> Deployed | None:
 
 
 def sentence(cost: Cost, before: Deployed | None) -> str:
-    """How the cost differs from the deployed one, now and at worst; empty where nothing is known of it.
+    """Describe the change from the deployed cost, now and at worst; empty without a deployed cost.
 
-    A budget that moved to another currency leaves nothing to compare.
+    Amounts in two currencies are not compared.
     """
     if before is None:
         return ""
@@ -81,16 +81,16 @@ def sentence(cost: Cost, before: Deployed | None) -> str:
 
 
 def _signed(change: Money) -> str | None:
-    """``+12.30``; None for less than half a cent."""
+    """Format a change as ``+12.30``; None for less than half a cent."""
     amount = change.amount.quantize(CENT)
     return f"{amount:+,}" if amount else None
 
 
 def announce_cost(stack: Stack) -> dict[str, Any]:
-    """Log what the stack will cost, and how that differs from what is deployed, before anything is declared.
+    """Log the cost of the stack and its change from the deployed cost, before anything is declared.
 
     Returns:
-        The output ``cost``; the next preview compares itself with it.
+        The output ``cost``; the next preview compares its own cost with it.
 
     Raises:
         OvercommitError: the worst month passes ``budget.monthly`` and the settings do not allow that.
@@ -103,7 +103,7 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
     try:
         said.append(sentence(cost, deployed(os.environ)))
     except DeployedCostError as error:
-        # what another version of this program exported must not stand in the way of deploying this one
+        # an output of another version of this program must not block this deployment
         pulumi.log.warn(f"cost of {cost.stack}: no difference to the deployed stack: {error}")
     pulumi.log.info("; ".join(part for part in said if part))
     for warning in warnings(cost, lines.today()):
@@ -112,7 +112,7 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
 
 
 def image_warning(stack: Stack) -> str:
-    """One sentence; empty where agent and gate come up. Pure."""
+    """Return a warning where instances run no agent and gate, else an empty text. Pure."""
     if stack.image.managed:
         return ""
     return (
@@ -122,7 +122,7 @@ def image_warning(stack: Stack) -> str:
 
 
 def image_line(stack: Stack) -> str:
-    """Which image instances boot, and where agent, gate and trainer come from. Pure."""
+    """Return which image instances boot, and the source of agent, gate and trainer. Pure."""
     image = stack.image
     named = image.id or f"what {image.parameter} names"
     if image.follows_builds:
@@ -134,6 +134,6 @@ def image_line(stack: Stack) -> str:
 
 
 def announce_image(stack: Stack) -> None:
-    """Say it in the preview and the update, before anything is declared."""
+    """Log the warning about the image in the preview and the update, before anything is declared."""
     if said := image_warning(stack):
         pulumi.log.warn(said)

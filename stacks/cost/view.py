@@ -1,4 +1,4 @@
-"""A stack's cost for users: a line for the log, plain values for the stack's outputs, a table with bars."""
+"""A stack's cost for users: a line for the log, plain values for the outputs, a table with bars."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -18,7 +18,7 @@ BAR_WIDTH = 44
 
 
 def summary(cost: Cost, monthly: Decimal | int) -> str:
-    """One line: now, at most, and what the budget leaves of that."""
+    """Return one line: the cost now, at most, and what the budget leaves."""
     left = Money(Decimal(monthly), cost.currency) - cost.worst_month
     verdict = f"{left} under" if left.amount >= 0 else f"{Money(-left.amount, left.currency)} over"
     known = ", as far as prices are known" if cost.unknown and left.amount >= 0 else ""
@@ -33,7 +33,7 @@ def summary(cost: Cost, monthly: Decimal | int) -> str:
 
 
 def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
-    """The stack output ``cost``: amounts to the cent as text, so that a preview shows their difference."""
+    """Return the output ``cost``: amounts in cents as text, so that a preview shows their difference."""
     return {
         "currency": cost.currency,
         "budget": str(monthly),
@@ -65,7 +65,7 @@ def _by_pool(cost: Cost) -> Iterator[tuple[str, tuple[CostLine, ...]]]:
 
 
 def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
-    """Everything about a stack's cost: table, bars against the budget, prices, and what is not counted."""
+    """Return the page about a stack's cost: table, bars against the budget, prices, what is not counted."""
     return Group(
         _table(cost),
         Text(),
@@ -79,7 +79,7 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
 
 
 def _table(cost: Cost) -> Listing:
-    """Rows by pool and kind, columns by level; a span where spot or a choice of types leaves one."""
+    """Return rows by pool and kind, columns by level; a range where spot or several types leave one."""
     title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
     levels = (Column(str(level), "right", wraps=True) for level in Level)
     table = Listing((Column("pool"), Column("kind"), Column("what", wraps=True), *levels), title)
@@ -102,7 +102,7 @@ def _amount(span: CostRange) -> str:
 
 
 def _bars(cost: Cost, budget: Money) -> Table:
-    """The worst month by pool and in all, each as a bar on the scale of the budget."""
+    """Return the worst month by pool and in total, each as a bar on the scale of the budget."""
     amounts = [(name, cost.month(Level.MAX, lines).high) for name, lines in _by_pool(cost)]
     amounts += [("worst month", cost.worst_month), ("budget", budget)]
     scale = float(max(amount.amount for _, amount in amounts))
@@ -118,7 +118,7 @@ def _bars(cost: Cost, budget: Money) -> Table:
 
 
 def _prices(cost: Cost) -> Listing:
-    """Every price with its unit, region, date and source."""
+    """Return every price with its unit, region, date and source."""
     columns = (
         Column("price of"),
         Column("amount", "right"),

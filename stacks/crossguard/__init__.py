@@ -1,1 +1,1 @@
-"""May it exist: rules over declared resources, as a CrossGuard pack and as plain functions."""
+"""Rules over declared resources, as a CrossGuard policy pack and as plain functions."""

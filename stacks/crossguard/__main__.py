@@ -1,13 +1,13 @@
 """The CrossGuard pack: ``pulumi preview --policy-pack stacks/crossguard`` starts it in its own environment.
 
-Which rules refuse and which only warn depends on the stack, whose name the engine gives in ``PULUMI_STACK``.
+The stack decides which rules refuse and which only warn; the engine gives its name in ``PULUMI_STACK``.
 """
 
 import importlib
 import sys
 from pathlib import Path
 
-# The engine starts this folder as a program, so the project's own packages are not on the path yet.
+# The engine starts this folder as a program, so the path does not hold the project's own packages yet.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from stacks.crossguard.rules import RULES
@@ -23,7 +23,7 @@ HELP = (
 
 
 def main() -> None:
-    """Serve the rules to the engine, or say what this is."""
+    """Serve the rules to the engine, or print the help."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.stdout.write(HELP + "".join(f"  {rule.name}: {rule.reason}\n" for rule in RULES))
         return

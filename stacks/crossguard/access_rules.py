@@ -1,4 +1,4 @@
-"""Who gets in, and what they may do."""
+"""Rules for network access and permissions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from stacks.crossguard.model import Finding, PolicyRule, Resource, Severity, is_
 
 ANYWHERE = frozenset({"0.0.0.0/0", "::/0"})
 
-# type -> the inputs that hold policies of what an identity may do
+# type -> the inputs that hold policies of an identity's permissions
 IDENTITY_POLICIES = {
     "aws:iam/rolePolicy:RolePolicy": ("policy",),
     "aws:iam/policy:Policy": ("policy",),
@@ -16,7 +16,7 @@ IDENTITY_POLICIES = {
     "alicloud:ram/policy:Policy": ("policyDocument",),
 }
 AWS_ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
-# type -> the inputs that hold policies of who may use a thing
+# type -> the inputs that hold policies of who may use a resource
 RESOURCE_POLICIES = {
     "aws:iam/role:Role": ("assumeRolePolicy",),
     "aws:kms/key:Key": ("policy",),
@@ -34,14 +34,14 @@ RESOURCE_POLICIES = {
 
 
 def public_ingress(resource: Resource) -> Iterator[Finding]:
-    """Rules of any kind that let the whole internet in."""
+    """Find rules of any kind that let the whole internet in."""
     for port, networks in _ingress(resource):
         for network in ANYWHERE & set(networks):
             yield f"lets {network} in on {port}"
 
 
 def _ingress(resource: Resource) -> Iterator[tuple[str, list[str]]]:
-    """What each ingress rule of a resource opens: ports, and the networks it opens them to."""
+    """Yield each ingress rule of a resource: its ports, and the networks that it allows."""
     inputs = resource.inputs
     match resource.type:
         case "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule":
@@ -63,7 +63,7 @@ def _ports(rule: Mapping[str, Any]) -> str:
 
 
 def public_address(resource: Resource) -> Iterator[Finding]:
-    """Instances, and subnets that would give them an address."""
+    """Find instances with a public address, and subnets that would give them one."""
     inputs = resource.inputs
     match resource.type:
         case "aws:ec2/launchTemplate:LaunchTemplate":
@@ -87,7 +87,7 @@ def public_address(resource: Resource) -> Iterator[Finding]:
 
 
 def metadata_tokens(resource: Resource) -> Iterator[Finding]:
-    """Instances whose metadata service answers without a session token."""
+    """Find instances whose metadata service answers without a session token."""
     inputs = resource.inputs
     match resource.type:
         case "aws:ec2/launchTemplate:LaunchTemplate" | "aws:ec2/instance:Instance":
@@ -101,13 +101,13 @@ def metadata_tokens(resource: Resource) -> Iterator[Finding]:
 
 
 def metadata_tokens_by_image(resource: Resource) -> Iterator[Finding]:
-    """Scaling configurations of Alibaba Cloud have no such input: their image must see to it."""
+    """Find scaling configurations of Alibaba Cloud: without such an input, the image must require tokens."""
     if resource.type == "alicloud:ess/scalingConfiguration:ScalingConfiguration":
         yield "the type has no input for metadata tokens, so nothing here proves that its image does"
 
 
 def wildcard(resource: Resource) -> Iterator[Finding]:
-    """Identities that may do anything of a service, or anything at all, to anything."""
+    """Find identities that may do every action of a service, or every action at all, on every resource."""
     for statement in _policies(resource, IDENTITY_POLICIES):
         actions = [action for action in items(statement.get("Action")) if str(action).endswith("*")]
         broad = [action for action in actions if action == "*" or str(action).endswith(":*")]
@@ -118,9 +118,9 @@ def wildcard(resource: Resource) -> Iterator[Finding]:
 
 
 def anyone(resource: Resource) -> Iterator[Finding]:
-    """Things that everybody in the world may use: an allowance without a condition.
+    """Find resources that everybody in the world may use: an allow statement without a condition.
 
-    An endpoint's policy gives nobody anything, it only narrows what passes: naming resources is enough there.
+    An endpoint's policy grants nothing and only limits what passes, so it is enough that it names resources.
     """
     for statement in _policies(resource, RESOURCE_POLICIES):
         if statement.get("Effect") != "Allow" or statement.get("Condition"):

@@ -1,4 +1,4 @@
-"""Whatever keeps data keeps it under the stack's own key, which rotates, and gives it over TLS only."""
+"""Rules for data: encrypted by the stack's own key, with key rotation, and served over TLS only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,23 +34,23 @@ KEY_INPUTS = {
 
 
 def of_customer(key: Any) -> bool:
-    """Whether a key is the customer's; ``alias/aws/...`` and ``alias/acs/...`` are the cloud's."""
+    """Return whether a key is the customer's; ``alias/aws/...`` and ``alias/acs/...`` are the cloud's."""
     text = str(key or "")
     return bool(text) and "alias/aws/" not in text and "alias/acs/" not in text
 
 
 def topics(resource: Resource) -> Iterator[Finding]:
-    """Alarms say what runs where."""
+    """Topics must use the customer key: alarms show what runs."""
     yield from _whole(resource, "topic")
 
 
 def queues(resource: Resource) -> Iterator[Finding]:
-    """Failed events carry instance ids and tags."""
+    """Queues must use the customer key: failed events carry instance ids and tags."""
     yield from _whole(resource, "queue")
 
 
 def logs(resource: Resource) -> Iterator[Finding]:
-    """Who talked to whom, and what users ran."""
+    """Log stores must use the customer key: they show connections and the commands of users."""
     yield from _whole(resource, "log")
     if resource.type == "alicloud:log/store:Store":
         settings = resource.inputs.get("encryptConf") or {}
@@ -60,7 +60,7 @@ def logs(resource: Resource) -> Iterator[Finding]:
 
 
 def file_systems(resource: Resource) -> Iterator[Finding]:
-    """Homes and scratch."""
+    """File systems of homes and scratch must use the customer key."""
     yield from _whole(resource, "file system")
 
 
@@ -71,14 +71,14 @@ def _whole(resource: Resource, kind: str) -> Iterator[Finding]:
 
 
 def disks(resource: Resource) -> Iterator[Finding]:
-    """Every disk that an instance or a template declares."""
+    """Every disk of an instance or a template must use the customer key."""
     for where, encrypted, key in _disks(resource):
         if not (is_on(encrypted) and of_customer(key)):
             yield f"{where} is not encrypted with a customer key (encrypted = {encrypted!r}, key {key!r})"
 
 
 def _disks(resource: Resource) -> Iterator[tuple[str, Any, Any]]:
-    """Each disk: where it stands, whether it is encrypted, with which key."""
+    """Yield each disk: its name, whether it is encrypted, and its key."""
     inputs = resource.inputs
     match resource.type:
         case "aws:ec2/launchTemplate:LaunchTemplate":
@@ -103,9 +103,9 @@ def _named(key: str, values: Sequence[Mapping[str, Any]]) -> list[tuple[str, Map
 
 
 def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """S3 has its encryption in a resource of its own; OSS in the bucket.
+    """Buckets must use the customer key: S3 sets it in a separate resource, OSS in the bucket.
 
-    A bucket that only takes access logs is the exception: S3 delivers none to one under a KMS key.
+    A bucket that only receives access logs is the exception: S3 delivers no logs to a bucket with a KMS key.
     """
     targets = _targets_of_logs(resources)
     for bucket in resources:
@@ -131,7 +131,7 @@ def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resourc
 
 
 def _targets_of_logs(resources: Sequence[Resource]) -> set[Any]:
-    """Names of the buckets that take other buckets' access logs, and whose own nobody takes."""
+    """Return the buckets that receive access logs and have no access log themselves."""
     of_s3 = [part.inputs for part in resources if part.type == "aws:s3/bucketLogging:BucketLogging"]
     of_oss = [
         {"bucket": bucket.inputs.get("bucket"), **(bucket.inputs.get("logging") or {})}
@@ -143,7 +143,7 @@ def _targets_of_logs(resources: Sequence[Resource]) -> set[Any]:
 
 
 def belonging(resources: Sequence[Resource], bucket: Resource, kind: str) -> list[Resource]:
-    """The parts of a kind that belong to a bucket: by its name, or where that is not known yet by theirs."""
+    """Return the parts of a kind that belong to a bucket: by the bucket's name, or by the resource's name."""
     own = bucket.inputs.get("bucket")
     return [
         part
@@ -153,7 +153,7 @@ def belonging(resources: Sequence[Resource], bucket: Resource, kind: str) -> lis
 
 
 def rotation(resource: Resource) -> Iterator[Finding]:
-    """Keys rotate, every quarter at the latest."""
+    """Keys must rotate at least every quarter."""
     inputs = resource.inputs
     if resource.type == "aws:kms/key:Key":
         days = inputs.get("rotationPeriodInDays") or 365
@@ -169,12 +169,12 @@ def rotation(resource: Resource) -> Iterator[Finding]:
 
 
 def _days(interval: str) -> float:
-    """``90d`` or ``7776000s`` in days."""
+    """Return an interval in days: ``90d`` or ``7776000s``."""
     return int(interval[:-1]) / (DAY_S if interval.endswith("s") else 1)
 
 
 def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Buckets, topics and file systems refuse plain HTTP."""
+    """Buckets, topics and file systems must refuse plain HTTP."""
     for bucket in resources:
         if bucket.type == "aws:s3/bucket:Bucket":
             policies = belonging(resources, bucket, "aws:s3/bucketPolicy:BucketPolicy")
@@ -203,7 +203,7 @@ def _tls_of_oss(resources: Sequence[Resource], bucket: Resource) -> Iterator[tup
 
 
 def refuses_plain_http(document: Any) -> bool:
-    """Whether a policy denies whatever comes without TLS, to everyone."""
+    """Return whether a policy has a statement that denies requests without TLS."""
     return document == UNKNOWN or any(
         statement.get("Effect") == "Deny"
         and "false" in map(str, items((statement.get("Condition") or {}).get("Bool", {}).get(key)))

@@ -1,4 +1,4 @@
-"""Who answers for a resource, who pays, who cleans up, and where it may be."""
+"""Rules for ownership, budget, clean-up and region of resources."""
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
@@ -19,7 +19,7 @@ REQUIRED_TAGS = (f"{TAG_PREFIX}stack", f"{TAG_PREFIX}owner")
 INSTANCE_TAGS = (*REQUIRED_TAGS, f"{TAG_PREFIX}pool", f"{TAG_PREFIX}managed")
 PROVIDER = "pulumi:providers:"
 
-# Types of both clouds that take tags and cost money, hold data or open a way in.
+# Types of both clouds that take tags and cost money, hold data or allow access.
 TAGGED = frozenset(
     {
         "aws:autoscaling/group:Group",
@@ -64,7 +64,7 @@ GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:Sc
 
 
 def tags(resource: Resource) -> Iterator[Finding]:
-    """The tags by which bills, sweeps and users find a resource."""
+    """Resources must carry the tags by which bills, sweeps and users find them."""
     if resource.type not in TAGGED:
         return
     wanted = INSTANCE_TAGS if resource.type in GROUPS else REQUIRED_TAGS
@@ -74,7 +74,7 @@ def tags(resource: Resource) -> Iterator[Finding]:
 
 
 def budget(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """AWS has a budget resource; on Alibaba Cloud alarms on the metered month take its place."""
+    """A stack must have a budget on AWS; on Alibaba Cloud, alarms on the metered month."""
     clouds = {resource.type.split(":")[0] for resource in resources}
     budgets = [resource for resource in resources if resource.type == "aws:budgets/budget:Budget"]
     if "aws" in clouds and not budgets:
@@ -103,7 +103,7 @@ def _budget_of_alicloud(resources: Sequence[Resource]) -> Iterator[tuple[Resourc
 
 
 def reaper(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Every pool that may have instances is swept on a schedule that is on."""
+    """Every pool that may have instances must be swept on an active schedule."""
     pools = [resource for resource in resources if resource.type in GROUPS and resource.inputs.get("maxSize")]
     if pools and not any(_sweeps(resource) for resource in resources):
         yield None, f"has {len(pools)} groups that may hold instances and no schedule that sweeps them"
@@ -113,7 +113,7 @@ def reaper(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource
 
 
 def _sweeps(resource: Resource) -> bool:
-    """Whether this is a schedule of the reaper that is on."""
+    """Return whether this is an active schedule of the reaper."""
     inputs = resource.inputs
     if resource.type == "aws:scheduler/schedule:Schedule":
         return resource.name.endswith("-reaper") and inputs.get("state", "ENABLED") == "ENABLED"
@@ -124,7 +124,7 @@ def _sweeps(resource: Resource) -> bool:
 
 
 def regions(resources: Sequence[Resource], profile: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Providers name the only region of their resources; a bare one would take it from the user's shell."""
+    """Providers must name an allowed region; without a name the region comes from the user's shell."""
     for provider in (resource for resource in resources if resource.type.startswith(PROVIDER)):
         region: Any = provider.inputs.get("region")
         if not region:

@@ -1,4 +1,4 @@
-"""What a rule is, and what it looks at: declared resources as plain data."""
+"""Rules and their input: declared resources as plain data."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,13 +7,13 @@ from enum import StrEnum
 from typing import Any
 
 TAG_PREFIX = "gpu-fleet:"
-# Stands for a value that a preview cannot know. It counts as there, and whole documents of it as right: the
-# rules that look at one resource judge them before that is made, when everything is known.
+# Stands for a value that a preview cannot know. It counts as present, and a whole unknown document counts as
+# valid: rules for one resource run again before it is created, when everything is known.
 UNKNOWN = "(known after apply)"
 
 
 class Severity(StrEnum):
-    """How bad it is when the rule is broken; the names are CrossGuard's."""
+    """Severity of a violation; the names are CrossGuard's."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -35,7 +35,7 @@ class Resource:
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def tags(self) -> dict[str, str]:
-        """Its tags, whether the type has them as a mapping or as a list of keys and values."""
+        """Return its tags; the type has them as a mapping, or as a list of keys and values."""
         tags = self.inputs.get("tags") or {}
         if isinstance(tags, Mapping):
             return {str(key): str(value) for key, value in tags.items()}
@@ -44,7 +44,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one stack is held to beyond the common rules.
+    """Requirements of one stack beyond the common rules.
 
     Attributes:
         regions: patterns of the regions it may be in.
@@ -55,24 +55,24 @@ class Profile:
     advisory: frozenset[str] = frozenset()
 
 
-# What is wrong, in a few words.
+# Description of a violation, in a few words.
 Finding = str
 ResourceCheck = Callable[[Resource], Iterator[Finding]]
-# The resource at fault (None: something is missing altogether) and what is wrong.
+# The resource that breaks the rule (None: a resource is missing) and the violation.
 StackCheck = Callable[[Sequence[Resource], Profile], Iterator[tuple[Resource | None, Finding]]]
 
 
 @dataclass(frozen=True)
 class PolicyRule:
-    """One thing that must hold.
+    """One requirement.
 
     Attributes:
         name: lower case and dashes; unique.
         reason: why it must hold.
-        remedy: what to do about a violation.
-        each: looks at one resource; refuses it before it is made.
-        whole: looks at all resources together; refuses the preview.
-        advisory: warns on every stack, and refuses on none.
+        remedy: how to fix a violation.
+        each: checks one resource; refuses it before it is created.
+        whole: checks all resources together; refuses the preview.
+        advisory: warns on every stack, and refuses none.
     """
 
     name: str
@@ -85,19 +85,19 @@ class PolicyRule:
 
 
 def items(value: Any) -> list[Any]:
-    """A list as it is, nothing as an empty one, and any other value as the only item."""
+    """Return a list as it is, an empty list for None, and any other value as the only item."""
     if value is None:
         return []
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def is_on(value: Any) -> bool:
-    """Whether a flag is set; launch templates have theirs as text."""
+    """Return whether a flag is set; launch templates have flags as text."""
     return value is True or str(value).lower() == "true"
 
 
 def statements(document: Any) -> list[Mapping[str, Any]]:
-    """The statements of a policy document, given as JSON text or as a mapping; none of an empty one."""
+    """Return the statements of a policy document (JSON text or a mapping); none for an empty one."""
     if not document or document == UNKNOWN:
         return []
     content = json.loads(document) if isinstance(document, str) else document

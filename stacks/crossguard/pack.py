@@ -1,6 +1,7 @@
-"""The CrossGuard pack's rules as the SDK takes them.
+"""The CrossGuard pack: the rules in the form of the SDK.
 
-The SDK is in an environment of its own (requirements.txt), which the checker of this one does not see.
+The SDK is in an environment of its own (requirements.txt), which this environment's type checker does not
+see.
 """
 
 import os
@@ -26,7 +27,7 @@ STACK_VARIABLE = "PULUMI_STACK"
 
 
 def policy(rule: PolicyRule, profile: Profile) -> object:
-    """A rule as CrossGuard takes it."""
+    """Return a rule in the form of CrossGuard."""
     common = {
         "name": rule.name,
         "description": rule.reason,
@@ -59,7 +60,7 @@ def policy(rule: PolicyRule, profile: Profile) -> object:
 
 
 def known(value: Any) -> Any:
-    """The SDK's proxies as plain values; what a preview cannot know becomes ``UNKNOWN``."""
+    """Return the SDK's proxies as plain values; a value unknown in a preview becomes ``UNKNOWN``."""
     if isinstance(value, Mapping):
         return {key: _at(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -75,6 +76,6 @@ def _at(value: Any, key: Any) -> Any:
 
 
 def serve() -> None:
-    """Serve the rules to the engine until it has no more questions."""
+    """Serve the rules until the engine stops asking."""
     profile = profile_of(os.environ.get(STACK_VARIABLE, ""))
     PolicyPack("gpu-fleet", [policy(rule, profile) for rule in RULES])

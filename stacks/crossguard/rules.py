@@ -1,4 +1,4 @@
-"""All rules, and what a stack is held to. Pure; needs neither Pulumi nor a cloud."""
+"""All rules, and the profile of each stack. Pure; needs neither Pulumi nor a cloud."""
 
 import tomllib
 from functools import cache
@@ -13,15 +13,15 @@ PROFILES = Path(__file__).with_name("profiles.toml")
 
 
 class ProfileError(Exception):
-    """A profile file that names a rule or a profile that is not there."""
+    """A profile file names a rule or a profile that does not exist."""
 
 
 @cache
 def profile_of(stack: str, path: Path = PROFILES) -> Profile:
-    """What a stack is held to.
+    """Return a stack's profile.
 
     Raises:
-        ProfileError: naming the rule or profile that is not there, and those that are.
+        ProfileError: the message names the missing rule or profile, and the existing ones.
     """
     content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     profiles = content["profiles"]
@@ -39,5 +39,5 @@ def profile_of(stack: str, path: Path = PROFILES) -> Profile:
 
 
 def is_mandatory(rule: PolicyRule, profile: Profile) -> bool:
-    """Whether breaking the rule refuses the stack, or only warns."""
+    """Return whether breaking the rule refuses the stack; otherwise it only warns."""
     return not rule.advisory and rule.name not in profile.advisory

@@ -1,1 +1,1 @@
-"""Before Pulumi touches anything: what its own plan would delete, and in which passes it must run."""
+"""Plan check: what Pulumi's own plan would delete, and the passes that it must run in."""

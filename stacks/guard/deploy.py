@@ -1,4 +1,4 @@
-"""Run ``pulumi preview`` and ``pulumi up`` so that no data is lost and every pass is made."""
+"""Run ``pulumi preview`` and ``pulumi up`` so that no data is lost and every pass is run."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from stacks.guard.losses import hold
 from stacks.guard.plan import REPLACES, PlanStep, errors, parse
 from stacks.settings import Cloud, Stack
 
-# Flags of `pulumi up` that `pulumi preview --json` knows not, or that would bend its output.
+# Flags of `pulumi up` that `pulumi preview --json` does not have, or that would change its output.
 NOT_OF_A_PLAN = {
     "--yes",
     "--skip-preview",
@@ -34,18 +34,18 @@ LETTERS_NOT_OF_A_PLAN = "yfj"
 TAKE_A_VALUE = "mptv"  # --message, --parallel, --target, --verbose: the rest of the word, or the next one
 OBJECT = "alicloud:oss/bucketObject:BucketObject"
 UPLOADS = REPLACES | {"create", "update"}
-# It would print events instead of the one digest.
+# With this variable the preview would print events instead of one digest.
 STREAMING = "PULUMI_ENABLE_STREAMING_JSON_PREVIEW"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One stack at the CLI.
+    """One stack for the CLI.
 
     Attributes:
         stack: its checked settings.
         environ: of every run of the CLI.
-        arguments: flags that a user hands to the CLI.
+        arguments: the user's flags for the CLI.
     """
 
     executable: str
@@ -55,10 +55,10 @@ class Deployment:
     arguments: Sequence[str] = ()
 
     def plan(self) -> tuple[PlanStep, ...]:
-        """What an ``up`` would do now.
+        """Return what an ``up`` would do now.
 
         Raises:
-            PlanError: Pulumi made no plan; its own words.
+            PlanError: Pulumi made no plan; the message is Pulumi's own.
         """
         wanted = plan_arguments(self.arguments)
         asked = [self.executable, "preview", "--stack", self.stack.name, "--json", *wanted]
@@ -72,7 +72,7 @@ class Deployment:
         return parse(done.stdout)
 
     def run(self, command: str, *more: str, stages: Mapping[str, str] | None = None) -> int:
-        """Run ``preview`` or ``up`` for a user to see; returns its exit code."""
+        """Run ``preview`` or ``up`` with its output shown to the user; return its exit code."""
         environ = dict(self.environ)
         if stages:
             environ[first_pass.VARIABLE] = json.dumps(stages)
@@ -80,7 +80,7 @@ class Deployment:
         return to_its_end(asked, self.root, environ)
 
     def output(self, name: str) -> Any:
-        """One output of the deployed stack.
+        """Return one output of the deployed stack.
 
         Raises:
             PlanError: there is none.
@@ -95,14 +95,14 @@ class Deployment:
 
 
 def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | None = None) -> int:
-    """Run the CLI until it ends by itself, in this environment or another; gives its exit code.
+    """Run the CLI until it ends by itself, in this environment or another; return its exit code.
 
-    A Ctrl-C reaches it too: it finishes what is under way, and writes its state. ``subprocess.run`` would
-    kill it a quarter of a second later, and leave operations that nobody knows the end of. It is heard by a
-    handler and not as KeyboardInterrupt, which could come while the CLI is being started, and leave it alone.
+    A Ctrl-C reaches the CLI too: it finishes its operations and writes its state. ``subprocess.run`` would
+    kill it a quarter of a second later and leave operations in an unknown state. A signal handler takes the
+    Ctrl-C here, since a KeyboardInterrupt could come while the CLI starts, and leave it without a parent.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # as in the background of a script, where the CLI ignores it too
+    if before is not signal.SIG_IGN:  # a script's background job ignores the signal, and so does the CLI
         signal.signal(signal.SIGINT, _wait_on)
     try:
         return subprocess.Popen(command, cwd=root, env=environ).wait()
@@ -115,12 +115,12 @@ def _wait_on(_number: int, _frame: FrameType | None) -> None:
 
 
 def uploads(step: PlanStep) -> bool:
-    """Whether a step of the plan sends an object to OSS: the payload, a recipe, a baked disk."""
+    """Return whether a step of the plan sends an object to OSS: the payload, a recipe, a baked disk."""
     return step.type == OBJECT and step.op in UPLOADS
 
 
 def plan_arguments(arguments: Sequence[str]) -> list[str]:
-    """The flags of an ``up`` that its plan takes too; of letters in one word, those that are left."""
+    """Return the flags of an ``up`` that its plan takes too; of combined short flags, the letters left."""
     kept: list[str] = []
     for word in arguments:
         if word.startswith("--") or not word.startswith("-"):
@@ -139,10 +139,10 @@ def plan_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def preview(deployment: Deployment, *more: str, replace: Collection[str] = ()) -> int:
-    """Show what ``up`` would change; returns the CLI's exit code.
+    """Show what ``up`` would change; return the CLI's exit code.
 
     Raises:
-        ReplacementError: it would lose data; after the whole change was shown.
+        ReplacementError: it would lose data; raised after the whole change was shown.
         PlanError: there is no plan.
     """
     code = deployment.run("preview", *more)
@@ -158,20 +158,20 @@ def up(
     connect: Callable[[str, Mapping[str, str]], first_values.AlicloudCalls] = Alicloud,
     hold_upload: Callable[[str, Mapping[str, str]], None] = oss.hold_upload,
 ) -> int:
-    """Create or update the stack, in as many passes as its resources take; returns the CLI's exit code.
+    """Create or update the stack in as many passes as its resources need; return the CLI's exit code.
 
-    Each pass is a ``pulumi up`` of its own, so whatever stops one, the next run goes on where it stopped.
+    Each pass is its own ``pulumi up``, so the next run continues where a stopped one ended.
 
     Args:
         more: flags for every ``pulumi up``.
-        replace: logical names of what may be lost.
-        connect: from region and environment to what asks Alibaba Cloud.
-        hold_upload: refuses what OSS would refuse in its midst.
+        replace: logical names of resources that may be lost.
+        connect: (region, environment) -> client of Alibaba Cloud.
+        hold_upload: refuses an upload that OSS would refuse later.
 
     Raises:
         ReplacementError: it would lose data; nothing was touched.
         PlanError: there is no plan.
-        StacksError: it uploads to an endpoint of OSS that is shut; nothing was touched.
+        StacksError: it uploads to an endpoint of OSS that is forbidden; nothing was touched.
         CannotCheckError: a first value could not be reported.
     """
     steps = deployment.plan()

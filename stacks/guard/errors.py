@@ -1,11 +1,11 @@
-"""What the guard refuses."""
+"""Errors of the plan check."""
 
 from stacks.errors import StacksError
 
 
 class PlanError(StacksError):
-    """Pulumi made no plan, or one that cannot be read. Nothing was touched."""
+    """Pulumi made no plan, or one that cannot be read; nothing was touched."""
 
 
 class ReplacementError(StacksError):
-    """The plan would replace or delete something that holds data. Nothing was touched."""
+    """The plan would replace or delete a resource that holds data; nothing was touched."""

@@ -1,4 +1,4 @@
-"""Let CloudMonitor know a metric before Auto Scaling is asked to watch it."""
+"""Report a metric to CloudMonitor before Auto Scaling is asked to watch it."""
 
 import json
 import time
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 from stacks.alicloud.first_pass import FirstValue
 from stacks.guard.errors import PlanError
 
-# API PutCustomMetric: what is reported is there to be asked for within a minute or two.
+# API PutCustomMetric: a reported value can be read after a minute or two.
 LOOK_EVERY_S, LOOKS = 10, 30
 RAW = "0"
 PERIOD_S = 60
 
 
 class AlicloudCalls(Protocol):
-    """What asks the cloud (``stacks.calls.alicloud.Alicloud``)."""
+    """Client of the cloud (``stacks.calls.alicloud.Alicloud``)."""
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]: ...
 
@@ -29,17 +29,17 @@ def report(
 ) -> None:
     """Report a zero of each metric into the application group, and wait until CloudMonitor shows it.
 
-    A zero starts nothing: the alarms look for much, and the agents' own values follow.
+    A zero starts nothing: the alarms react to high values, and the agents' own values follow.
 
     Args:
-        cloud: with the credentials of whoever runs ``up``.
+        cloud: with the credentials of the operator who runs ``up``.
         group: the application group's id.
         account: the account's id, part of the namespace.
         wait: sleeps.
 
     Raises:
         CannotCheckError: a call was refused or not answered.
-        PlanError: CloudMonitor took a value and does not show it after five minutes.
+        PlanError: CloudMonitor refused a value, or does not show it after five minutes.
     """
     for first in values:
         answer = cloud.ask("cms", "PutCustomMetric", **_reported(first, group))

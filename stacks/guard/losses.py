@@ -1,4 +1,4 @@
-"""Refuse a plan that would take data away, before anything is touched. Pure."""
+"""Refuse a plan that would delete data, before anything is touched. Pure."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class PlannedLoss:
     """One resource that the plan would delete.
 
     Attributes:
-        reasons: why, each naming the setting or the other resource that it follows.
+        reasons: each names the setting that causes it, or the other resource that it follows.
     """
 
     step: PlanStep
@@ -33,7 +33,7 @@ class PlannedLoss:
 
 
 def losses(steps: Sequence[PlanStep]) -> tuple[PlannedLoss, ...]:
-    """Every resource with data, its key or its network that the plan would replace or delete."""
+    """Return every resource with data, its key or its network that the plan would replace or delete."""
     removed = {(step.type, step.name): step for step in steps if step.op in REMOVES}
     return tuple(
         PlannedLoss(step, HOLDINGS[step.type], tuple(_reasons(step, list(removed.values()))))
@@ -43,13 +43,13 @@ def losses(steps: Sequence[PlanStep]) -> tuple[PlannedLoss, ...]:
 
 
 def hold(steps: Sequence[PlanStep], replace: Collection[str] = ()) -> None:
-    """Let a plan pass that loses nothing, or only what a user named.
+    """Accept a plan that loses nothing, or only what the user named.
 
     Args:
-        replace: logical names of what may be lost.
+        replace: logical names of resources that may be lost.
 
     Raises:
-        ReplacementError: it would lose more; or a name is of nothing that the plan would lose.
+        ReplacementError: it would lose more; or a name is not among what the plan would lose.
     """
     lost = losses(steps)
     unknown = sorted(set(replace) - {loss.step.name for loss in lost})
@@ -77,7 +77,7 @@ def _reasons(step: PlanStep, removed: Sequence[PlanStep]) -> Iterator[str]:
 
 
 def _leader(step: PlanStep) -> str:
-    """The resource that is followed; with why it is replaced, where it is no loss listed by itself."""
+    """Return the name of the resource that is followed; with its causes where it is no listed loss itself."""
     if step.type in HOLDINGS:
         return step.name
     why = ", ".join(f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}" for cause in step.causes)
@@ -102,7 +102,7 @@ def _said(held: Sequence[PlannedLoss], steps: Sequence[PlanStep]) -> Iterator[st
 
 
 def deployed_slots(steps: Sequence[PlanStep]) -> dict[str, int]:
-    """Zone -> the slot of its deployed private subnet; empty where the plan shows none."""
+    """Return zone -> the slot of its deployed private subnet; empty where the plan shows none."""
     slots: dict[str, int] = {}
     networks = [
         step.old["cidrBlock"]

@@ -1,4 +1,4 @@
-"""Pulumi's own plan: what ``pulumi preview --json`` says it would do, step by step. Pure.
+"""Pulumi's own plan: the steps that ``pulumi preview --json`` prints. Pure.
 
 The format is ``PreviewDigest`` of github.com/pulumi/pulumi (pkg/backend/display/json.go writes it): each step
 has ``op`` and ``urn``, the states ``oldState`` and ``newState`` with their ``inputs``, and, where a resource
@@ -14,21 +14,21 @@ from typing import Any
 
 from stacks.guard.errors import PlanError
 
-# pkg/resource/deploy/step.go: "replace" is the whole; the CLI shows its two halves only when asked.
+# pkg/resource/deploy/step.go: "replace" is the whole step; the CLI shows its two halves only on request.
 REPLACES = frozenset({"replace", "create-replacement", "delete-replaced", "import-replacement"})
 REMOVES = REPLACES | {"delete"}
 
 
 @dataclass(frozen=True)
 class PlanStep:
-    """What would become of one resource.
+    """Planned change of one resource.
 
     Attributes:
         op: ``create``, ``update``, ``replace``, ``delete``, ``same`` and the like.
         type: the provider's token, say ``aws:kms/key:Key``.
-        old: its inputs as deployed; empty for a new one.
-        new: its inputs as wanted; empty for a resource that is deleted.
-        causes: the properties that force a replacement, without what lies below them.
+        old: its deployed inputs; empty for a new resource.
+        new: its wanted inputs; empty for a resource that is deleted.
+        causes: the top-level properties that force a replacement.
     """
 
     op: str
@@ -40,13 +40,13 @@ class PlanStep:
 
 
 def parse(text: str) -> tuple[PlanStep, ...]:
-    """The steps of a plan.
+    """Return the steps of a plan.
 
     Args:
-        text: what ``pulumi preview --json`` printed.
+        text: the output of ``pulumi preview --json``.
 
     Raises:
-        PlanError: it is no such thing.
+        PlanError: the text is no such output.
     """
     try:
         digest = json.loads(text)
@@ -56,7 +56,7 @@ def parse(text: str) -> tuple[PlanStep, ...]:
 
 
 def errors(text: str) -> tuple[str, ...]:
-    """What a preview that failed says went wrong; empty where it cannot be read either."""
+    """Return the errors that a failed preview printed; empty where its output cannot be read."""
     try:
         diagnostics = json.loads(text).get("diagnostics") or ()
         return tuple(

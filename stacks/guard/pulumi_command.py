@@ -1,4 +1,4 @@
-"""``gpu-fleet preview|up|outputs STACK``: the Pulumi CLI with the mistakes caught before it starts."""
+"""``gpu-fleet preview|up|outputs STACK``: the Pulumi CLI, with mistakes found before it starts."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from stacks.settings.stack_files import StackName
 
 ROOT = stack_files.FOLDER.parent
 POLICY_PACK = "stacks/crossguard"
-# PulumiPolicy.yaml names the same place.
+# PulumiPolicy.yaml names the same path.
 POLICY_PYTHON = ROOT / ".venv" / "policy" / "bin" / "python"
 CLI_ADVICE = (
     "the Pulumi CLI is not on PATH. Get it from https://www.pulumi.com/docs/iac/download-install/ "
@@ -55,13 +55,13 @@ REPLACE = click.option(
 
 
 def refuse(arguments: Sequence[str]) -> None:
-    """Refuse what would undo a check or contradict this command.
+    """Refuse flags that would undo a check or contradict this command.
 
     Args:
-        arguments: what a user wrote after ``--``.
+        arguments: the user's words after ``--``.
 
     Raises:
-        StacksError: naming the argument and what to do instead.
+        StacksError: the message names the argument and what to do instead.
     """
     if arguments and not arguments[0].startswith("-"):
         raise StacksError(f"{arguments[0]!r} after --: allowed are flags of the Pulumi CLI, say -- --diff")
@@ -74,7 +74,7 @@ def refuse(arguments: Sequence[str]) -> None:
 
 
 def flag_of(argument: str, letters: Mapping[str, str] = SHORT) -> str:
-    """The flag of a word as the CLI reads it: ``--stack=x``, ``-s``, ``-sx`` and ``-ysx`` are ``--stack``."""
+    """Return the flag as the CLI reads it: ``--stack=x``, ``-s``, ``-sx`` and ``-ysx`` are ``--stack``."""
     if argument.startswith("--") or not argument.startswith("-"):
         return argument.partition("=")[0]
     for letter in argument[1:]:
@@ -93,11 +93,11 @@ def pulumi(
     policy: bool = True,
     replace: Sequence[str] = (),
 ) -> int:
-    """Run one command of the Pulumi CLI on a stack that was checked; returns its exit code.
+    """Run one command of the Pulumi CLI on a checked stack; return its exit code.
 
     Args:
         command: ``preview`` or ``up``.
-        replace: logical names of what holds data and may be lost.
+        replace: logical names of resources that hold data and may be lost.
 
     Raises:
         StacksError: the stack file or an argument is wrong, or the CLI or the pack's environment is missing;
@@ -119,7 +119,7 @@ def pulumi(
 
 
 def cli() -> str:
-    """The CLI's path; raises StacksError with where to get it."""
+    """Return the CLI's path; raise StacksError with its download address where it is missing."""
     executable = shutil.which("pulumi")
     if executable is None:
         raise StacksError(CLI_ADVICE)
@@ -127,14 +127,14 @@ def cli() -> str:
 
 
 def deployed_cost(executable: str, name: str) -> str:
-    """The output ``cost`` of the deployed stack as JSON; empty before the first ``up``."""
+    """Return the output ``cost`` of the deployed stack as JSON; empty before the first ``up``."""
     asked = [executable, "stack", "output", "cost", "--json", "--stack", name]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def deployed(name: str) -> dict[str, Any]:
-    """Every output of the deployed stack.
+    """Return every output of the deployed stack.
 
     Raises:
         StacksError: there is no such stack, or the CLI cannot read it.
@@ -157,7 +157,7 @@ def deployed(name: str) -> dict[str, Any]:
 @REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
-    """Show what `up` would change; what follows -- is handed to `pulumi preview`."""
+    """Show what `up` would change; flags after -- go to `pulumi preview`."""
     sys.exit(pulumi("preview", name, arguments, policy=not no_policy, replace=replace))
 
 
@@ -167,7 +167,7 @@ def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: 
 @REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
-    """Create or update the stack; what follows -- is handed to `pulumi up`."""
+    """Create or update the stack; flags after -- go to `pulumi up`."""
     sys.exit(pulumi("up", name, arguments, policy=not no_policy, replace=replace))
 
 
@@ -176,7 +176,7 @@ def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple
 @click.argument("output", metavar="[NAME]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outputs(name: str, output: str | None, *, as_json: bool) -> None:
-    """Print what a deployed stack exports: all of it, or the value NAME alone."""
+    """Print the outputs of a deployed stack: all of them, or the value NAME alone."""
     values = deployed(name)
     if output is not None and output not in values:
         near = get_close_matches(output, values, n=1)
@@ -192,7 +192,7 @@ def outputs(name: str, output: str | None, *, as_json: bool) -> None:
 
 
 def table(values: dict[str, Any]) -> Table:
-    """Outputs for a terminal, each value whole."""
+    """Return the outputs as a table for a terminal, each value whole."""
     made = Table(box=None, header_style="bold")
     made.add_column("output", no_wrap=True)
     made.add_column("value", overflow="fold")

@@ -1,4 +1,4 @@
-"""Which types hold data, its key, or the network that it stands in, and the settings behind them. Data."""
+"""Types that hold data, its key or its network, and the settings behind them. Data."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Holding:
     Attributes:
         back_up: what to do before ``--replace``.
         settings: property that forces a replacement -> the setting behind it.
-        deleted_by: the setting whose change leaves it out of the program.
+        deleted_by: the setting whose change removes the resource from the program.
     """
 
     what: str
@@ -102,7 +102,7 @@ HOLDINGS = {
     ),
     "alicloud:vpc/switch:Switch": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
 }
-# A replaced resource on the left gives what names it a new id: property -> the types that it may name.
+# Property -> types whose replacement gives it a new id, and so replaces the resource that names it.
 FOLLOWS = {
     "vpcId": ("aws:ec2/vpc:Vpc", "alicloud:vpc/network:Network"),
     "subnetId": ("aws:ec2/subnet:Subnet",),

@@ -1,1 +1,1 @@
-"""Builds of a stack's image on its cloud: started, followed, promoted, rolled back."""
+"""Image builds of a stack on its cloud: start, follow, promote, roll back."""

@@ -1,4 +1,4 @@
-"""Builds by ECS image pipelines: the one that ``stacks.alicloud.image`` declares, by its name there."""
+"""Builds by ECS image pipelines: finds the pipeline of ``stacks.alicloud.image`` by its name."""
 
 import uuid
 from typing import Any
@@ -15,14 +15,14 @@ ENDED = {
     **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), BuildState.FAILED),
 }
 
-PAGE_SIZE = 100  # the most that DescribeImages gives at once
+PAGE_SIZE = 100  # the largest page of DescribeImages
 
 
 class AlicloudBuilds:
     """A stack's pipeline; see ``stacks.images.builds.Builds``.
 
     Args:
-        alicloud: asks the account.
+        alicloud: makes the calls.
     """
 
     def __init__(self, stack: Stack, alicloud: Alicloud | None = None) -> None:
@@ -30,11 +30,11 @@ class AlicloudBuilds:
         self._alicloud = Alicloud(stack.region) if alicloud is None else alicloud
 
     def check(self) -> None:
-        """Its name holds the hash of the payload that it runs."""
+        """Check that the pipeline exists: its name holds the hash of its payload."""
         self._pipeline()
 
     def history(self) -> list[Build]:
-        """Another payload is another pipeline."""
+        """Return the builds of this payload, the newest first: another payload has another pipeline."""
         answer = self._ask("DescribeImagePipelineExecutions", ImagePipelineId=self._pipeline())
         builds = [
             _build(execution)
@@ -43,7 +43,7 @@ class AlicloudBuilds:
         return sorted(builds, key=lambda build: build.created, reverse=True)
 
     def made(self) -> list[Build]:
-        """Images by their names, since a pipeline goes with its payload and takes its builds along."""
+        """Return builds by the images' names: a replaced pipeline is deleted with its list of builds."""
         prefix = image_files.built_name(self._stack)
         own = self._alicloud.numbered(
             "ecs",
@@ -62,7 +62,10 @@ class AlicloudBuilds:
         return sorted(done, key=lambda build: build.created, reverse=True)
 
     def start(self, after: Build | None = None) -> Build:
-        """By a token that follows from the newest build: two that begin one at once begin the same."""
+        """Start a build; two callers that start one after the same build get the same build.
+
+        The client token is derived from the newest build.
+        """
         pipeline, newest = self._pipeline(), after or next(iter(self.history()), None)
         said = f"{pipeline} after {newest.id if newest else ''}"
         answer = self._ask(
@@ -73,7 +76,7 @@ class AlicloudBuilds:
         return Build(answer["ExecutionId"], BuildState.RUNNING, "preparing")
 
     def look(self, build: Build) -> Build:
-        """By its own id."""
+        """Read the build again by its id."""
         answer = self._ask("DescribeImagePipelineExecutions", ExecutionId=build.id)
         executions = listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")
         if not executions:
@@ -81,23 +84,23 @@ class AlicloudBuilds:
         return _build(executions[0])
 
     def promoted(self) -> str:
-        """What the stack file names, or the newest build where it follows them: templates hold an id."""
+        """Return the image of the stack file, or the newest build where the stack follows its builds."""
         if not self._stack.image.follows_builds:
             return str(self._stack.image.id)
         return next((build.image_id for build in self.made()), "")
 
     def promote(self, image_id: str) -> None:
-        """Nothing: launch templates hold an id, which an ``up`` changes."""
+        """Do nothing: launch templates hold an image id, which an ``up`` changes."""
 
     def findings(self, build: Build) -> Findings:
-        """Nobody scans here."""
+        """Raise ``StacksError``: this cloud scans no images."""
         raise StacksError(
             f"{build.image_id}: no scanner of the cloud looks at images here: have one read "
             "/usr/share/gpu-fleet/sbom.cdx.json of an instance"
         )
 
     def left(self, image_id: str) -> str:
-        """What to write into the stack file; where it follows its builds, an ``up`` for the newest."""
+        """Return what to write into the stack file; where the stack follows its builds, to run ``up``."""
         image = self._stack.image
         if image.follows_builds and image_id == self.promoted():
             return f"instances boot it once `gpu-fleet up {self._stack.name}` has run"

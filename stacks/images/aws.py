@@ -1,4 +1,4 @@
-"""Builds by EC2 Image Builder: the pipeline that ``stacks.aws.image`` declares, by its name there."""
+"""Builds by EC2 Image Builder: finds the pipelines of ``stacks.aws.image`` by their names."""
 
 import uuid
 from functools import cached_property
@@ -25,7 +25,7 @@ class AwsBuilds:
     """A stack's pipeline; see ``stacks.images.builds.Builds``.
 
     Args:
-        aws: asks the account.
+        aws: makes the calls.
     """
 
     def __init__(self, stack: Stack, aws: Aws | None = None) -> None:
@@ -35,7 +35,7 @@ class AwsBuilds:
 
     @cached_property
     def _pipelines(self) -> list[dict[str, Any]]:
-        """The weekly one, then those of the other zones."""
+        """The weekly pipeline, then those of the other zones."""
         zones = image_files.zones_of_builds(self._stack)
         names = [image_files.pipeline_name(self._stack, zone) for zone in zones]
         named = [{"name": "name", "values": names}]
@@ -54,7 +54,7 @@ class AwsBuilds:
         return self._pipelines[0]
 
     def check(self) -> None:
-        """The recipe's description names the payload that it runs."""
+        """Check that the recipe's description names this checkout's payload."""
         pipeline = self._pipeline
         recipe = self._ask("get_image_recipe", imageRecipeArn=pipeline["imageRecipeArn"])["imageRecipe"]
         wanted = image_files.recipe(self._stack).sha256
@@ -65,12 +65,12 @@ class AwsBuilds:
             )
 
     def history(self) -> list[Build]:
-        """Their ARNs hold name and version of the recipe."""
+        """Return the builds of the current recipe: their ARNs hold its name and version."""
         recipe = self._pipeline["imageRecipeArn"].rpartition(":image-recipe/")[2]
         return [build for build in self._all() if f":image/{recipe}/" in build.id]
 
     def made(self) -> list[Build]:
-        """One pipeline for all recipes."""
+        """Return the finished builds of every recipe: all recipes share the pipelines."""
         return [build for build in self._all() if build.state is BuildState.DONE and build.image_id]
 
     def _all(self) -> list[Build]:
@@ -86,7 +86,10 @@ class AwsBuilds:
         return list(map(self._build, summaries))
 
     def start(self, after: Build | None = None) -> Build:
-        """By a token that follows from the newest build: two that begin one at once begin the same."""
+        """Start a build; two callers that start one after the same build get the same build.
+
+        The client token is derived from the newest build.
+        """
         newest, place = next(iter(self._all()), None), 0
         if after is not None:
             newest, place = after, (self._place(after) + 1) % len(self._pipelines)
@@ -103,7 +106,7 @@ class AwsBuilds:
         return next((at for at in places if build.id in {made.id for made in self._of(at)}), 0)
 
     def look(self, build: Build) -> Build:
-        """A failed one with the step that failed."""
+        """Read the build again; a failed one also names the step that failed."""
         image = self._ask("get_image", imageBuildVersionArn=build.id)["image"]
         now = self._build(image)
         if now.state is not BuildState.FAILED:
@@ -112,7 +115,7 @@ class AwsBuilds:
         return Build(now.id, now.state, now.phase, now.image_id, now.created, "; ".join(filter(None, said)))
 
     def promoted(self) -> str:
-        """What the parameter names; the pipeline writes it once an image has passed its tests."""
+        """Return the parameter's image; the pipeline writes it after the image has passed its tests."""
         answer = self._ask_ssm("get_parameters", Names=[self._parameter])
         return str(next((parameter["Value"] for parameter in answer["Parameters"]), ""))
 
@@ -129,7 +132,7 @@ class AwsBuilds:
             )
 
     def findings(self, build: Build) -> Findings:
-        """Amazon Inspector's, which Image Builder copied while the build was tested."""
+        """Return Amazon Inspector's findings, which Image Builder copied while it tested the build."""
         if not self._stack.image.scan:
             raise StacksError(
                 f"{self._stack.name}: image.scan = False: true keeps Amazon Inspector's findings"
@@ -154,7 +157,7 @@ class AwsBuilds:
         return Findings(status, counts, tuple(map(_line, findings)))
 
     def left(self, image_id: str) -> str:
-        """Of an image that is not promoted, which one is."""
+        """Return which image is promoted where this one is not, or what to write into the stack file."""
         promoted = self.promoted()
         if image_id != promoted:
             return f"{promoted or 'no image'} is promoted; --again builds a new one"
@@ -178,7 +181,7 @@ class AwsBuilds:
         )
 
     def _failed_steps(self, build_id: str) -> list[str]:
-        """``phase: step: message`` of each step that failed, and where its log lies."""
+        """Return ``phase: step: message`` of each step that failed, and the path of its log."""
         runs = self._ask("list_workflow_executions", imageBuildVersionArn=build_id)["workflowExecutions"]
         failed = [
             f"{run['type'].lower()}: {step['name']}: {step.get('message', step['status'])}"
@@ -200,7 +203,7 @@ class AwsBuilds:
 
 
 def _line(finding: dict[str, Any]) -> str:
-    """``CVE-... in openssl 3.0.13, a fix is YES``."""
+    """Format a finding: ``CVE-... in openssl 3.0.13, a fix is there: YES``."""
     details = finding.get("packageVulnerabilityDetails", {})
     packages = ", ".join(
         f"{package.get('name')} {package.get('version')}" for package in details.get("vulnerablePackages", ())

@@ -1,4 +1,4 @@
-"""What a build of an image is, and how one is followed to its end; the clouds' modules ask for it."""
+"""Protocol of image builds, and the loop that follows a build to its end; each cloud has a module."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,20 +10,20 @@ from typing import Protocol
 from stacks.errors import StacksError
 
 POLL_S = 20
-# How long a canary is tried for, and how long until the next try: a build takes longer than this anyway.
+# How long builds are repeated for want of a test instance, and the pause before the next one.
 PATIENCE, RETRY_S = timedelta(hours=6), 300
-# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: none left, or none sold in the zone
+# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: no capacity, or not sold in the zone
 NO_ROOM = re.compile(
     r"Insufficient\w*Capacity|(?i:insufficient capacity)|not supported in your requested|NoStock"
 )
 
 
 class NoRoomError(StacksError):
-    """A build failed only because no instance for its test was to be had."""
+    """A build failed only because no instance for its test was available."""
 
 
 class BuildState(StrEnum):
-    """How far a build is."""
+    """State of a build."""
 
     RUNNING = "running"
     DONE = "done"
@@ -35,10 +35,10 @@ class Build:
     """One run of a stack's pipeline.
 
     Attributes:
-        id: the cloud's, to ask for it again.
-        state: how far it is.
-        phase: what it does at the moment, in the cloud's word, say ``testing``.
-        image_id: what it made; empty until then.
+        id: the cloud's id.
+        state: its state.
+        phase: the cloud's name of its current phase, say ``testing``.
+        image_id: the image that it made; empty until then.
         created: when it began, as the cloud writes it.
         reason: why it failed; empty otherwise.
     """
@@ -53,12 +53,12 @@ class Build:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a scanner knows of a build's packages.
+    """Findings of a scanner in a build's packages.
 
     Attributes:
-        status: how far the scan is, in the cloud's word.
-        counts: severity -> how many, the worst first; empty where the scan has not ended.
-        critical: the worst, a line each: the vulnerability and the packages that have it.
+        status: the cloud's name of the scan's state.
+        counts: severity -> number of findings, the worst first; empty where the scan has not ended.
+        critical: the critical findings, a line each: the vulnerability and its packages.
     """
 
     status: str
@@ -67,49 +67,50 @@ class Findings:
 
     @property
     def clean(self) -> bool:
-        """Whether the scan has ended and found nothing critical: what is not known is not clean."""
+        """Return whether the scan has ended and found nothing critical: an unfinished scan is not clean."""
         return bool(self.counts) and not self.counts["critical"]
 
     @property
     def sentence(self) -> str:
-        """For reports."""
+        """The findings as a sentence for reports."""
         if not self.counts:
             return f"its scan is {self.status}: no findings are known"
         return ", ".join(f"{count} {severity}" for severity, count in self.counts.items())
 
 
 class Builds(Protocol):
-    """A stack's pipeline on its cloud; ``CannotCheckError`` wherever the cloud gives no answer."""
+    """A stack's pipeline on its cloud; ``CannotCheckError`` wherever the cloud does not answer."""
 
     def check(self) -> None:
         """Raise ``StacksError`` where the pipeline would build another recipe than the checkout's."""
 
     def history(self) -> list[Build]:
-        """The builds of its present recipe, the newest first."""
+        """Return the builds of the current recipe, the newest first."""
 
     def made(self) -> list[Build]:
-        """Every build of the stack whose image is there, of whatever recipe, the newest first."""
+        """Return every build of the stack whose image exists, of any recipe, the newest first."""
 
     def start(self, after: Build | None = None) -> Build:
-        """Begin one; after one that found no room in the next zone, where there is one.
+        """Start a build; after a build that found no capacity, in the next zone if there is one.
 
-        Whoever else begins one after the same build, the stack's keeper say, begins the same one.
+        Another caller that starts one after the same build, such as the build controller, gets the same
+        build.
         """
 
     def look(self, build: Build) -> Build:
-        """The same build, as it is now."""
+        """Return the build with its current state."""
 
     def promoted(self) -> str:
-        """The image that instances boot from now on; empty before there is one."""
+        """Return the image that instances boot from now on; empty before there is one."""
 
     def promote(self, image_id: str) -> None:
         """Let instances boot an image from now on, as far as the cloud can."""
 
     def findings(self, build: Build) -> Findings:
-        """What a scanner knows of a build; ``StacksError`` where none looks."""
+        """Return a scanner's findings in a build; ``StacksError`` where no scanner reads it."""
 
     def left(self, image_id: str) -> str:
-        """What an operator has still to do until instances boot an image, a sentence, or nothing."""
+        """Return what an operator must still do until instances boot an image, as a sentence, or nothing."""
 
 
 def follow(
@@ -119,11 +120,11 @@ def follow(
     now: Callable[[], datetime],
     sleep: Callable[[float], None],
 ) -> Build:
-    """Wait until a build has ended; each phase is reported with the time as it begins.
+    """Wait until a build has ended; report each phase with the time as it begins.
 
     Raises:
-        NoRoomError: no instance was to be had.
-        StacksError: it failed, with its reason.
+        NoRoomError: no test instance was available.
+        StacksError: the build failed, with its reason.
     """
     phase = ""
     while build.state is BuildState.RUNNING:
@@ -145,10 +146,10 @@ def follow_until_tried(
     now: Callable[[], datetime],
     sleep: Callable[[float], None],
 ) -> Build:
-    """As ``follow``; where there was no instance to test on, build again in the next zone, for six hours.
+    """Follow a build; where no test instance was available, build again in the next zone, for six hours.
 
     Raises:
-        StacksError: it failed for another reason, or there was no instance in all that time.
+        StacksError: it failed for another reason, or no instance was available in all that time.
     """
     until = now() + PATIENCE
     while True:
@@ -166,7 +167,7 @@ def follow_until_tried(
 
 
 def _next(builds: Builds, build: Build, report: Callable[[str], None], now: Callable[[], datetime]) -> Build:
-    """The build that the stack's keeper has begun meanwhile, else another one."""
+    """Return the build that the build controller has started meanwhile, else start another one."""
     newest = next(iter(builds.history()), None)
     if newest is not None and newest.id != build.id and newest.state is BuildState.RUNNING:
         report(f"{now():%H:%M} follows build {newest.id}")
@@ -177,7 +178,7 @@ def _next(builds: Builds, build: Build, report: Callable[[str], None], now: Call
 
 
 def still_to_do(stack: str, source: str) -> str:
-    """What lets instances boot a built image where their stack names another. Pure.
+    """Say what to write into a stack file that names another image. Pure.
 
     Args:
         source: the setting that names the image, as YAML.
@@ -189,7 +190,7 @@ def still_to_do(stack: str, source: str) -> str:
 
 
 def before(history: Sequence[Build], image_id: str) -> Build:
-    """The build whose image instances booted before the one that is promoted. Pure.
+    """Return the build whose image instances booted before the promoted one. Pure.
 
     Args:
         history: every build that made an image, the newest first.

@@ -1,4 +1,4 @@
-"""``gpu-fleet image build|rollback STACK``: an image that the stack's cloud makes, tests and promotes."""
+"""``gpu-fleet image build|scan|rollback STACK``: an image that the cloud builds, tests and promotes."""
 
 import sys
 import time
@@ -26,9 +26,9 @@ MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
 def build(name: str, again: bool, accept_findings: bool) -> None:
     """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
 
-    Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C leaves the build
-    alone; the same command follows it again, and once it has ended says what came out. Where no GPU was to be
-    had for its test it is built again in the next zone, for six hours.
+    Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C does not stop the
+    build: run the command again to follow it, or to see its result. Where no GPU is available for its test,
+    the build is repeated in the next zone, for six hours.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -51,10 +51,10 @@ def build(name: str, again: bool, accept_findings: bool) -> None:
 
 
 def hold_back(builds: Builds, done: Build, promoted: str) -> None:
-    """Let instances boot what they did, where a build's scan is not clean: the pipeline itself looks at none.
+    """Promote the previous image again where the new build's scan is not clean; the pipeline does not check.
 
     Raises:
-        StacksError: so it was.
+        StacksError: the scan is not clean.
     """
     findings = builds.findings(done)
     if findings.clean:
@@ -71,9 +71,9 @@ def hold_back(builds: Builds, done: Build, promoted: str) -> None:
 @click.command(epilog="\b\nExample:\n  gpu-fleet image scan aws-prod")
 @click.argument("name", metavar="STACK", type=StackName())
 def scan(name: str) -> None:
-    """Show what a scanner knows of the image that instances boot.
+    """Show a scanner's findings in the image that instances boot.
 
-    Exit status 1 when something is critical, or the scan has not ended.
+    Exit status 1 when a finding is critical, or the scan has not ended.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -94,7 +94,7 @@ def scan(name: str) -> None:
 def rollback(name: str) -> None:
     """Let instances boot the image of the build before the promoted one.
 
-    Instances that run keep theirs until they are replaced. The next build promotes its own image again.
+    Running instances keep their image until they are replaced. The next build promotes its own image again.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -106,7 +106,7 @@ def rollback(name: str) -> None:
 
 
 def builds_of(stack: Stack, **asks: Any) -> Builds:
-    """The builds of a stack on its cloud.
+    """Return the builds of a stack on its cloud.
 
     Raises:
         StacksError: the stack has no pipeline.
@@ -117,7 +117,7 @@ def builds_of(stack: Stack, **asks: Any) -> Builds:
             f"`gpu-fleet up {stack.name}` declares the pipeline"
         )
     if stack.cloud is Cloud.ALICLOUD:
-        # an SDK takes a second to load: only that of the cloud that is asked
+        # an SDK takes a second to load: load only that of the stack's cloud
         from stacks.images.alicloud import AlicloudBuilds  # noqa: PLC0415
 
         return AlicloudBuilds(stack, **asks)

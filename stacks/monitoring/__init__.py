@@ -1,1 +1,1 @@
-"""What users watch a fleet with beside the cloud's own pages: Prometheus and Grafana, as files."""
+"""Dashboards beside the cloud's own pages: files for Prometheus and Grafana."""

@@ -1,7 +1,7 @@
 """``python -m stacks.monitoring.grafana``: writes the Grafana dashboard beside this module.
 
-One page for any stack of a region: what agents, sweep and meter publish comes from CloudWatch, temperatures
-and errors from Prometheus. The two data sources and the stack are chosen at the top of the page.
+One page for any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
+temperatures and errors. The user chooses the two data sources and the stack at the top of the page.
 """
 
 import json
@@ -28,7 +28,7 @@ Target = dict[str, Any]
 
 
 def cloudwatch(metric: str, statistic: str, *, namespace: str = OWN, **dimensions: str) -> Target:
-    """One metric of CloudWatch; the dimension value ``*`` draws a line for each there is."""
+    """Query one metric of CloudWatch; the dimension value ``*`` draws a line for each value."""
     return {
         "datasource": CLOUDWATCH,
         "region": "$region",
@@ -36,7 +36,7 @@ def cloudwatch(metric: str, statistic: str, *, namespace: str = OWN, **dimension
         "metricName": metric,
         "statistic": statistic,
         "dimensions": dimensions,
-        # with all dimensions named, metrics that have more of them stay out
+        # metrics with other dimensions than the named ones are left out
         "matchExact": True,
         "period": "300",
         "queryMode": "Metrics",
@@ -47,12 +47,12 @@ def cloudwatch(metric: str, statistic: str, *, namespace: str = OWN, **dimension
 
 
 def prometheus(expression: str, legend: str) -> Target:
-    """One query of Prometheus."""
+    """Query Prometheus."""
     return {"datasource": PROMETHEUS, "expr": expression, "legendFormat": legend, "range": True}
 
 
 def graphs() -> Iterator[tuple[str, str, list[Target]]]:
-    """Title, unit and queries of every panel, in order."""
+    """Yield title, unit and queries of every panel, in order."""
     yield "Instances", "short", [prometheus('sum by (pool) (up{job="machine",stack="$stack"})', "{{pool}}")]
     busy = f"avg by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK} > bool 0)"
     yield "Busy GPUs", "percentunit", [prometheus(busy, "{{pool}}")]
@@ -85,7 +85,7 @@ def graphs() -> Iterator[tuple[str, str, list[Target]]]:
 
 
 def dashboard() -> dict[str, Any]:
-    """The whole dashboard, as Grafana's provisioning and its import take it."""
+    """Return the whole dashboard in the form of Grafana's provisioning and import."""
     return {
         "uid": "gpu-fleet",
         "title": "GPU fleet",
@@ -100,7 +100,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def _hottest() -> str:
-    """The ten hottest GPUs; DCGM reports 9.2e18 where it knows no temperature."""
+    """Return the query of the ten hottest GPUs; DCGM reports 9.2e18 for an unknown temperature."""
     return f"topk(10, DCGM_FI_DEV_GPU_TEMP{OF_STACK} < 200)"
 
 
@@ -135,7 +135,7 @@ def _panel(index: int, title: str, unit: str, targets: list[Target]) -> Panel:
 
 
 def text() -> str:
-    """The file's content; equal code gives equal bytes."""
+    """Return the file's content; equal code gives equal bytes."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

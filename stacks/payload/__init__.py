@@ -1,1 +1,1 @@
-"""What leaves the checkout for an instance: the payload, and the user data that fetches it."""
+"""Files from the checkout for an instance: the payload, and the user data that fetches it."""

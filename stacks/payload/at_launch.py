@@ -1,4 +1,4 @@
-"""What instances of a pool are given at their launch, of values that Pulumi knows once others stand."""
+"""User data of a pool's instances, from values that Pulumi knows only once other resources exist."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from stacks.settings import Pool, Stack
 
 @dataclass(frozen=True)
 class QueueJoin:
-    """What makes an instance a node of the stack's queue.
+    """Values that make an instance a node of the stack's queue.
 
     Attributes:
         secret_arn: the secret with munge's key.
@@ -29,15 +29,16 @@ def encoded_user_data(
     names: Mapping[str, pulumi.Output[str]],
     queue: pulumi.Output[str] | None,
 ) -> pulumi.Output[str]:
-    """Base64 of the cloud-config, as launch templates of both clouds want it.
+    """Return base64 of the cloud-config, as launch templates of both clouds need it.
 
     Args:
         scheme: of the stack's buckets.
-        names: of what the pool's instances find by name, as ``user_data.encoded`` calls them.
+        names: names that the pool's instances use; the keys are arguments of ``user_data.encoded``.
         queue: ``queue.json`` of a node; None without a queue.
 
     Raises:
-        StacksError: it would be too long. That is said now, in words; inside ``apply`` it is a traceback.
+        StacksError: the user data could be too long. It is checked now, since an error inside ``apply`` is
+            shown as a traceback.
     """
 
     def encoded(known: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What the keeper of image builds is given beside the policy: ``builds.json`` of its archive. Pure."""
+"""Plan for the controller of image builds: ``builds.json``, beside the policy in its archive. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ PLAN_FILE = "builds.json"
 
 
 def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:
-    """The plan as JSON; ``image.builds.keeper.BuildsPlan`` says what each part means.
+    """Return the plan as JSON; ``image.builds.keeper.BuildsPlan`` describes each part.
 
     Args:
-        stack: one that builds its image.
-        pipelines: their names, the one of each week first.
+        stack: a stack that builds its image.
+        pipelines: their names; the first is the weekly one.
     """
     on_aws = stack.cloud is Cloud.AWS
     content = {
@@ -22,7 +22,7 @@ def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:
         "pipelines": list(pipelines),
         "parameter": stack.image.built_parameter(stack.name) if on_aws else "",
         "scan": stack.image.scan,
-        # Image Builder has a schedule of its own, an ECS pipeline has none
+        # Image Builder has its own schedule, an ECS pipeline has none
         "weekly": not on_aws,
     }
     return json.dumps(content, indent=1)

@@ -1,4 +1,4 @@
-"""The payload of a cloud's instances as a file: assembled from the checkout once, kept by its content."""
+"""The payload of a cloud's instances as a file: made from the checkout once, named by its content."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from stacks.files import replace
 from stacks.settings import Cloud, Stack
 
 FOLDER = payload.PROJECT / "build" / "payload"
-# Below this prefix of the records bucket instances may read, and nowhere else in it.
+# The prefix of the records bucket that instances may read; they may read nothing else in it.
 PREFIX = "image/payload"
-# And where no way out leads to PyPI, below this one, where `gpu-fleet image wheels` puts the trainer's.
+# The prefix of the trainer's wheels for networks without PyPI; `gpu-fleet image wheels` fills it.
 WHEELS_PREFIX = wheel_store.PREFIX
 
 
 @dataclass(frozen=True)
 class Payload:
-    """A tarball with what it is known by.
+    """A tarball and its hash.
 
     Attributes:
-        sha256: of the tarball before it was compressed, in hexadecimal: the same wherever it is made.
+        sha256: of the tarball before compression, in hexadecimal; the same on every computer.
     """
 
     path: Path
@@ -31,25 +31,25 @@ class Payload:
 
     @property
     def object_key(self) -> str:
-        """Its place in the records bucket: another content is another object."""
+        """Its key in the records bucket: another content is another object."""
         return f"{PREFIX}/{self.sha256}.tar.gz"
 
 
 def for_stack(stack: Stack) -> Payload | None:
-    """The payload of a stack's instances; None where every image brings all, or nothing is wanted.
+    """Return the payload of a stack's instances; None where every image has it, or none is wanted.
 
     Raises:
-        StacksError: as for ``built``.
+        StacksError: as in ``built``.
     """
     return built(stack.cloud) if stack.image.bootstraps else None
 
 
 @cache
 def built(cloud: Cloud) -> Payload:
-    """The payload for a cloud; made where it is not there yet.
+    """Return the payload for a cloud; make the file where it is missing.
 
     Raises:
-        StacksError: the recipe is incomplete, or a wheel that goes along is not to be had.
+        StacksError: the recipe is incomplete, or a wheel of the payload is not available.
     """
     try:
         tar = payload.tarball(payload.assemble(target=str(cloud)))
@@ -57,7 +57,7 @@ def built(cloud: Cloud) -> Payload:
         path = FOLDER / f"{cloud}-{sha256}.tar.gz"
         if not path.is_file():
             FOLDER.mkdir(parents=True, exist_ok=True)
-            replace(path, payload.compressed(tar))  # in one move: another process may make the same
+            replace(path, payload.compressed(tar))  # in one move: another process may make the same file
         return Payload(path, sha256)
     except (ImageError, OSError) as error:
         raise StacksError(f"the payload of an instance cannot be made: {error}") from error

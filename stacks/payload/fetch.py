@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """At first boot: fetch the payload with the instance's role, check its hash, unpack it, run its recipe.
 
-Standard library alone, and syntax that Python 3.6 reads, so that an older Python than 3.11 is named. Exit
-status: 0 done, 1 to be tried again, 2 of no use to try again, 3 the recipe's word that a step is left.
+Uses the standard library and Python 3.6's syntax, so that it can name a Python older than 3.11. Exit
+status: 0 done, 1 try again, 2 another try would not help, 3 the recipe says that a step is left.
 """
 
 import datetime
@@ -47,24 +47,24 @@ CLOUDS = {
 
 
 class BootError(Exception):
-    """One line that says what is wrong; the unit tries again unless it is final."""
+    """An error of one line; the unit tries again unless it is final."""
 
     status = 1
 
 
 class FinalError(BootError):
-    """No other try would end otherwise."""
+    """Another try would end the same way."""
 
     status = 2
 
 
 def log(event: str, **facts: object) -> None:
-    """One structured line to the journal."""
+    """Write one structured line to the journal."""
     print("event=" + event, *("%s=%r" % fact for fact in facts.items()), flush=True)
 
 
 def role_keys(cloud: str) -> Tuple[str, ...]:
-    """The keys of the instance's role: id, secret, token."""
+    """Return the keys of the instance's role: id, secret, token."""
     base, header, place, names = CLOUDS[cloud]
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -82,7 +82,7 @@ def role_keys(cloud: str) -> Tuple[str, ...]:
 
 
 def address(payload: Dict[str, str]) -> str:
-    """Where the object lies: the bucket's own name inside the network, or an emulator's path."""
+    """Return the object's URL: the bucket's own host, or an emulator's path."""
     cloud, region, bucket = payload["cloud"], payload["region"], payload["bucket"]
     name = "AWS_ENDPOINT_URL" if cloud == "aws" else "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"
     if os.environ.get(name):
@@ -95,7 +95,7 @@ def address(payload: Dict[str, str]) -> str:
 
 
 def signed(url: str, region: str, keys: Tuple[str, ...], now: datetime.datetime) -> Dict[str, str]:
-    """Headers of a GET: docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html."""
+    """Return a GET's headers: docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html."""
     key_id, secret, token = keys
     parts = urllib.parse.urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
@@ -122,7 +122,7 @@ def signed(url: str, region: str, keys: Tuple[str, ...], now: datetime.datetime)
 
 
 def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> None:
-    """Stream the object through gunzip into a file, and hold that against the hash of the user data."""
+    """Stream the object through gunzip into a file, and check the hash of the user data."""
     url = address(payload)
     now = datetime.datetime.now(datetime.timezone.utc)
     request = urllib.request.Request(url, headers=signed(url, payload["region"], keys, now))
@@ -157,7 +157,7 @@ def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> Non
 
 
 def unpack(archive: str, folder: str) -> None:
-    """Files below the folder and nothing else: no link, no device, no way out of it."""
+    """Write plain files below the folder; refuse links, devices and paths outside it."""
     with tarfile.open(archive, "r:") as opened:
         for member in opened:
             source = opened.extractfile(member) if member.isfile() else None
@@ -171,7 +171,7 @@ def unpack(archive: str, folder: str) -> None:
 
 
 def bring(payload: Dict[str, str]) -> str:
-    """Fetch and unpack; gives the payload's folder."""
+    """Fetch and unpack; return the payload's folder."""
     archive, folder = os.path.join(HOME, "payload.tar"), os.path.join(HOME, "payload")
     try:
         os.makedirs(HOME, exist_ok=True)
@@ -185,7 +185,7 @@ def bring(payload: Dict[str, str]) -> str:
 
 
 def main() -> int:
-    """Exit status for the unit: see above."""
+    """Return the unit's exit status: see above."""
     try:
         if sys.version_info < OLDEST_PYTHON:
             raise FinalError(

@@ -1,7 +1,7 @@
-"""What a stack's functions run, sweep and mover: modules of ``image/``, a policy of the settings, packages.
+"""Archives of a stack's functions: modules of ``image/``, a policy from the settings, and packages.
 
-Nothing here imports the modules: they are data to a stack. The packages come out of the environment that runs
-Pulumi, in the versions that ``requirements.txt`` pins: Function Compute has no boto3 and no SDK.
+This module does not import those modules: they are data to a stack. The packages come from the environment
+that runs Pulumi, in the versions of ``requirements.txt``: Function Compute has no boto3 and no SDK.
 """
 
 import ast
@@ -27,24 +27,24 @@ HANDLER = f"{ENTRY}.handle"
 PEOPLE = "image.accounts"  # a module for each cloud, with its handler
 MOVER = "image.capacity"  # a module for each cloud, with its handler
 POLICY_FILE = "policy.json"
-# Of the records bucket: where users' commands find it.
+# In the records bucket; users' commands read it.
 POLICY_KEY = "reaper/policy.json"
-# Of the same bucket: e-mail addresses, for the sweep alone.
+# In the same bucket: e-mail addresses, which only the sweep may read.
 ROSTER_KEY = "reaper/roster.json"
-# Of the same bucket: the accounts that instances make.
+# In the same bucket: the accounts that instances make.
 ACCOUNTS_KEY = "reaper/accounts.json"
-# Of the same bucket: what the function that reads a directory keeps; the prefix.
+# Prefix in the same bucket: records of the function that reads a directory.
 PEOPLE_BOOK = "reaper/accounts"
-# Beside the policy in that function's archive.
+# In that function's archive, beside the policy.
 DIRECTORY_FILE = "directory.json"
-# What the queue's controller says of all jobs (image/queue/books.py).
+# The queue controller's report of all jobs (image/queue/books.py).
 QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
-# What it wants of the mover (image/capacity/queue_need.py).
+# The queue controller's request to the mover (image/capacity/queue_need.py).
 QUEUE_NEED_KEY = "reaper/capacity/queue.json"
 QUEUE_WRITES = (QUEUE_NEED_KEY, QUEUE_JOBS_KEY)
-# What `gpu-fleet runs` reads: with it why no instance comes (image/capacity/model.py).
+# `gpu-fleet runs` reads it; it holds the reason where no instance is launched (image/capacity/model.py).
 MOVER_STATE_KEY = "reaper/capacity/state.json"
-# What `gpu-fleet submit` reads: what may be spent on more instances (image/capacity/growth.py).
+# `gpu-fleet submit` reads it: the money left for more instances (image/capacity/growth.py).
 GROWTH_KEY = "reaper/capacity/growth.json"
 QUEUE_SAYS = (QUEUE_JOBS_KEY, GROWTH_KEY)
 
@@ -78,16 +78,16 @@ LICENCES = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
 
 
 class PackageError(StacksError):
-    """A package that the functions carry is not installed, or is not pure Python."""
+    """A package of the functions is not installed, or is not pure Python."""
 
 
 @cache
 def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
-    """Paths of the modules the entry needs, with those they need, sorted; found by their imports.
+    """Return the paths of the modules that the entry imports, directly or not, sorted.
 
     Args:
         entry: a dotted name inside ``image``.
-        cloud: whose modules go in as well; the entry finds them by its policy. Empty for those of none.
+        cloud: the cloud whose modules are added; the entry finds them by its policy. Empty for none.
     """
     paths = {"image/__init__.py", "image/reaper/__init__.py"}
     waiting = [entry, f"image.reaper.{cloud}.connect"]
@@ -100,9 +100,9 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
 
 
 def _imports(source: str) -> list[str]:
-    """Every name in ``image`` that a module imports, modules and their contents alike."""
+    """Return every name in ``image`` that a module imports: modules and names inside them."""
     names = []
-    for node in ast.parse(source).body:  # imports stand at the top: ruff's PLC0415 holds that
+    for node in ast.parse(source).body:  # imports are at the top: ruff's PLC0415 enforces that
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
             names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -111,12 +111,12 @@ def _imports(source: str) -> list[str]:
 
 
 def policy_text(stack: Stack) -> str:
-    """The policy as it lies in the function's archive, in the records bucket and in the output ``policy``."""
+    """Return the policy as text for the function's archive, the records bucket and the output ``policy``."""
     return json.dumps(policy_document(stack), indent=1, sort_keys=True)
 
 
 def policy_document(stack: Stack) -> dict[str, Any]:
-    """The sweep's ``policy.json``."""
+    """Return the sweep's ``policy.json``."""
     reaper = stack.reaper
     return {
         "schema_version": 1,
@@ -143,12 +143,12 @@ def policy_document(stack: Stack) -> dict[str, Any]:
 
 
 def by_account(stack: Stack) -> bool:
-    """Whether sessions open as the account of whoever asks, by a document of the stack's own (AWS)."""
+    """Return whether sessions open as the user's own account, by a document of the stack (AWS)."""
     return stack.cloud is Cloud.AWS and stack.access.accounts
 
 
 def roster_text(stack: Stack) -> str:
-    """``roster.json``: who is reached where; only the sweep's role may read it."""
+    """Return ``roster.json``: the addresses of users; only the sweep's role may read it."""
     notify = stack.notify
     content = {
         "users": notify.users,
@@ -191,7 +191,7 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
-    """How the mover grows a pool. Without an agent nobody would see whether an instance came up."""
+    """Return how the mover grows a pool; it needs the agent, which reports that an instance came up."""
     return {
         "groups": [plan.label for plan in group_plans(stack, pool)],
         **({"on_demand_fallback": True} if pool.on_demand_fallback else {}),
@@ -216,10 +216,11 @@ def _queue(stack: Stack, pool: Pool) -> dict[str, int]:
 
 
 def _price(stack: Stack, pool: Pool, name: str) -> str | None:
-    """What an hour less would save, as text; null where nobody knows.
+    """Return what one hour less saves, as text; None where the price is unknown.
 
-    A list price holds for its region and its currency; elsewhere counts what the stack assumes. Both are of
-    on demand: spot prices change by the hour, and what was reserved is paid for whether it runs or not.
+    The stack file's assumption comes first; a list price counts only in its own region and currency. Only
+    pools on demand have a price here: spot prices change by the hour, and a reservation costs the same
+    unused.
     """
     if pool.market is not Market.ON_DEMAND:
         return None
@@ -235,10 +236,10 @@ def _price(stack: Stack, pool: Pool, name: str) -> str | None:
 
 @cache
 def packages() -> Mapping[str, bytes]:
-    """Path in the archive -> content, of every package.
+    """Return the files of every package: path in the archive -> content.
 
     Raises:
-        PackageError: one is missing, or has a part for one platform alone.
+        PackageError: a package is missing, or has a part for one platform alone.
     """
     content: dict[str, bytes] = {}
     for name in PACKAGES:

@@ -1,4 +1,4 @@
-"""``gpu-fleet image wheels STACK``: the trainer's wheels into a bucket, for networks without a way out."""
+"""``gpu-fleet image wheels STACK``: upload the trainer's wheels, for networks without internet access."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from stacks.settings.stack_files import StackName
 
 LISTS = payload.PROJECT / "image" / "wheels"
 CACHE = payload.PROJECT / "build" / "cache" / "trainer"
-# The base that instances of a cloud boot, its Python, and the newest glibc that its wheels may ask for.
+# The base of a cloud's instances, its Python, and the newest glibc that its wheels may need.
 BASE, PYTHON = "ubuntu-24.04", "3.12"
 GLIBC = tuple(range(39, 16, -1))
 PLATFORMS = (
@@ -43,7 +43,7 @@ DOWNLOAD = "4 GB"
 def wheels(name: str, wheels: Path | None) -> None:
     """Put the trainer's locked wheels into a stack's bucket.
 
-    Instances of a network without a way out (network.nat: none,
+    Instances of a network without internet access (network.nat: none,
     network.existing.internet: false) install the trainer from there.
     """
     stack = stack_files.settings_of(name)
@@ -55,22 +55,22 @@ def wheels(name: str, wheels: Path | None) -> None:
     bucket = stack.bucket_name("records")
     with explained(bucket):
         s3 = client(stack)
-        s3.head_bucket(Bucket=bucket)  # before gigabytes are fetched for one that is not there
+        s3.head_bucket(Bucket=bucket)  # before gigabytes are fetched for a bucket that does not exist
         folder = wheels or fetched(text, CACHE, click.echo)
         stored = store(s3, bucket, text, folder, click.echo)
     click.echo(f"{name}: {stored} wheels in {bucket}/{wheel_store.PREFIX}")
 
 
 def fetched(text: str, folder: Path, report: Callable[[str], object]) -> Path:
-    """The folder, with every wheel of the list in it, each held against its hash.
+    """Return the folder with every wheel of the list in it, each checked against its hash.
 
     Args:
         text: the list.
-        folder: keeps them for the next time.
-        report: takes what is about to take minutes.
+        folder: keeps the wheels for the next time.
+        report: called before a step that takes minutes.
 
     Raises:
-        StacksError: pip's words when one is not to be had.
+        StacksError: a wheel is not available; the message is pip's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     there = len(list(folder.glob("*.whl")))
@@ -98,7 +98,7 @@ def fetched(text: str, folder: Path, report: Callable[[str], object]) -> Path:
 
 
 def store(s3: Any, bucket: str, text: str, folder: Path, report: Callable[[str], object]) -> int:
-    """Upload what the bucket lacks, the index last; gives how many wheels there are.
+    """Upload the wheels that the bucket lacks, the index last; return the number of wheels.
 
     Args:
         bucket: the stack's records bucket.
@@ -133,10 +133,10 @@ def _is_there(s3: Any, bucket: str, key: str) -> bool:
 
 
 def client(stack: Stack, environ: Mapping[str, str] = os.environ) -> Any:
-    """boto3's S3 client for a stack's buckets, with the keys of the environment.
+    """Return boto3's S3 client for a stack's buckets, with the keys of the environment.
 
     Raises:
-        StacksError: on Alibaba Cloud the environment has none.
+        StacksError: on Alibaba Cloud the environment has no keys.
     """
     if stack.cloud is Cloud.AWS:
         return boto3.client("s3", region_name=stack.region, endpoint_url=stack.endpoint_url)
@@ -145,7 +145,7 @@ def client(stack: Stack, environ: Mapping[str, str] = os.environ) -> Any:
 
 @contextmanager
 def explained(bucket: str) -> Iterator[None]:
-    """Turn what boto3 says into one message."""
+    """Turn boto3's errors into one message."""
     try:
         yield
     except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:

@@ -1,1 +1,1 @@
-"""Is there room: what a cloud says, before an ``up``, to everything that a stack will ask it for."""
+"""Preflight: ask a cloud, before an ``up``, whether it has room for everything in a stack."""

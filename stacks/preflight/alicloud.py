@@ -1,4 +1,4 @@
-"""Everything that is asked of Alibaba Cloud, in the order in which an operator would."""
+"""Every check of Alibaba Cloud, in the order in which an operator would ask."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,15 +17,15 @@ from stacks.settings import Stack
 def look(
     stack: Stack, cloud: Alicloud | None = None, reachable: Reachable | None = None, s3: Any = None
 ) -> Iterator[Finding]:
-    """Every answer of Alibaba Cloud.
+    """Yield every answer of Alibaba Cloud.
 
     Args:
-        cloud: whom to ask; by default with the credentials of the environment.
+        cloud: makes the calls; by default with the credentials of the environment.
         reachable: whether a host answers from here; by default by a connection.
         s3: boto3's client for OSS; by default with the credentials of the environment.
 
     Raises:
-        CannotCheckError: there are no credentials, or nobody answers.
+        CannotCheckError: there are no credentials, or the cloud does not answer.
     """
     asked = cloud or Alicloud(stack.region)
     yield account(stack, asked)

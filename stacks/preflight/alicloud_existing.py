@@ -1,4 +1,4 @@
-"""What is somebody else's on Alibaba Cloud, and must be as the stack needs it: the VPC that it names."""
+"""Check the existing VPC that a stack on Alibaba Cloud names."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +20,7 @@ PAGE = 50
 
 
 def existing(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """The VPC, and each vSwitch with its way out."""
+    """Check the VPC, and each vSwitch with its route to the internet."""
     named = stack.network.existing
     if named is None:
         return
@@ -59,7 +59,7 @@ def _vswitch(stack: Stack, cloud: Alicloud, named: ExistingNetwork, zone: str) -
 
 
 def _no_way_out(stack: Stack, cloud: Alicloud, vswitch: dict[str, Any]) -> Iterator[str]:
-    """Instances have no public address, so a NAT gateway needs an SNAT entry for their vSwitch."""
+    """Yield why a vSwitch cannot reach the internet: instances need a NAT gateway with an SNAT entry."""
     hops = list(_next_hops(stack, cloud, vswitch["RouteTable"]["RouteTableId"]))
     kinds = {str(hop["NextHopType"]).lower() for hop in hops}
     gateways = [hop["NextHopId"] for hop in hops if str(hop["NextHopType"]).lower() == NAT_GATEWAY]
@@ -85,7 +85,7 @@ def _next_hops(stack: Stack, cloud: Alicloud, table_id: str) -> Iterator[dict[st
 
 
 def _translates(stack: Stack, cloud: Alicloud, gateway_id: str, vswitch: dict[str, Any]) -> bool:
-    """Whether an SNAT entry is for the vSwitch, or for a network that holds it."""
+    """Return whether an SNAT entry covers the vSwitch, or a network that contains it."""
     network = IPv4Network(vswitch["CidrBlock"])
     return any(
         entry.get("SourceVSwitchId") == vswitch["VSwitchId"]

@@ -1,4 +1,4 @@
-"""File systems of somebody else's on Alibaba Cloud: there, encrypted, and open to the stack's vSwitches."""
+"""Check the existing file systems on Alibaba Cloud: present, encrypted, open to the stack's vSwitches."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +18,7 @@ NOT_FOUND = "InvalidFileSystem.NotFound"  # API DescribeFileSystems, "Error code
 
 
 def file_systems(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """Homes and scratch that the stack file names."""
+    """Check the homes and the scratch that the stack file names."""
     existing, network = stack.storage.existing, stack.network.existing
     for subject, named in (("homes", existing.home), ("scratch", existing.scratch)):
         if named is not None and network is not None:
@@ -28,7 +28,7 @@ def file_systems(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 def _files(
     stack: Stack, cloud: Alicloud, subject: str, named: ExistingFileSystem, network: ExistingNetwork
 ) -> Finding:
-    """API DescribeFileSystems, DescribeMountTargets; CPFS takes no encryption and has no rules of access."""
+    """Check one by DescribeFileSystems, DescribeMountTargets; CPFS has no encryption, no access rules."""
     asked = partial(cloud.ask, "nas", "DescribeFileSystems", RegionId=stack.region, FileSystemId=named.id)
     systems = listed(unless_missing(asked, NOT_FOUND), "FileSystems", "FileSystem")
     if not systems:
@@ -76,7 +76,7 @@ def _files(
 
 
 def _rules(stack: Stack, cloud: Alicloud, group: str, kind: str) -> list[dict[str, Any]]:
-    """Who an access group lets in: API DescribeAccessRules, which gives 100 a page at most."""
+    """Return the rules of an access group: API DescribeAccessRules, which gives 100 a page at most."""
     answer = cloud.ask(
         "nas",
         "DescribeAccessRules",
@@ -89,7 +89,7 @@ def _rules(stack: Stack, cloud: Alicloud, group: str, kind: str) -> list[dict[st
 
 
 def _cidrs(stack: Stack, cloud: Alicloud, network: ExistingNetwork) -> list[str]:
-    """Of the stack's vSwitches that are there; another finding reports those that are not."""
+    """Return the CIDRs of the stack's existing vSwitches; another finding reports missing ones."""
     answers = [
         cloud.ask("vpc", "DescribeVSwitches", RegionId=stack.region, VSwitchId=network.subnets[zone])
         for zone in stack.network.zones

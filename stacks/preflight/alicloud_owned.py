@@ -1,4 +1,4 @@
-"""What must be ours and usable on Alibaba Cloud: the account, the image, the key, what notifies users."""
+"""Check what the account must have on Alibaba Cloud: credentials, image, key, senders of messages."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -24,10 +24,10 @@ BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
 
 
 def account(stack: Stack, cloud: Alicloud) -> Finding:
-    """The credentials are of the stack's account; the provider itself does not check that.
+    """Check that the credentials are of the stack's account; the provider itself does not check that.
 
     Raises:
-        CannotCheckError: there are no credentials, or nobody answers.
+        CannotCheckError: there are no credentials, or the cloud does not answer.
     """
     identity = cloud.ask("sts", "GetCallerIdentity")
     return usable.account(
@@ -36,7 +36,7 @@ def account(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """Image, key, the sender of mail and the secrets of webhooks."""
+    """Check image, key, the sender of mail and the secrets of webhooks."""
     yield guarded("image", partial(_image, stack, cloud))
     yield guarded("KMS instance", partial(_key_instance, stack, cloud))
     yield guarded("key", partial(_key, stack, cloud))
@@ -71,7 +71,7 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
 
 
 def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
-    """Outside of an instance that is connected no key rotates every quarter."""
+    """Check the KMS instance: only keys of a connected instance rotate every quarter."""
     identifier = str(stack.storage.kms_instance_id)
     status = cloud.ask("kms", "GetKmsInstance", KmsInstanceId=identifier)["KmsInstance"]["Status"]
     if status == "Connected":
@@ -93,7 +93,7 @@ def _key(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def _sender(cloud: Alicloud, sender: str) -> Finding:
-    """DirectMail mails from an address of its console, whose domain it verified.
+    """Check the sender address: DirectMail needs an address of its console with a verified domain.
 
     www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0
     where all is well.
@@ -116,7 +116,7 @@ def _sender(cloud: Alicloud, sender: str) -> Finding:
 
 
 def _webhook(stack: Stack, cloud: Alicloud, name: str) -> Finding:
-    """Whether its secret is there (API DescribeSecret); what it holds is not asked."""
+    """Check that the webhook's secret exists (API DescribeSecret); its content is not read."""
     subject = f"webhook {name}"
     asked = partial(cloud.ask, "kms", "DescribeSecret", SecretName=name)
     secret = usable.unless_missing(asked, "ResourceNotFound")

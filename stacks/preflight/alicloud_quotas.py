@@ -1,4 +1,4 @@
-"""Quotas of Alibaba Cloud against what a stack needs at its fullest, on top of what the account uses."""
+"""Quotas of Alibaba Cloud against the stack at its maximum, plus what the account uses already."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,13 +16,13 @@ from stacks.settings.quantities import gateways
 POSTPAID, SPOT = "postpaid", "spot"
 # quotas.console.aliyun.com/products/vpc/quotas?query=vpc_quota_instances_num
 NETWORKS = "vpc_quota_instances_num"
-# Quotas by instance type, of which vCPUs are.
+# The group of quotas by instance type, to which the vCPU quotas belong.
 BY_TYPE = "ecs-spec"
 CONSOLE = "https://quotas.console.aliyun.com/products"
 
 
 def quotas(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """Every quota that the stack touches."""
+    """Check every quota that the stack needs."""
     for quota, demand in vcpus(stack, quota_of).items():
         subject = f"vCPUs for {', '.join(demand.pools)}, {quota}"
         yield guarded(subject, partial(_vcpus, stack, cloud, subject, quota, demand.vcpus))
@@ -33,12 +33,12 @@ def quotas(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 
 
 def quota_of(_: InstanceType, market: Market) -> str:
-    """The vCPU quota that limits a market; all types share it."""
+    """Return the vCPU quota that limits a market; all types share it."""
     return SPOT if market is Market.SPOT else POSTPAID
 
 
 def increase(product: str, code: str, value: int, region: str) -> str:
-    """The command that asks for more."""
+    """Return the command that asks for a higher quota."""
     return (
         f"aliyun quotas CreateQuotaApplication --ProductCode {product} --QuotaActionCode {code} "
         f"--DesireValue {value} --Reason gpu-fleet --Dimensions.1.Key regionId --Dimensions.1.Value {region}"
@@ -46,7 +46,7 @@ def increase(product: str, code: str, value: int, region: str) -> str:
 
 
 def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int) -> Finding:
-    """What is in use counts this stack too where it stands already: the cloud does not separate them."""
+    """Check vCPUs; the usage includes this stack where it is deployed, since the cloud reports one number."""
     names = [f"{bound}-{quota}-instance-vcpu-count" for bound in ("max", "used")]
     asked = {f"AttributeName.{number}": name for number, name in enumerate(names, 1)}
     answer = cloud.ask("ecs", "DescribeAccountAttributes", RegionId=stack.region, **asked)
@@ -63,13 +63,13 @@ def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int)
         return Finding(subject, Rating.FINE, says)
     # the code of the quota differs by family, and only the console lists them
     remedy = f"ask for {wanted + used} at {CONSOLE}/{BY_TYPE}/quotas"
-    # below the limit for the stack alone: whatever uses the rest may be this stack itself
+    # below the limit for the stack alone: this stack itself may be what uses the rest
     rating = Rating.PROBLEM if wanted > allowed else Rating.NOTE
     return Finding(subject, rating, says, remedy)
 
 
 def _of_product(stack: Stack, cloud: Alicloud, product: str, **more: str) -> list[dict[str, Any]]:
-    """Quota Center answers for Hangzhou unless a dimension names another region."""
+    """Return the quotas of a product in the stack's region; without a region Quota Center means Hangzhou."""
     region = {"Dimensions.1.Key": "regionId", "Dimensions.1.Value": stack.region}
     answer = cloud.ask("quotas", "ListProductQuotas", ProductCode=product, MaxResults="100", **region, **more)
     return listed(answer, "Quotas")
@@ -83,11 +83,11 @@ def _networks(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
-    """No public list has the code of the number of addresses: any tight quota of theirs is noted."""
+    """Note any eip quota that is tight: no public list gives the code of the number of addresses."""
     counted = [
         quota
         for quota in _of_product(stack, cloud, "eip")
-        # of 0 are features that are off, below 0 is unlimited
+        # 0 is a feature that is off, below 0 is unlimited
         if quota.get("TotalUsage") is not None and float(quota["TotalQuota"]) > 0
     ]
     if not counted:
@@ -105,7 +105,7 @@ def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
 
 
 def _room(stack: Stack, subject: str, product: str, quota: dict[str, Any], wanted: int) -> Finding:
-    """A quota of Quota Center; its use counts this stack too where it stands already."""
+    """Check one quota of Quota Center; its usage includes this stack where it is deployed."""
     allowed, used = _count(quota, "TotalQuota"), _count(quota, "TotalUsage")
     says = f"needs {wanted}, {used} in use, {allowed} allowed ({_name(quota)})"
     if wanted + used <= allowed:

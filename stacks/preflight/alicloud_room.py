@@ -1,4 +1,4 @@
-"""Whether a zone of Alibaba Cloud sells what a pool asks for: types, spot, reservations."""
+"""Check that a zone of Alibaba Cloud sells what a pool asks for: types, spot, reservations."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from stacks.settings import Grouping, Market, Pool, Stack
 IN_STOCK = "WithStock"
 # The last bracket of API DescribeSpotAdvice, InterruptRateDesc.
 OFTEN_INTERRUPTED = "10-100%"
-# How the ids of the two kinds of private pools begin, and what lists them.
+# Prefixes of the ids of the two kinds of private pools, and the call that lists each.
 RESERVATIONS = {
     "eap-": ("DescribeElasticityAssurances", "ElasticityAssuranceSet", "ElasticityAssuranceItem"),
     "crp-": ("DescribeCapacityReservations", "CapacityReservationSet", "CapacityReservationItem"),
@@ -21,7 +21,7 @@ RESERVATIONS = {
 
 
 def room(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """Every pool against its zones."""
+    """Check every pool against its zones."""
     for pool in stack.pools:
         yield guarded(f"types of {pool.name}", partial(_offered, stack, cloud, pool))
         if pool.market is Market.SPOT:
@@ -31,7 +31,7 @@ def room(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 
 
 def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
-    """Sold, and in stock right now: this cloud reports both."""
+    """Check that the types are sold and in stock right now: this cloud reports both."""
     subject, wanted = f"types of {pool.name}", stack.zones_of(pool)
     stock = _stock(stack, cloud, pool)
     full = [zone for zone in wanted if IN_STOCK in stock.get(zone, {}).values()]
@@ -46,7 +46,7 @@ def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
 
 
 def _stock(stack: Stack, cloud: Alicloud, pool: Pool) -> dict[str, dict[str, str]]:
-    """Zone -> type of the pool -> its stock, as the cloud calls it."""
+    """Return zone -> type of the pool -> the cloud's name of its stock."""
     stock: dict[str, dict[str, str]] = {}
     for name in pool.types:
         answer = cloud.ask(
@@ -73,7 +73,7 @@ def _inventory(types: dict[str, str]) -> str:
 
 
 def _spot(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
-    """How often such instances were interrupted over the last 30 days."""
+    """Check how often such instances were interrupted over the last 30 days."""
     subject, wanted = f"spot for {pool.name}", set(stack.zones_of(pool))
     asked = {f"InstanceTypes.{number}": name for number, name in enumerate(pool.types, 1)}
     answer = cloud.ask("ecs", "DescribeSpotAdvice", RegionId=stack.region, **asked)
@@ -107,7 +107,7 @@ def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
 
 
 def _usable(stack: Stack, pool: Pool, subject: str, reservation: dict[str, Any]) -> Finding:
-    """Active, of the pool's type, with as many instances as the pool may have."""
+    """Check that the reservation is active, of the pool's type, and as large as the pool may become."""
     resources = listed(reservation, "AllocatedResources", "AllocatedResource")
     total = sum(int(part.get("TotalAmount", 0)) for part in resources if part["InstanceType"] in pool.types)
     says = f"{reservation['Status']}, {total} of {', '.join(pool.types)}; the pool wants {pool.size.max}"

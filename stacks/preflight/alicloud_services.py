@@ -1,4 +1,4 @@
-"""What an Alibaba Cloud account must have opened, once, before any stack comes up in it."""
+"""Check what must be opened once in an Alibaba Cloud account before any stack is deployed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
 
-# No call of theirs says whether they are open without opening them: their references list no code of a read
-# for it, and the provider's data sources of the same name call Open...Service
+# No call says whether these are open without opening them. Their references list no code of a read
+# for it. The provider's data sources of the same name call Open...Service
 # (terraform-provider-alicloud, data_source_alicloud_fc_service.go, cms_service.go, nas_service.go).
 UNTOLD = {
     "Function Compute": "https://fcnext.console.aliyun.com",
@@ -27,10 +27,11 @@ Reachable = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Role:
-    """A role that a service takes on.
+    """A role that a service assumes.
 
     Attributes:
-        by_itself: the service makes it at the first call of whoever may ``ram:CreateServiceLinkedRole``.
+        by_itself: the service makes the role at the first call by an identity that may
+            ``ram:CreateServiceLinkedRole``.
     """
 
     name: str
@@ -40,17 +41,17 @@ class Role:
 
 
 def linked(service: str) -> str:
-    """The command that makes a service-linked role."""
+    """Return the command that makes a service-linked role."""
     return f"aliyun resourcemanager CreateServiceLinkedRole --ServiceName {service}"
 
 
 def roles(stack: Stack) -> tuple[Role, ...]:
-    """The roles that a stack needs; pure.
+    """Return the roles that a stack needs; pure.
 
     Their names: www.alibabacloud.com/help/en/auto-scaling, "Service-linked role"; ecs, "Encrypt disks" and
     "Import custom images"; those of NAS: help.aliyun.com/zh/ram/developer-reference, below it
-    aliyunservicerolepolicyfornasextreme and ...fornasencryption. NAS makes its own: that is what its error
-    code SubAccount.NoEncryptionSLRPermission is about.
+    aliyunservicerolepolicyfornasextreme and ...fornasencryption. NAS makes its own roles, as its error code
+    SubAccount.NoEncryptionSLRPermission shows.
     """
     grant = "open https://ram.console.aliyun.com/role/authorize and grant"
     scaling, disks = "AliyunServiceRoleForAutoScaling", "AliyunECSDiskEncryptDefaultRole"
@@ -80,7 +81,7 @@ def roles(stack: Stack) -> tuple[Role, ...]:
 def services(
     stack: Stack, cloud: Alicloud, reachable: Reachable | None = None, s3: Any = None
 ) -> Iterator[Finding]:
-    """Roles, services that were opened, and the way to OSS.
+    """Check roles, opened services, and the way to OSS.
 
     Args:
         reachable: whether a host answers from here; by default by a connection.
@@ -121,7 +122,7 @@ def _role(role: Role, cloud: Alicloud) -> Finding:
 
 
 def _flow_logs(stack: Stack, cloud: Alicloud) -> Finding:
-    """API GetFlowLogServiceStatus."""
+    """Check that flow logs are activated: API GetFlowLogServiceStatus."""
     answer = cloud.ask("vpc", "GetFlowLogServiceStatus", RegionId=stack.region)
     if answer.get("Enabled") in (True, "true"):
         return Finding("flow logs", Rating.FINE, "are activated")
@@ -132,7 +133,7 @@ def _flow_logs(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def _kms(cloud: Alicloud) -> Finding:
-    """API DescribeAccountKmsStatus: Enabled, NotEnabled, InDebt, Suspended.
+    """Check that KMS is activated: API DescribeAccountKmsStatus: Enabled, NotEnabled, InDebt, Suspended.
 
     www.alibabacloud.com/help/en/kms/key-management-service/developer-reference/api-kms-2016-01-20-describeaccountkmsstatus
     """
@@ -144,7 +145,7 @@ def _kms(cloud: Alicloud) -> Finding:
 
 
 def _logs(cloud: Alicloud) -> Finding:
-    """API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
+    """Check by API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
     answer = cloud.ask("sls", "GetSlsService")
     if answer.get("Enabled") in (True, "true") or answer.get("Status") == "Opened":
         return Finding("Simple Log Service", Rating.FINE, "is activated")
@@ -153,7 +154,7 @@ def _logs(cloud: Alicloud) -> Finding:
 
 
 def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
-    """API CheckProductOpen: it says true, or refuses."""
+    """Check PrivateLink: API CheckProductOpen answers true, or refuses."""
     remedy = f"aliyun privatelink OpenPrivateLinkService --RegionId {stack.region}"
     try:
         answer = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
@@ -167,12 +168,12 @@ def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def file_systems(stack: Stack) -> tuple[str, ...]:
-    """The kinds of NAS that a stack makes; pure."""
+    """Return the kinds of NAS that a stack makes; pure."""
     return ("extreme",) * stack.storage.home + ("cpfs",) * bool(stack.storage.scratch_gib)
 
 
 def _nas(stack: Stack, cloud: Alicloud, kind: str) -> Finding:
-    """API DescribeZones of NAS: which zones sell a kind."""
+    """Check that the zone sells a kind of file system: API DescribeZones of NAS."""
     subject, zone = f"NAS {kind}", stack.network.home_zone
     answer = cloud.ask("nas", "DescribeZones", RegionId=stack.region, FileSystemType=kind)
     sold = sorted(
@@ -194,7 +195,10 @@ def _to_open(stack: Stack) -> Finding:
 
 
 def _oss_is_open(s3: Any) -> Finding:
-    """API ListBuckets; its refusals: www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code."""
+    """Check that OSS is activated: API ListBuckets.
+
+    Its refusals: www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code.
+    """
     try:
         oss.ask(s3, "list_buckets")
     except CannotCheckError as error:
@@ -205,9 +209,10 @@ def _oss_is_open(s3: Any) -> Finding:
 
 
 def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) -> Finding:
-    """Accounts of late may not move objects of mainland China through the public endpoint.
+    """Check the way to OSS from here.
 
-    www.alibabacloud.com/help/doc-detail/31836.htm, "Important". The stack uploads its payload there.
+    Recent accounts may not move objects of mainland China through the public endpoint
+    (www.alibabacloud.com/help/doc-detail/31836.htm, "Important"). The stack uploads its payload there.
     """
     public, inner = oss.public_host(stack.region), oss.inner_host(stack.region)
     if reachable(inner):
@@ -230,7 +235,7 @@ def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) 
 
 
 def _name(stack: Stack, s3: Any) -> Finding:
-    """Whether a stack of this name is in another region: its buckets' and roles' names are of no region."""
+    """Check that no stack of this name is in another region: bucket and role names are not regional."""
     bucket = stack.bucket_name("records")
     region = _region_of(s3, bucket)
     if region in (None, stack.region):
@@ -240,7 +245,7 @@ def _name(stack: Stack, s3: Any) -> Finding:
 
 
 def _existing_bucket(stack: Stack, s3: Callable[[], Any], name: str) -> Finding:
-    """A bucket of somebody else's that instances use."""
+    """Check an existing bucket that instances use."""
     subject, region = f"bucket {name}", _region_of(s3(), name)
     if region == stack.region:
         return Finding(subject, Rating.FINE, f"is in {region}")
@@ -250,7 +255,7 @@ def _existing_bucket(stack: Stack, s3: Callable[[], Any], name: str) -> Finding:
 
 
 def _region_of(s3: Any, bucket: str) -> str | None:
-    """Where a bucket is, None for nowhere: API GetBucketLocation, say ``oss-cn-beijing``."""
+    """Return a bucket's region, None for no such bucket: API GetBucketLocation, say ``oss-cn-beijing``."""
     try:
         answer = oss.ask(s3, "get_bucket_location", Bucket=bucket)
     except CannotCheckError as error:

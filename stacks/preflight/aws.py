@@ -1,4 +1,4 @@
-"""Everything that is asked of AWS, in the order in which an operator would."""
+"""Every check of AWS, in the order in which an operator would ask."""
 
 from collections.abc import Iterator
 
@@ -14,13 +14,13 @@ from stacks.settings import Stack
 
 
 def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
-    """Every answer of AWS.
+    """Yield every answer of AWS.
 
     Args:
         clients: service -> boto3 client; by default with the credentials of the environment.
 
     Raises:
-        CannotCheckError: there are no credentials, or nobody answers.
+        CannotCheckError: there are no credentials, or the cloud does not answer.
     """
     aws = Aws(clients or clients_in(stack.region, stack.endpoint_url))
     yield account(stack, aws)

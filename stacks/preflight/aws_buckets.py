@@ -1,4 +1,4 @@
-"""Buckets of somebody else's that the stack's instances use: there, in its region, readable by its key."""
+"""Check the existing buckets that the stack's instances use: present, in its region, key and TLS policy."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ KMS = ("aws:kms", "aws:kms:dsse")
 
 
 def buckets(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """Each bucket that the stack file names."""
+    """Check each bucket that the stack file names."""
     for name, use in stack.storage.existing.buckets.items():
         yield guarded(f"bucket {name}", partial(_bucket, stack, aws, name, use))
 
@@ -40,7 +40,7 @@ def _bucket(stack: Stack, aws: Aws, name: str, use: ExistingBucket) -> Finding:
 
 
 def _kms_key(aws: Aws, name: str) -> str | None:
-    """The key of its default encryption; None for S3's own, which asks for no permission."""
+    """Return the key of its default encryption; None for S3's own, which needs no permission."""
     missing = "ServerSideEncryptionConfigurationNotFoundError"
     answer = unless_missing(partial(aws.ask, "s3", "get_bucket_encryption", Bucket=name), missing)
     for rule in answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", []):

@@ -1,4 +1,4 @@
-"""What is somebody else's on AWS, and must be as the stack needs it: the VPC that it names."""
+"""Check the existing VPC that a stack on AWS names."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,14 +12,14 @@ from stacks.settings.schema import ExistingNetwork
 
 ANYWHERE = "0.0.0.0/0"
 INTERNET_GATEWAY = "igw-"
-# A route's state once its gateway is gone (API Route).
+# A route has this state once its gateway is deleted (API Route).
 BLACKHOLE = "blackhole"
-# What says where a route leads, and so never stands for the VPC itself (API Route).
+# Fields of a route that name its target (API Route).
 TARGETS = ("GatewayId", "NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "VpcPeeringConnectionId")
 
 
 def existing(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """The VPC, its names and endpoints, and each subnet."""
+    """Check the VPC, its DNS settings and endpoints, and each subnet."""
     named = stack.network.existing
     if named is None:
         return
@@ -31,7 +31,7 @@ def existing(stack: Stack, aws: Aws) -> Iterator[Finding]:
 
 
 def _vpc(stack: Stack, aws: Aws, named: ExistingNetwork) -> Finding:
-    """There, and with names: mounts of EFS and private names of endpoints need both switches.
+    """Check that the VPC exists with DNS names: EFS mounts and private endpoint names need both switches.
 
     docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
     """
@@ -64,7 +64,10 @@ def _dns(aws: Aws, vpc_id: str, attribute: str) -> bool:
 
 
 def _endpoints(stack: Stack, aws: Aws, named: ExistingNetwork) -> Finding:
-    """A VPC takes one endpoint with private names of each service; the stack's own carry its tag."""
+    """Check for conflicting endpoints: a VPC takes one endpoint with private names of each service.
+
+    The stack's own endpoints carry its tag.
+    """
     from stacks.aws.endpoints import SERVICES  # noqa: PLC0415 - Pulumi's SDK takes a second: where asked for
 
     endpoints = aws.pages(
@@ -110,7 +113,7 @@ def _subnet(aws: Aws, named: ExistingNetwork, zone: str) -> Finding:
 
 
 def _routes(aws: Aws, vpc_id: str, subnet_id: str) -> list[dict[str, Any]]:
-    """Of the subnet's own table, or of the VPC's main one where it has none."""
+    """Return the routes of the subnet's own table, or of the VPC's main one where it has none."""
     for filters in (
         {"association.subnet-id": subnet_id},
         {"vpc-id": vpc_id, "association.main": "true"},
@@ -129,7 +132,10 @@ def _routes(aws: Aws, vpc_id: str, subnet_id: str) -> list[dict[str, Any]]:
 
 
 def _wrong_with(routes: list[dict[str, Any]], *, internet: bool) -> Iterator[str]:
-    """Instances have no public address, so a way by an internet gateway is none for them."""
+    """Yield what is wrong with a subnet's routes.
+
+    Instances have no public address, so an internet gateway does not serve them.
+    """
     out = [route for route in routes if route.get("DestinationCidrBlock") == ANYWHERE]
     targets = [str(route[key]) for route in out for key in TARGETS if route.get(key)]
     if internet and not targets:

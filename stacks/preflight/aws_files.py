@@ -1,4 +1,4 @@
-"""File systems of somebody else's on AWS: there, of their kind, and open to the stack's subnets."""
+"""Check the existing file systems on AWS: present, of the right kind, open to the stack's subnets."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ MOUNT = "elasticfilesystem:ClientMount"
 
 
 def file_systems(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """Homes and scratch that the stack file names."""
+    """Check the homes and the scratch that the stack file names."""
     existing, network = stack.storage.existing, stack.network.existing
     if network is not None and existing.home is not None:
         yield guarded("homes", partial(_home, stack, aws, existing.home, network))
@@ -31,7 +31,7 @@ def file_systems(stack: Stack, aws: Aws) -> Iterator[Finding]:
 
 
 def _home(stack: Stack, aws: Aws, named: ExistingFileSystem, network: ExistingNetwork) -> Finding:
-    """Encrypted, for clients without IAM, with a mount target for each zone that lets the subnets in."""
+    """Check that homes are encrypted, need no IAM, and have a mount target in each zone for the subnets."""
     id_, key = named.id, "storage.existing.home.id"
     asked = partial(aws.ask, "efs", "describe_file_systems", FileSystemId=id_)
     systems = unless_missing(asked, "FileSystemNotFound").get("FileSystems")
@@ -63,7 +63,7 @@ def _home(stack: Stack, aws: Aws, named: ExistingFileSystem, network: ExistingNe
 
 
 def _takes_everybody(aws: Aws, id_: str) -> bool:
-    """Whether a client without IAM may mount: so without a policy, or by a statement for any principal.
+    """Return whether clients may mount without IAM: without a policy, or by a statement for any principal.
 
     docs.aws.amazon.com/efs/latest/ug/iam-access-control-nfs-efs.html, "default policy".
     """
@@ -118,10 +118,10 @@ def _scratch(stack: Stack, aws: Aws, named: ExistingFileSystem, network: Existin
 
 @dataclass(frozen=True)
 class Doors:
-    """Where instances reach a file system.
+    """Network access to a file system.
 
     Attributes:
-        groups: of its interfaces; what one of them lets in, is let in.
+        groups: security groups of its interfaces; a client needs to be allowed by one of them.
         spans: first and last port of each range that instances use.
     """
 
@@ -132,7 +132,7 @@ class Doors:
 
 
 def _openness(stack: Stack, aws: Aws, network: ExistingNetwork, doors: Doors) -> Finding:
-    """Whether its groups let the stack's subnets in: by their CIDRs, or by the groups of the pools."""
+    """Check that its security groups allow the stack's subnets: by their CIDRs, or by the pools' groups."""
     rules = list(
         aws.pages(
             "ec2",
@@ -166,7 +166,7 @@ def _openness(stack: Stack, aws: Aws, network: ExistingNetwork, doors: Doors) ->
 
 
 def _groups_of_pools(stack: Stack, aws: Aws, network: ExistingNetwork) -> set[str]:
-    """The groups of the pools, where the stack stands already."""
+    """Return the security groups of the pools, where the stack is deployed already."""
     filters = {"vpc-id": network.vpc_id, "tag:gpu-fleet:stack": stack.name}
     groups = aws.pages(
         "ec2",

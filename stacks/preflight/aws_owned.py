@@ -1,4 +1,4 @@
-"""What must be ours and usable: the account, the image, the key, the budget, what notifies users."""
+"""Check what the account must have on AWS: credentials, name, image, key, budget, senders of messages."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,15 +11,15 @@ from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
 
 AMAZON = "amazon"
-SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own, of a secret that names none
+SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own key, for a secret that names none
 BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
 
 
 def account(stack: Stack, aws: Aws) -> Finding:
-    """The credentials are of the stack's account; whoever has none can ask nothing else.
+    """Check that the credentials are of the stack's account; without credentials no other check can run.
 
     Raises:
-        CannotCheckError: there are no credentials, or nobody answers.
+        CannotCheckError: there are no credentials, or the cloud does not answer.
     """
     identity = aws.ask("sts", "get_caller_identity")
     remedy = "choose another AWS_PROFILE, or set account_id"
@@ -27,7 +27,7 @@ def account(stack: Stack, aws: Aws) -> Finding:
 
 
 def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """The stack's name, image, key and budget."""
+    """Check the stack's name, image, key, budget, the sender of mail and the secrets of webhooks."""
     yield guarded("name", partial(_name, stack, aws))
     yield guarded("image", partial(_image, stack, aws))
     yield guarded("key", partial(_key, stack, aws))
@@ -39,9 +39,9 @@ def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
 
 
 def _name(stack: Stack, aws: Aws) -> Finding:
-    """Whether a stack of this name is in another region of the account.
+    """Check that no stack of this name is in another region of the account.
 
-    Buckets, budget, dashboard and scaling role are named by the stack alone, and known in every region.
+    The names of buckets, budget, dashboard and scaling role have no region in them and are global.
     """
     bucket = stack.bucket_name("records")
     # a HEAD has no body, so its error is the status alone: API HeadBucket, "404 Not Found"
@@ -63,7 +63,7 @@ def _image(stack: Stack, aws: Aws) -> Finding:
     if not images:
         return usable.no_image(stack, identifier, BUILD)
     (image,) = images
-    # distributed by the stack's pipeline, which names an image for its stack and the build's day
+    # the stack's pipeline distributed it: its images' names hold the stack and the day of the build
     is_built = str(image.get("Name", "")).startswith(f"{naming.prefixed(stack.name)}-2")
     how = usable.how_booted(stack, is_built=is_built)
     named = f"{identifier} ({image.get('Name', 'unnamed')}), {how}"
@@ -71,7 +71,7 @@ def _image(stack: Stack, aws: Aws) -> Finding:
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
-    """The image that a launch would take now, or where there is no stack yet a first one."""
+    """Return the image that a launch would take now; the first one where there is no build yet."""
     if stack.image.follows_builds:
         written = stack.image.built_parameter(stack.name)
         asked = partial(aws.ask, "ssm", "get_parameter", Name=written)
@@ -115,7 +115,7 @@ def _key(stack: Stack, aws: Aws) -> Finding:
 
 
 def _budget(stack: Stack, aws: Aws) -> Finding:
-    """Whether these credentials may see budgets at all; the account's owner can close that door."""
+    """Check that these credentials may read budgets; the account's owner can forbid it."""
     name, wanted = naming.prefixed(stack.name), stack.budget.monthly
     budgets = aws.pages("budgets", "describe_budgets", "Budgets", AccountId=stack.account_id)
     known = next((budget for budget in budgets if budget["BudgetName"] == name), None)
@@ -124,7 +124,7 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
 
 
 def _sender(stack: Stack, aws: Aws, sender: str) -> Finding:
-    """SES mails from an identity that was verified: the address, or its domain (API GetEmailIdentity)."""
+    """Check the sender: SES needs a verified identity, the address or its domain (API GetEmailIdentity)."""
     for identity in (sender, sender.partition("@")[2]):
         asked = partial(aws.ask, "sesv2", "get_email_identity", EmailIdentity=identity)
         if usable.unless_missing(asked, "NotFoundException").get("VerifiedForSendingStatus"):
@@ -135,7 +135,7 @@ def _sender(stack: Stack, aws: Aws, sender: str) -> Finding:
 
 
 def _out_of_the_sandbox(stack: Stack, aws: Aws, identity: str) -> Finding:
-    """API GetAccount; docs.aws.amazon.com/ses/latest/dg/request-production-access.html."""
+    """Check by API GetAccount: docs.aws.amazon.com/ses/latest/dg/request-production-access.html."""
     account = aws.ask("sesv2", "get_account")
     if not account.get("SendingEnabled"):
         remedy = f"aws sesv2 put-account-sending-attributes --region {stack.region} --sending-enabled"
@@ -148,7 +148,7 @@ def _out_of_the_sandbox(stack: Stack, aws: Aws, identity: str) -> Finding:
 
 
 def _webhook(stack: Stack, aws: Aws, name: str) -> Finding:
-    """Whether its secret is there, under a key that the sweep may use; what it holds is not asked."""
+    """Check that the webhook's secret exists under a key that the sweep may use; its content is not read."""
     subject = f"webhook {name}"
     asked = partial(aws.ask, "secretsmanager", "describe_secret", SecretId=name)
     secret = usable.unless_missing(asked, "ResourceNotFoundException")

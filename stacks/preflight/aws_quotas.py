@@ -1,4 +1,4 @@
-"""Quotas of AWS against what a stack needs at its fullest, on top of what the account uses beside it."""
+"""Quotas of AWS against the stack at its maximum, plus what the account uses beside this stack."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from stacks.settings.quantities import gateways
 # docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
 ADDRESSES, NETWORKS = "L-0263D0A3", "L-F678F1CE"
 # docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.html: sweep and mover reserve one run each,
-# and 100 must stay for functions that reserve none. A young account has 10, and refuses the functions.
+# and 100 must stay for functions that reserve none. A new account has 10, so it refuses the functions.
 FUNCTIONS, KEPT_UNRESERVED = "L-B99A9384", 100
 RESERVING = ("reaper", "capacity")
 TAG = f"{naming.PROJECT}:stack"
@@ -27,7 +27,7 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Need:
-    """What is counted against one quota.
+    """A demand on one quota.
 
     Attributes:
         service, code: the quota, as Service Quotas names it.
@@ -43,19 +43,19 @@ class Need:
 
 
 def quotas(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """Every quota that the stack touches."""
+    """Check every quota that the stack needs."""
 
     for need in (*_of_instances(stack, aws), *_of_the_network(stack, aws), _of_functions(stack, aws)):
         yield guarded(need.subject, partial(_held, stack, aws, need))
 
 
 def quota_of(kind: InstanceType, market: Market) -> str | None:
-    """The vCPU quota of a type; reservations count as on demand."""
+    """Return the vCPU quota of a type; reservations count as on demand."""
     return kind.quota_code_spot if market is Market.SPOT else kind.quota_code
 
 
 def increase(stack: Stack, need: Need, value: int) -> str:
-    """The command that asks for more."""
+    """Return the command that asks for a higher quota."""
     return (
         f"aws service-quotas request-service-quota-increase --region {stack.region} "
         f"--service-code {need.service} --quota-code {need.code} --desired-value {value}"
@@ -65,7 +65,7 @@ def increase(stack: Stack, need: Need, value: int) -> str:
 def _held(stack: Stack, aws: Aws, need: Need) -> Finding:
     quota = aws.ask("service-quotas", "get_service_quota", ServiceCode=need.service, QuotaCode=need.code)
     allowed = int(quota["Quota"]["Value"])
-    # too little even for the stack alone: no need to know, or to be allowed to ask, what else runs
+    # too little even for the stack alone: the account's usage need not be read
     used = 0 if need.wanted > allowed else need.used()
     says = f"needs {need.wanted}, {used} in use beside it, {allowed} allowed ({need.code})"
     if need.wanted + used <= allowed:
@@ -103,7 +103,7 @@ def _of_functions(stack: Stack, aws: Aws) -> Need:
 
 
 def _reserved(stack: Stack, aws: Aws) -> int:
-    """Runs that functions of the account have reserved, without this stack's own."""
+    """Return the runs that functions of the account have reserved, without this stack's own."""
     limit = aws.ask("lambda", "get_account_settings")["AccountLimit"]
     own = sum(_reserved_by(aws, naming.prefixed(stack.name, label)) for label in RESERVING)
     return int(limit["ConcurrentExecutions"]) - int(limit["UnreservedConcurrentExecutions"]) - own
@@ -116,7 +116,7 @@ def _reserved_by(aws: Aws, function: str) -> int:
 
 
 def _running(stack: Stack, aws: Aws) -> dict[str, int]:
-    """Quota code -> virtual CPUs of the account's instances that are not this stack's."""
+    """Return quota code -> virtual CPUs of the account's instances that are not this stack's."""
     vcpus: dict[str, int] = {}
     for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=RUNNING):
         for instance in reservation["Instances"]:
@@ -129,7 +129,7 @@ def _running(stack: Stack, aws: Aws) -> dict[str, int]:
 
 
 def _code_of(instance: dict[str, Any]) -> str | None:
-    """The quota an instance counts against: its type's, or that of a type with the same letters in front."""
+    """Return the quota that an instance counts against: its type's, or that of a type of the same family."""
     name, spot = instance["InstanceType"], instance.get("InstanceLifecycle") == "spot"
     known = catalog.load()
     kind = known.find(name) or next(
@@ -139,7 +139,7 @@ def _code_of(instance: dict[str, Any]) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """``p4d.24xlarge`` -> ``p``."""
+    """Return the family's letters: ``p4d.24xlarge`` -> ``p``."""
     return re.split(r"\d", name, maxsplit=1)[0]
 
 

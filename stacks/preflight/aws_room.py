@@ -1,4 +1,4 @@
-"""Whether a zone sells what a pool asks for: types, EFA, spot, reservations."""
+"""Check that a zone sells what a pool asks for: types, EFA, spot, reservations."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ USABLE_STATES = frozenset({"active", "scheduled"})
 
 
 def room(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """Every pool against its zones."""
+    """Check every pool against its zones."""
     for pool in stack.pools:
         yield guarded(f"types of {pool.name}", partial(_offered, stack, aws, pool))
         if pool.efa:
@@ -40,7 +40,7 @@ def _offered(stack: Stack, aws: Aws, pool: Pool) -> Finding:
         return Finding(subject, Rating.FINE, f"{', '.join(wanted)} sell {_some(pool)}")
     says = f"{', '.join(empty)} sell no {_some(pool)}"
     remedy = f"name other pools.zones: sold in {', '.join(elsewhere)}" if elsewhere else "name other types"
-    # one group over several zones starts its instances in those that have the type
+    # one group over several zones launches in those that have the type
     hard = pool.grouping is Grouping.PER_ZONE or len(empty) == len(wanted)
     return Finding(subject, Rating.PROBLEM if hard else Rating.NOTE, says, remedy)
 
@@ -63,7 +63,7 @@ def _some(pool: Pool) -> str:
 
 
 def _efa(aws: Aws, pool: Pool) -> Finding:
-    """As many adapters as the launch template asks for; EC2 reports the most that a type has."""
+    """Check that the type has as many adapters as the launch template asks for."""
     subject, wanted = f"EFA of {pool.name}", max(kind.efa_interfaces for kind in types_of(pool))
     (name,) = pool.types  # a rule of the settings
     (kind,) = aws.ask("ec2", "describe_instance_types", InstanceTypes=[name])["InstanceTypes"]
@@ -76,7 +76,7 @@ def _efa(aws: Aws, pool: Pool) -> Finding:
 
 
 def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
-    """How likely a request for the whole pool is to be met, by EC2's own score from 1 to 10."""
+    """Check EC2's score, from 1 to 10, of a spot request for the whole pool."""
     subject, many = f"spot for {pool.name}", instances(stack, pool)[Level.MAX]
     scores = aws.ask(
         "ec2",

@@ -1,4 +1,4 @@
-"""``gpu-fleet preflight STACK``: is there room for it, asked of the cloud before an ``up``."""
+"""``gpu-fleet preflight STACK``: asks the cloud, before an ``up``, whether it has room for the stack."""
 
 import importlib
 import sys
@@ -17,8 +17,8 @@ PIPE_WIDTH = 140
 
 
 def look(stack: Stack) -> Iterator[Finding]:
-    """Every answer, as it comes; without credentials one line, since nothing else can be asked."""
-    # an SDK takes a second to load: only that of the cloud that is asked
+    """Yield every answer as it comes; without credentials one finding, since nothing else can be asked."""
+    # an SDK takes a second to load: load only that of the stack's cloud
     cloud = importlib.import_module(f"stacks.preflight.{stack.cloud}")
     try:
         yield from cloud.look(stack)
@@ -31,7 +31,7 @@ def look(stack: Stack) -> Iterator[Finding]:
 def preflight(name: str) -> None:
     """Ask the cloud whether there is room for a stack: quotas, types, spot, image, key, budget.
 
-    Reads only. Exit code 0: there is; 1: something is missing; 3: something could not be checked, and
+    Reads only. Exit code 0: there is room; 1: something is missing; 3: something could not be checked, and
     nothing else is known to be missing.
     """
     stack = stack_files.settings_of(name)

@@ -1,4 +1,4 @@
-"""What a look at the cloud found: one line a question, and the exit code that they add up to. Pure."""
+"""Findings of a preflight: one line for each question, and the exit code of all of them. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from stacks.calls.errors import CannotCheckError
 
 
 class Rating(StrEnum):
-    """What an answer means for an ``up``, from harmless to unknown.
+    """Meaning of an answer for an ``up``, from harmless to unknown.
 
-    ``note`` is worth reading and stops nothing: spot capacity that is scarce today, say.
+    A ``note`` is worth reading and stops nothing, for example spot capacity that is scarce today.
     """
 
     FINE = "fine"
@@ -20,7 +20,7 @@ class Rating(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """How the command ends; 2 is what every command here says of a wrong call."""
+    """Exit code of the command; every command here uses 2 for a wrong call."""
 
     FINE = 0
     PROBLEMS = 1
@@ -33,7 +33,7 @@ class Finding:
 
     Attributes:
         says: the answer in words, with its numbers.
-        remedy: what to do, often a command; empty where nothing is to be done.
+        remedy: what to do, often a command; empty where there is nothing to do.
     """
 
     subject: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def guarded(subject: str, look: Callable[[], Finding]) -> Finding:
-    """Look, or say that it could not be done: one closed door hides no other answer."""
+    """Run one check; turn a refusal into a finding, so that it hides no other answer."""
     try:
         return look()
     except CannotCheckError as error:
@@ -51,7 +51,7 @@ def guarded(subject: str, look: Callable[[], Finding]) -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
-    """Problems count more than what could not be looked at."""
+    """Return the exit code; problems count more than failed checks."""
     ratings = {finding.rating for finding in findings}
     if Rating.PROBLEM in ratings:
         return ExitCode.PROBLEMS

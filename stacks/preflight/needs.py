@@ -1,4 +1,4 @@
-"""What a stack will ask a cloud for when every pool is as full as it may be. Pure."""
+"""Demand of a stack when every pool is at its maximum. Pure."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from stacks.catalog.instance_types import InstanceType
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.quantities import Level, instances, on_demand_instances
 
-# Bought before, under limits of their own.
+# Paid in advance, under limits of their own.
 OUTSIDE_OF_QUOTAS = frozenset({Market.CAPACITY_BLOCK})
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a stack takes of one quota.
+    """Demand of a stack on one quota.
 
     Attributes:
-        vcpus: virtual CPUs at every pool's fullest.
+        vcpus: virtual CPUs with every pool at its maximum.
     """
 
     vcpus: int
@@ -25,10 +25,10 @@ class Demand:
 
 
 def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) -> dict[str, Demand]:
-    """The virtual CPUs of all pools, by the quota that limits them.
+    """Return the virtual CPUs of all pools, by the quota that limits them.
 
     Args:
-        quota_of: the quota of a type in a market; None where none limits it.
+        quota_of: the quota of a type in a market; None where there is none.
     """
     demands: dict[str, Demand] = {}
     for pool in stack.pools:
@@ -45,7 +45,7 @@ def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) 
 
 
 def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:
-    """How many instances a pool buys at most, and how."""
+    """Yield the most instances that a pool buys in each market."""
     if pool.market in OUTSIDE_OF_QUOTAS:
         return
     most = instances(stack, pool)[Level.MAX]
@@ -60,6 +60,6 @@ def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:
 
 
 def types_of(pool: Pool) -> list[InstanceType]:
-    """The facts of a pool's types."""
+    """Return the catalog's entries of a pool's types."""
     known = catalog.load()
     return [known.get(name) for name in pool.types]

@@ -1,4 +1,4 @@
-"""What a look found, for users: a table, and a last line with the counts."""
+"""Report of a preflight: a table, and a last line with the counts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ STYLES = {
 
 
 def page(stack: str, findings: Sequence[Finding]) -> RenderableType:
-    """Every answer, and below the commands and changes that the problems ask for, ready to copy."""
+    """Return every answer, and below it the commands and changes that solve the problems."""
     table = Table(box=None, header_style="bold", title=f"room for {stack}", title_justify="left")
     for heading in ("", "about", "the cloud says"):
         table.add_column(heading, no_wrap=heading != "the cloud says", overflow="fold")
@@ -35,7 +35,7 @@ def page(stack: str, findings: Sequence[Finding]) -> RenderableType:
 
 
 def summary(stack: str, findings: Sequence[Finding]) -> str:
-    """One line: how many of each kind."""
+    """Return one line with the number of findings of each rating."""
     count = Counter(finding.rating for finding in findings)
     said = ", ".join(f"{count[rating]} {rating}" for rating in Rating if count[rating])
     return f"{stack}: {said}"

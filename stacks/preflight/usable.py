@@ -1,4 +1,4 @@
-"""What makes an account, an image or a key usable, whichever cloud it is of. Pure."""
+"""Rules of either cloud for a usable account, image or key. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ ARCHITECTURE = "x86_64"
 
 
 def so(*said: tuple[str, bool]) -> list[str]:
-    """The sentences that are true."""
+    """Return the sentences whose condition is true."""
     return [sentence for sentence, is_so in said if is_so]
 
 
 def account(stack: Stack, who: str, of: str, remedy: str) -> Finding:
-    """Whose credentials these are, and whether that account is the stack's; an emulator has its own."""
+    """Check that the credentials' account is the stack's; an emulator has its own account."""
     if of == stack.account_id or stack.emulated:
         return Finding("account", Rating.FINE, f"{who} of {of}")
     says = f"the credentials are of {of}, the stack belongs to {stack.account_id}"
@@ -24,7 +24,7 @@ def account(stack: Stack, who: str, of: str, remedy: str) -> Finding:
 
 
 def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, Any]:
-    """An answer, or an empty one where the cloud refuses with this code: it knows of no such thing.
+    """Return the answer, or an empty one where the cloud refuses with this code: no such thing exists.
 
     Raises:
         CannotCheckError: refused for any other reason.
@@ -38,10 +38,11 @@ def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, An
 
 
 def image(named: str, wrong: Sequence[str], build: str) -> Finding:
-    """An image that was found, and what is wrong with it.
+    """Return the finding of an image that exists.
 
     Args:
-        named: its id and name, and how instances come to agent and gate with it.
+        named: its id and name, and how instances get agent and gate with it.
+        wrong: what is wrong with it; empty for nothing.
     """
     if not wrong:
         return Finding("image", Rating.FINE, named)
@@ -49,7 +50,7 @@ def image(named: str, wrong: Sequence[str], build: str) -> Finding:
 
 
 def how_booted(stack: Stack, *, is_built: bool) -> str:
-    """How instances of an image come to agent, gate and trainer.
+    """Describe how instances of an image get agent, gate and trainer.
 
     Args:
         is_built: the stack's own pipeline made the image.
@@ -60,12 +61,12 @@ def how_booted(stack: Stack, *, is_built: bool) -> str:
 
 
 def no_image(stack: Stack, identifier: str, build: str) -> Finding:
-    """An image that is not there, for this account at least."""
+    """Return the finding of an image that does not exist for this account."""
     return Finding("image", Rating.PROBLEM, f"{identifier} is not in {stack.region}", build)
 
 
 def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
-    """What keeps any cloud's image from the stack's instances."""
+    """Return why an image of any cloud does not fit the stack's instances."""
     smallest = min(pool.volume_gib for pool in stack.pools)
     return so(
         (f"is {architecture}", architecture != ARCHITECTURE),
@@ -74,11 +75,11 @@ def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
 
 
 def key(alias: str, answer: dict[str, Any], *, enable: str, cancel_deletion: str) -> Finding:
-    """The stack's key: a first ``up`` makes it, a later one needs it enabled.
+    """Check the stack's key: a first ``up`` makes it, a later one needs it enabled.
 
     Args:
-        answer: of DescribeKey; empty where there is none yet.
-        cancel_deletion: the command that takes a scheduled deletion back.
+        answer: of DescribeKey; empty where there is no key yet.
+        cancel_deletion: the command that cancels a scheduled deletion.
     """
     if not answer:
         return Finding("key", Rating.FINE, f"{alias} does not exist yet: an up makes it")

@@ -1,1 +1,1 @@
-"""The program that `pulumi up` runs, unchanged, in this process against moto: no account, no engine."""
+"""Rehearsal: the program of `pulumi up`, unchanged, in this process against moto; no account, no engine."""

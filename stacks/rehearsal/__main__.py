@@ -1,4 +1,4 @@
-"""``gpu-fleet rehearse [STACK]``: the main job, start to end, without an account or a CLI."""
+"""``gpu-fleet rehearse [STACK]``: the main scenario, from start to end, without an account or a CLI."""
 
 import contextlib
 import shutil
@@ -30,9 +30,9 @@ from stacks.rehearsal.tree import Tree
 from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
 
-# The only stack with instances small and idle enough to play forgetful users with.
+# The only stack whose instances are small and idle enough for the acts with users.
 WHOLE_PLAY = "local"
-# What a shell reports of a process that Ctrl-C ended.
+# exit code that a shell reports for a process that Ctrl-C ended
 INTERRUPTED = 130
 
 
@@ -45,7 +45,7 @@ INTERRUPTED = 130
     help="For rehearsal.json and everything the acts write; build/ by default.",
 )
 def main(name: str, folder: Path) -> None:
-    """Stand a stack up in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
+    """Deploy a stack in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
     console = Console()
     try:
         settings = stack_files.settings_of(name)
@@ -57,7 +57,7 @@ def main(name: str, folder: Path) -> None:
         ):
             rehearse(console, RegionClients(settings.region, pool), settings, folder)
     except (StacksError, pulumi.RunError) as error:
-        # RunError: the program's own refusal, say of a worst month over the budget
+        # RunError: the program's own refusal, for example of a worst month over the budget
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -66,10 +66,10 @@ def main(name: str, folder: Path) -> None:
 
 
 def rehearse(console: Console, clients: RegionClients, settings: Stack, build: Path) -> closing.Figures:
-    """Play all acts of a stack and write their figures.
+    """Run all acts of a stack and write their figures.
 
     Raises:
-        StacksError: when an act cannot go on, in words for users.
+        StacksError: an act cannot continue; the message is for users.
     """
     started = time.perf_counter()
     folder = _empty(build / "rehearsal" / settings.name)
@@ -102,9 +102,9 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
 
 
 def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehearsed:
-    """First act: the program registers its resources, moto creates what it knows.
+    """Run the first act: the program registers its resources, and moto creates what it supports.
 
-    What the stack takes from somebody else is made before, as its owner would have it.
+    Resources that the stack takes from another owner are made before.
     """
     name, config, answers = settings.name, read_config(settings.name), None
     _act(console, 1, f"the program of stack {name} against moto")
@@ -124,7 +124,7 @@ def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehea
 def use(
     console: Console, clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path
 ) -> closing.Figures:
-    """Third to fifth act: users train on the instances, forget some of them, and spend the month's money."""
+    """Run the third to fifth act: users train on instances, forget some, and spend the month's budget."""
     _act(console, 3, "training, a spot notice half-way, the resume on another instance")
     spot = next(pool.name for pool in settings.pools if pool.market == "spot")
     user_data = instances.user_data(clients, rehearsed.outputs["launch_template_ids"][spot])

@@ -1,4 +1,4 @@
-"""Pulumi assets and archives as bytes, the same bytes for the same content."""
+"""Pulumi assets and archives as bytes; equal content gives equal bytes."""
 
 import io
 import zipfile
@@ -9,13 +9,13 @@ import pulumi
 
 from stacks.rehearsal.errors import RehearsalError
 
-# The earliest time a zip can carry: content alone decides the bytes.
+# The earliest time in a zip file, so that only the content decides the bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 _READABLE = 0o644 << 16
 
 
 def asset_bytes(asset: Any) -> bytes:
-    """The content of a file or string asset.
+    """Return the content of a file or string asset.
 
     Raises:
         RehearsalError: for a remote asset, which would need the network.
@@ -30,7 +30,7 @@ def asset_bytes(asset: Any) -> bytes:
 
 
 def archive_files(archive: Any, prefix: str = "") -> dict[str, bytes]:
-    """Path in the archive -> content, sorted by path.
+    """Return path in the archive -> content, sorted by path.
 
     Raises:
         RehearsalError: for a remote archive, which would need the network.
@@ -59,7 +59,7 @@ def _from_disk(path: Path, prefix: str) -> dict[str, bytes]:
 
 
 def zip_bytes(archive: Any) -> bytes:
-    """A zip of the archive; equal content gives equal bytes, whatever the clock and the disk say."""
+    """Return a zip of the archive; equal content gives equal bytes, on any clock and disk."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
         for path, content in archive_files(archive).items():

@@ -1,4 +1,4 @@
-"""Bucket policies as far as moto can hold them to."""
+"""Bucket policies in moto, without the statements that moto cannot evaluate."""
 
 import json
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from moto.s3.models import FakeBucket
 
 @contextmanager
 def conditions_left_out() -> Iterator[None]:
-    """Let moto skip the statements of a bucket policy that refuse under a condition.
+    """Let moto skip the statements of a bucket policy that deny under a condition.
 
-    moto 5.2.5 reads no condition (moto/s3/models.py, get_permission): it takes "refuse what is not TLS" for
-    "refuse everything", and the stack's buckets would be closed to trainer and reaper alike. The policies
-    stay in moto as they were declared, for whoever reads them.
+    moto 5.2.5 ignores conditions (moto/s3/models.py, get_permission). It reads "deny requests without TLS" as
+    "deny everything", so trainer and reaper could not use the stack's buckets. The policies in moto stay as
+    they were declared.
     """
     with patch.object(FakeBucket, "get_permission", _permission):
         yield

@@ -1,8 +1,8 @@
-"""Fifth act: the month's budget is spent. One sweep of the function reports it, and freezes training pools.
+"""Fifth act: the month's budget is spent. One sweep reports it and freezes the training pools.
 
-The meter in the bucket is moved on as if there had been many instances in the month's first weeks: that
-money is the one thing here that nobody spent. Everything else is the stack's own: the function's archive, its
-policy, its bucket, the alarms, the groups.
+The act raises the meter in the bucket as if many instances had run in the first weeks of the month. That cost
+is the only invented part; everything else is the stack's own: the function's archive, its policy, its bucket,
+the alarms, the groups.
 """
 
 import json
@@ -32,11 +32,11 @@ class Breached:
     """Results of the act.
 
     Attributes:
-        alarms_raised: of the budget's alarms on money spent, those whose threshold the meter passed.
-        groups_frozen: training groups that start nothing any more, and are as large as they are.
-        instances_touched: instances that are not as they were.
-        limits_given_back: groups that ``gpu-fleet unfreeze`` gave their limit back.
-        spent_usd: this month by the meter, most of it invented by this act.
+        alarms_raised: the budget's alarms on money spent whose threshold the meter passed.
+        groups_frozen: training groups that launch nothing any more and keep their size.
+        instances_touched: instances that changed.
+        limits_given_back: groups whose limit ``gpu-fleet unfreeze`` restored.
+        spent_usd: this month's cost by the meter, most of it invented by this act.
     """
 
     alarms_raised: int
@@ -50,11 +50,11 @@ class Breached:
 
 
 def play(clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Breached:
-    """Spend the month's money, sweep once, and lift the freeze.
+    """Spend the month's budget, sweep once, and lift the freeze.
 
     Raises:
-        ChildError: when the sweep or the command fails.
-        RehearsalError: when nothing was metered before, or the sweep says nothing of it.
+        ChildError: the sweep or the command fails.
+        RehearsalError: there is no meter yet, or the sweep metered nothing.
     """
     started = time.perf_counter()
     function = sweeps.unpacked(rehearsed, folder / "function")
@@ -82,13 +82,13 @@ def play(clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: 
 
 
 def training_groups(settings: Stack, rehearsed: Rehearsed) -> list[str]:
-    """The scaling groups of every pool that a freeze concerns."""
+    """Return the scaling groups of every pool that a freeze stops."""
     pools = [pool.name for pool in settings.pools if pool.purpose is Purpose.TRAINING]
     return [name for pool in pools for name in rehearsed.outputs["group_names"][pool]]
 
 
 def spend(clients: RegionClients, rehearsed: Rehearsed, amount: Decimal) -> None:
-    """Let the meter say that so much more was spent this month.
+    """Raise this month's cost in the meter.
 
     Raises:
         RehearsalError: there is no meter yet: a sweep makes it.
@@ -121,13 +121,13 @@ def _is_frozen(group: Mapping[str, Any]) -> bool:
 
 
 def _alarms(clients: RegionClients, stack: str) -> Iterator[dict[str, Any]]:
-    """The budget's alarms on what is spent; moto keeps them and lets none go off."""
+    """Yield the budget's alarms on money spent; moto stores alarms but never raises one."""
     prefix = naming.prefixed(stack, "actual-")
     yield from clients("cloudwatch").describe_alarms(AlarmNamePrefix=prefix)["MetricAlarms"]
 
 
 def _published(clients: RegionClients, alarm: Mapping[str, Any]) -> float:
-    """What the alarm would have looked at: its statistic of its metric, over the time it may come late."""
+    """Return what the alarm would read: its statistic of its metric, over the time in which it may arrive."""
     now = datetime.now(UTC)
     statistics = clients("cloudwatch").get_metric_statistics(
         Namespace=alarm["Namespace"],
@@ -150,7 +150,7 @@ def _unfreeze(function: sweeps.Function, folder: Path) -> None:
 
 
 def summary(breached: Breached) -> str:
-    """The act in one line."""
+    """Return the act in one line."""
     return (
         f"{breached.spent_usd:,.2f} USD spent: "
         f"{breached.alarms_raised} of {breached.alarms_declared} alarms go off, "

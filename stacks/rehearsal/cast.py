@@ -1,4 +1,4 @@
-"""Who plays in the reaper's act: instances, what their users do, and the agents that watch it."""
+"""The instances of the reaper's act, what their users do, and the agents that watch them."""
 
 import os
 import sys
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 META_DATA = "/latest/meta-data"
 TAGS = f"{META_DATA}/tags/instance"
 KEPT_FILE = "notes.txt"
-# Real seconds an agent takes for a phase, however long: its clock runs that much faster. A phase of few
-# heartbeats needs less; it still has to see a process twice.
+# Real seconds that an agent takes for a phase of any length: its clock runs that much faster. A phase of few
+# heartbeats needs less; the agent still has to see a process twice.
 PHASE_S, SHORTEST_PHASE_S, SECONDS_A_HEARTBEAT = 4.0, 1.5, 0.3
 LONGEST_PHASE_S = 120.0
 ANSWERS_MAY_TAKE_S = 60
@@ -34,13 +34,14 @@ RESTS = ("sleep", "infinity")
 
 @dataclass(frozen=True)
 class Part:
-    """A part to play.
+    """The role of an instance in the act.
 
     Attributes:
-        name: what users call such an instance.
-        does: the process its users left running.
+        name: the users' name of such an instance.
+        does: the process that its users left running.
         goes: whether the sweep has to terminate it.
-        share: of the time before the mark that its agent lives; 0 for an instance that comes later.
+        share: the part of the time before the mark in which its agent runs; 0 for an instance that comes
+            later.
         kept: whether its owner asked to keep it.
     """
 
@@ -62,12 +63,12 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Player:
-    """An instance in its part.
+    """An instance with its role.
 
     Attributes:
         folder: its ``/scratch/keep`` and logs.
-        root: what its first boot made of a folder: files of the user data, agent and commands of the payload.
-        watched: what its users left running.
+        root: the folder of its first boot: files of the user data, agent and commands of the payload.
+        watched: the process that its users left running.
     """
 
     part: Part
@@ -78,7 +79,7 @@ class Player:
     watched: "Popen[bytes]"
 
     def mirror_tags(self, clients: RegionClients) -> None:
-        """Show the instance the tags that it has now, as ``instance_metadata_tags`` does on EC2."""
+        """Show the instance its current tags, as ``instance_metadata_tags`` does on EC2."""
         own = [{"Name": "resource-id", "Values": [self.instance.id]}]
         described = clients("ec2").describe_tags(Filters=own)["Tags"]
         tags = {f"{TAGS}/{tag['Key']}": tag["Value"] for tag in described}
@@ -88,7 +89,7 @@ class Player:
         self.metadata.answers |= tags
 
     def agent(self, begin: datetime, end: datetime) -> list[str]:
-        """The agent as its unit starts it, for a span of its life, on a fast clock."""
+        """Return the agent's command, as its unit starts it, for a time span on a fast clock."""
         span_s = (end - begin).total_seconds()
         real_s = min(PHASE_S, max(SHORTEST_PHASE_S, span_s / 60 * SECONDS_A_HEARTBEAT))
         return [
@@ -99,7 +100,7 @@ class Player:
         ]
 
     def listening(self, now: datetime) -> list[str]:
-        """The agent as its unit starts it, on a clock that runs as fast as ours, quick to listen."""
+        """Return the agent's command, as its unit starts it, on a clock of normal speed."""
         return [
             *first_boot.service(self.root, first_boot.AGENT),
             *("--watch-pid", str(self.watched.pid), "--keep-folder", str(self.folder / "keep")),
@@ -107,12 +108,12 @@ class Player:
         ]
 
     def environment(self) -> dict[str, str]:
-        """The instance's own; its keys are those of its role, which the metadata service has."""
+        """Return the instance's own environment; the metadata service has the keys of its role."""
         return first_boot.own_environment(self.root, services(self.metadata))
 
 
 def services(metadata: MetadataService) -> dict[str, str]:
-    """What leads an instance to moto and to its metadata service."""
+    """Return the variables that lead an instance to moto and to its metadata service."""
     return {
         "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
@@ -123,15 +124,16 @@ def services(metadata: MetadataService) -> dict[str, str]:
 def cast(
     clients: RegionClients, launched: Sequence[LaunchedInstance], user_data: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Player, ...]]:
-    """Give each part to an instance that booted from its pool's user data; all of it ends with the block.
+    """Give each role to an instance that booted from its pool's user data; all end with the block.
 
     Args:
         clients: of the stack's region.
-        found: the stack's instances.
-        user_data: pool -> what cloud-init reads there.
+        launched: the stack's instances.
+        user_data: pool -> the user data that cloud-init reads there.
 
     Raises:
-        RehearsalError: there are fewer instances than parts, or one does not come up.
+        RehearsalError: there are fewer instances than roles.
+        ChildError: a first boot fails.
     """
     if len(launched) < len(PARTS):
         raise RehearsalError(f"{len(PARTS)} instances are needed for the reaper's act, {len(launched)} run")
@@ -148,7 +150,7 @@ def cast(
             root = home / "root"
             first_boot.boot(user_data[instance.pool], root, services(metadata), home / "boot.log")
             watched = stack.enter_context(processes.child(part.does, home / "people.log"))
-            os.setpriority(os.PRIO_PROCESS, watched.pid, 10)  # busy enough, and out of the agents' way
+            os.setpriority(os.PRIO_PROCESS, watched.pid, 10)  # still busy, but after the agents
             players.append(Player(part, instance, metadata, home, root, watched))
             players[-1].mirror_tags(clients)
         yield tuple(players)
@@ -158,7 +160,7 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
     """Run the agents of some players side by side, each over its span.
 
     Raises:
-        ChildError: when an agent fails.
+        ChildError: an agent fails.
     """
     with ExitStack() as stack:
         running = []
@@ -173,7 +175,7 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
 
 @contextmanager
 def listening(players: Sequence[Player], now: datetime) -> Iterator[None]:
-    """Let the agents of some players run on while the block runs, from a moment on."""
+    """Run the agents of some players while the block runs, beginning at a moment."""
     with ExitStack() as stack:
         for player in players:
             log = player.folder / "agent-listening.log"
@@ -183,14 +185,14 @@ def listening(players: Sequence[Player], now: datetime) -> Iterator[None]:
 
 
 def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[str]) -> None:
-    """Until the agents of some instances have said, since this was called, that nothing runs there.
+    """Wait until the agents of some instances have reported, after this call, that nothing runs there.
 
     Args:
         clients: of the stack's region.
-        ledger_uri: as the function is given it.
+        ledger_uri: the ledger's URI in the function's environment.
 
     Raises:
-        RehearsalError: one has not.
+        RehearsalError: an agent has not reported.
     """
     since = datetime.now(UTC).replace(microsecond=0)
     bucket, _, prefix = ledger_uri.removeprefix("s3://").partition("/")

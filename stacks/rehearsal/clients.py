@@ -1,4 +1,4 @@
-"""boto3 clients for moto: one session, one client per service and region."""
+"""boto3 clients for moto: one session, one client for each service and region."""
 
 import copy
 import os
@@ -16,15 +16,15 @@ from botocore.hooks import HierarchicalEmitter
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import ACCOUNT_ID, LOOPBACK
 
-# moto answers at once or not at all; a second try would only hide what it said.
+# moto answers at once or not at all; a second try would only hide its answer.
 _CONFIG = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-# Service descriptions take long to read and never change: one reader for all sessions of the process.
+# Service descriptions take long to read and never change: all sessions of the process share one reader.
 _LOADER = botocore.loaders.create_loader()
 
 
 @cache
 def _builtin_handlers() -> HierarchicalEmitter:
-    """botocore's own handlers, registered once: it looks at the signature of each."""
+    """Return botocore's own handlers, registered once: registration inspects the signature of each."""
     handlers = HierarchicalEmitter()
     botocore.session.Session(event_hooks=handlers)
     return handlers
@@ -34,7 +34,7 @@ class ClientPool:
     """Every client of a rehearsal; safe for several threads.
 
     Attributes:
-        session: the boto3 session; its ``events`` see each call that is made.
+        session: the boto3 session; its ``events`` see each call.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class ClientPool:
         self._lock = threading.Lock()
 
     def client(self, service: str, region: str) -> Any:
-        """A client that is made at the first call and kept.
+        """Return a client, made at the first call and kept.
 
         Raises:
-            RehearsalError: when AWS_ENDPOINT_URL is not this computer: a rehearsal never reaches a cloud.
+            RehearsalError: AWS_ENDPOINT_URL is not this computer: a rehearsal never reaches a cloud.
         """
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         if not endpoint.startswith(f"http://{LOOPBACK}:"):
@@ -74,7 +74,7 @@ class RegionClients:
     """The clients of one region: ``clients("ec2")``.
 
     Attributes:
-        pool: where they come from, shared by all regions.
+        pool: makes the clients; all regions share it.
     """
 
     region: str
@@ -82,25 +82,25 @@ class RegionClients:
     account_id: str = ACCOUNT_ID
 
     def __call__(self, service: str) -> Any:
-        """The client of a service, by boto3's name of it; errors as ``ClientPool.client``."""
+        """Return the client of a service, by boto3's name of it; errors as in ``ClientPool.client``."""
         return self.pool.client(service, self.region)
 
     def count_objects(self, uri: str, ending: str) -> int:
-        """How many objects under ``s3://bucket/prefix`` have names with this ending."""
+        """Return the number of objects under ``s3://bucket/prefix`` whose names have this ending."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         pages = self("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return sum(item["Key"].endswith(ending) for page in pages for item in page.get("Contents", []))
 
     def at(self, region: str | None) -> "RegionClients":
-        """The clients of another region; of this one when none is named."""
+        """Return the clients of another region; of this one when none is named."""
         return self if region is None else RegionClients(region, self.pool, self.account_id)
 
     @property
     def partition(self) -> str:
-        """The ARN partition of the region."""
+        """ARN partition of the region."""
         return str(self.pool.session.get_partition_for_region(self.region))
 
     def arn(self, service: str, resource: str, *, regional: bool = True) -> str:
-        """An ARN of this account; without region for global services."""
+        """Return an ARN of this account; without region for global services."""
         region = self.region if regional else ""
         return f"arn:{self.partition}:{service}:{region}:{self.account_id}:{resource}"

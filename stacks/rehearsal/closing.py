@@ -14,7 +14,7 @@ Figures = dict[str, dict[str, Any]]
 
 
 def table(figures: Figures, seconds: float) -> Table:
-    """All figures by act.
+    """Return a table of all figures by act.
 
     Args:
         figures: act -> figure -> value.
@@ -39,7 +39,7 @@ def _shown(value: Any) -> str:
 
 
 def broken_promises(figures: Figures) -> list[str]:
-    """What the figures show that must never happen; empty when all is well."""
+    """Return what the figures show that must never happen; empty when all is well."""
     trainer, reaper, budget = (figures.get(act) for act in ("trainer", "reaper", "budget"))
     broken = []
     if trainer is not None:

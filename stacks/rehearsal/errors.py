@@ -1,14 +1,14 @@
-"""The exceptions of the rehearsal, a branch of the room's tree: each message fit to show to a user."""
+"""Errors of the rehearsal, a branch of the package's tree; each message is for users."""
 
 from stacks.errors import StacksError
 
 
 class RehearsalError(StacksError):
-    """Anything the rehearsal refuses. Its text needs no traceback beside it."""
+    """Every error of the rehearsal. Its message needs no traceback."""
 
 
 class CreationError(RehearsalError):
-    """moto, or boto3 on the way to it, refused a resource."""
+    """moto, or boto3 before it, refused a resource."""
 
     def __init__(self, type_token: str, name: str, said: str) -> None:
         self.type_token = type_token
@@ -17,7 +17,7 @@ class CreationError(RehearsalError):
 
 
 class UnknownInvokeError(RehearsalError):
-    """The program asked a provider function that the rehearsal has no answer for."""
+    """The program called a provider function that the rehearsal cannot answer."""
 
     def __init__(self, token: str, known: str) -> None:
         super().__init__(f"provider function {token!r} has no answer in the rehearsal; it knows {known}")

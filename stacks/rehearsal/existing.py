@@ -1,7 +1,7 @@
-"""What a stack takes from somebody else, made for its rehearsal as the owner would have it.
+"""Resources that a stack takes from another owner, made for the rehearsal.
 
-In moto on AWS, where ids are moto's own: the stack's configuration then names those. Alibaba Cloud has no
-emulator, so its lookups are answered as the stack file has it.
+On AWS they are made in moto, which gives its own ids; the stack's configuration then names those. Alibaba
+Cloud has no emulator, so its lookups are answered with the stack file's values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from stacks.rehearsal.clients import RegionClients
 from stacks.settings import Stack
 from stacks.settings.schema import ExistingNetwork
 
-# Of the VPC; every zone gets a subnet that holds the largest pool.
+# The VPC's; every zone gets a subnet that holds the largest pool.
 NETWORK = IPv4Network("10.77.0.0/16")
 ANYWHERE, MAIN_TABLE = "0.0.0.0/0", "vtb-rehearsal"
 
@@ -21,12 +21,12 @@ Answers = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
 def made(clients: RegionClients, stack: Stack) -> dict[str, str]:
-    """Make on AWS what the stack file names: the VPC, its subnets, buckets, the EFS with its mount targets.
+    """Make on AWS what the stack file names: the VPC, its subnets, buckets, the EFS with mount targets.
 
-    FSx for Lustre is not looked up, and not made.
+    FSx for Lustre is not looked up, so it is not made.
 
     Returns:
-        Id in the stack file -> id in moto. Buckets have their names.
+        Id in the stack file -> id in moto. Buckets keep their names.
     """
     ids: dict[str, str] = {}
     network, home = stack.network.existing, stack.storage.existing.home
@@ -40,7 +40,7 @@ def made(clients: RegionClients, stack: Stack) -> dict[str, str]:
 
 
 def renamed(config: Mapping[str, str], ids: Mapping[str, str]) -> dict[str, str]:
-    """A stack's configuration with ids of moto in place of those in the stack file."""
+    """Return a stack's configuration with moto's ids in place of those in the stack file."""
     changed = dict(config)
     for named, known in ids.items():
         changed = {key: text.replace(named, known) for key, text in changed.items()}
@@ -59,7 +59,7 @@ def _vpc(clients: RegionClients, stack: Stack, network: ExistingNetwork) -> dict
 
 
 def _way_out(clients: RegionClients, vpc_id: str, subnet_id: str) -> None:
-    """A default route of the VPC's main table, by a NAT gateway."""
+    """Make the default route of the VPC's main table, by a NAT gateway."""
     ec2 = clients("ec2")
     main = [{"Name": "vpc-id", "Values": [vpc_id]}, {"Name": "association.main", "Values": ["true"]}]
     (table,) = ec2.describe_route_tables(Filters=main)["RouteTables"]
@@ -72,7 +72,7 @@ def _way_out(clients: RegionClients, vpc_id: str, subnet_id: str) -> None:
 
 
 def _subnets(stack: Stack) -> Iterator[tuple[str, str]]:
-    """Zone and CIDR of each private subnet."""
+    """Yield zone and CIDR of each private subnet."""
     slots = {zone: number for number, zone in enumerate(stack.network.zones)}
     for part in naming.subnets(NETWORK, slots):
         yield part.zone, str(part.private)
@@ -80,7 +80,7 @@ def _subnets(stack: Stack) -> Iterator[tuple[str, str]]:
 
 def _bucket(clients: RegionClients, name: str) -> None:
     s3 = clients("s3")
-    elsewhere = clients.region != "us-east-1"  # which API CreateBucket takes no constraint for
+    elsewhere = clients.region != "us-east-1"  # API CreateBucket takes no constraint for this region
     where = {"CreateBucketConfiguration": {"LocationConstraint": clients.region}} if elsewhere else {}
     s3.create_bucket(Bucket=name, **where)
 
@@ -94,7 +94,7 @@ def _homes(clients: RegionClients, token: str, subnet_ids: list[str]) -> str:
 
 
 def alicloud_answers(stack: Stack) -> Answers:
-    """Answers to the lookups of Alibaba Cloud: what the stack file names is there, as the stack needs it."""
+    """Return answers to Alibaba Cloud's lookups: everything in the stack file exists as the stack needs."""
     network = stack.network.existing
     by_zone = dict(_subnets(stack))
     vswitches: list[dict[str, Any]] = []

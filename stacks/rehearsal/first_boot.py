@@ -1,7 +1,7 @@
-"""An instance's first boot, played in a folder: what its user data says is done there, and nothing else.
+"""First boot of an instance, run in a folder: only what its user data says is done there.
 
-cloud-init's part (files, then the unit that ``runcmd`` starts) is played here; the program, the payload and
-the recipe are the stack's own. What runs afterwards are the units that the recipe enabled.
+This module plays cloud-init: it writes the files and starts the unit of ``runcmd``. The program, the payload
+and the recipe are the stack's own. The units that the recipe enabled run afterwards.
 """
 
 import configparser
@@ -23,22 +23,22 @@ UNITS = "etc/systemd/system"
 BOOTED = "multi-user.target"
 OLDEST_PYTHON = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
-# What an instance has of its own, and a folder in its place.
+# Prefixes of an instance's own files; a folder replaces the root before them.
 OWN = ("/opt/", "/usr/local/", "/usr/libexec/")
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 class FirstBootError(RehearsalError):
-    """User data, payload or units do not bring up what an instance needs."""
+    """User data, payload or units do not provide what an instance needs."""
 
 
 def boot(user_data: str, root: Path, environment: Mapping[str, str], log: Path) -> None:
-    """Do what cloud-init and systemd would.
+    """Do the work of cloud-init and systemd.
 
     Args:
         user_data: the text of a cloud-config.
         root: a folder that stands for the instance's root.
-        environment: where the instance's services answer; nothing of this process's own goes along.
+        environment: addresses of the instance's services; nothing of this process's environment is added.
 
     Raises:
         FirstBootError: the user data starts nothing.
@@ -57,7 +57,7 @@ def boot(user_data: str, root: Path, environment: Mapping[str, str], log: Path) 
 
 
 def started_units(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The units that ``runcmd`` starts.
+    """Return the units that ``runcmd`` starts.
 
     Raises:
         FirstBootError: there is none.
@@ -72,12 +72,12 @@ def started_units(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def enabled_units(root: Path) -> tuple[str, ...]:
-    """The units that start with the instance, as the recipe enabled them."""
+    """Return the units that start with the instance, as the recipe enabled them."""
     return tuple(sorted(link.name for link in (root / UNITS / f"{BOOTED}.wants").glob("*.service")))
 
 
 def own_environment(root: Path, services: Mapping[str, str]) -> dict[str, str]:
-    """For what runs on the instance: its own files and services, nothing of this process."""
+    """Return the environment of the instance's processes: its files and services, nothing of this process."""
     return {
         **ENVIRONMENT,
         **services,
@@ -89,10 +89,10 @@ def own_environment(root: Path, services: Mapping[str, str]) -> dict[str, str]:
 
 
 def service(root: Path, unit: str) -> list[str]:
-    """What runs on the instance as a unit from its boot on.
+    """Return the command of a unit that starts with the instance.
 
     Raises:
-        FirstBootError: nobody enabled the unit, or it is missing.
+        FirstBootError: the recipe did not enable the unit, or it is missing.
     """
     if unit not in enabled_units(root):
         raise FirstBootError(f"{unit} does not start with the instance: the recipe enabled no such unit")
@@ -100,10 +100,10 @@ def service(root: Path, unit: str) -> list[str]:
 
 
 def people_command(root: Path, *arguments: str) -> list[str]:
-    """A command as its users type it on the instance, ``gpu-fleet`` and its arguments.
+    """Return a command as its users type it on the instance, ``gpu-fleet`` and its arguments.
 
     Raises:
-        FirstBootError: the payload brought no such program.
+        FirstBootError: the payload has no such program.
     """
     program = root / "usr/local/bin/gpu-fleet"
     if not program.is_file():
@@ -112,7 +112,7 @@ def people_command(root: Path, *arguments: str) -> list[str]:
 
 
 def exec_start(root: Path, unit: str) -> list[str]:
-    """What a unit runs, below the folder.
+    """Return a unit's command, with paths below the folder.
 
     Raises:
         FirstBootError: the unit is missing, or names no command.
@@ -133,10 +133,10 @@ def _below(root: Path, command: Sequence[str]) -> list[str]:
 
 @cache
 def system_python() -> str:
-    """A Python that knows none of this environment's packages: the system's, else the one ours was made from.
+    """Return a Python without this environment's packages: the system's, else the one ours was made from.
 
     Raises:
-        FirstBootError: neither is there.
+        FirstBootError: neither exists.
     """
     for candidate in (SYSTEM_PYTHON, f"{sys.base_prefix}/bin/python3"):
         if shutil.which(candidate) and _is_new(candidate):

@@ -1,8 +1,8 @@
-"""What Lambda does: import the handler of an unpacked archive and call it once.
+"""Stand-in for Lambda: import the handler of an unpacked archive and call it once.
 
-Run by path, in a fresh interpreter with ``-I -S``, which sees no package that is installed here:
-``handle_once.py FOLDER EVENT RUNTIME [TIME]``, where RUNTIME holds the packages that Lambda brings, and TIME
-is what its clock shows instead of the present. The last line of its output is the answer.
+Run it by path, in a fresh interpreter with ``-I -S``, which sees none of the packages installed here:
+``handle_once.py FOLDER EVENT RUNTIME [TIME]``. RUNTIME holds the packages that Lambda provides, and TIME
+replaces the present time. The last line of the output is the answer.
 """
 
 import importlib
@@ -21,12 +21,12 @@ class Context:
 
     @staticmethod
     def get_remaining_time_in_millis() -> int:
-        """As at the start of a function with a timeout of five minutes."""
+        """Return the time left at the start of a function with a timeout of five minutes."""
         return REMAINING_MS
 
 
 def main(folder: str, event: str, runtime: str, time: str = "") -> None:
-    """Call the handler; its answer is printed after what it logs."""
+    """Call the handler; print its answer after its log."""
     sys.path[:] = [folder, *sys.path, runtime]
     handler = importlib.import_module("image.reaper.sweep.handler")
     if not Path(str(handler.__file__)).is_relative_to(folder):

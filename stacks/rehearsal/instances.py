@@ -21,10 +21,10 @@ class LaunchedInstance:
 
     Attributes:
         pool: the value of its tag ``gpu-fleet:pool``.
-        group: its Auto Scaling group, empty once it was taken out of one.
+        group: its Auto Scaling group, empty after it was detached.
         market: ``spot`` or ``on-demand``.
         state: running, stopped, terminated...
-        protected: whether its group may not choose it when it shrinks.
+        protected: whether it is protected from scale-in.
     """
 
     id: str
@@ -38,7 +38,7 @@ class LaunchedInstance:
 
 
 def launched(clients: RegionClients, stack: str) -> tuple[LaunchedInstance, ...]:
-    """Every instance that carries the stack's tag, terminated ones among them, by pool and id."""
+    """Return every instance with the stack's tag, also terminated ones, by pool and id."""
     members = {
         member["InstanceId"]: member
         for page in clients("autoscaling").get_paginator("describe_auto_scaling_instances").paginate()
@@ -66,12 +66,12 @@ def _launched(instance: dict[str, Any], member: dict[str, Any]) -> LaunchedInsta
 
 
 def running(instances: Iterable[LaunchedInstance]) -> set[str]:
-    """The ids of those that are not terminated."""
+    """Return the ids of the instances that are not terminated."""
     return {instance.id for instance in instances if instance.state not in ENDED}
 
 
 def pictures(clients: RegionClients, stack: str) -> dict[str, dict[str, Any]]:
-    """Instance id -> everything EC2 says of the instance, to see whether anything touched it."""
+    """Return instance id -> EC2's full description, to see whether anything changed the instance."""
     own = [{"Name": f"tag:{naming.PROJECT}:stack", "Values": [stack]}]
     pages = clients("ec2").get_paginator("describe_instances").paginate(Filters=own)
     return {
@@ -83,18 +83,18 @@ def pictures(clients: RegionClients, stack: str) -> dict[str, dict[str, Any]]:
 
 
 def date_back(clients: RegionClients, instance_id: str, launched_at: datetime) -> None:
-    """Make moto say that an instance was launched earlier: the one thing here that no API can do.
+    """Set an earlier launch time in moto's own state: no API can do this.
 
     Args:
         clients: of the instance's region.
         launched_at: aware UTC.
     """
     backend: Any = get_backend("ec2")[clients.account_id][clients.region]
-    backend.get_instance(instance_id).launch_time = launched_at.replace(tzinfo=None)  # moto keeps naive UTC
+    backend.get_instance(instance_id).launch_time = launched_at.replace(tzinfo=None)  # moto stores naive UTC
 
 
 def user_data(clients: RegionClients, launch_template_id: str) -> str:
-    """What cloud-init reads on an instance of a launch template's newest version."""
+    """Return the user data of a launch template's newest version, as cloud-init reads it."""
     answer = clients("ec2").describe_launch_template_versions(
         LaunchTemplateId=launch_template_id, Versions=["$Latest"]
     )
@@ -102,7 +102,7 @@ def user_data(clients: RegionClients, launch_template_id: str) -> str:
 
 
 def table(instances: Iterable[LaunchedInstance]) -> Table:
-    """What runs, as a table for users."""
+    """Return a table of the instances for users."""
     view = Table(title="instances launched by the stack's own groups", title_justify="left")
     for heading in ("instance", "pool", "type", "zone", "state", "scale-in"):
         view.add_column(heading, no_wrap=True)

@@ -9,12 +9,12 @@ from stacks.rehearsal.errors import UnknownInvokeError
 
 Answer = dict[str, Any]
 
-# Amazon's own, of which moto has some; another that a program asks for names an image here.
+# Amazon's own parameters, of which moto has some; every other one names an image here.
 PUBLIC_PARAMETERS, AN_IMAGE = "/aws/service/", "ami-12c6146b"
 
 
 def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Answer:
-    """What the provider's function would return.
+    """Return what the provider's function would return.
 
     Args:
         token: say ``aws:index/getRegion:getRegion``.
@@ -92,7 +92,7 @@ def _parameters_by_path(clients: RegionClients, arguments: Answer) -> Answer:
 
 
 def _no_images(_: RegionClients, arguments: Answer) -> Answer:
-    """Of an account on Alibaba Cloud, where nothing was built yet."""
+    """Return no images: an account on Alibaba Cloud where nothing was built yet."""
     return {**arguments, "id": "images", "ids": [], "images": []}
 
 
@@ -228,7 +228,7 @@ def _conditions(parts: list[Answer]) -> dict[str, dict[str, Any]]:
 
 
 def _one_or_many(items: list[str]) -> str | list[str]:
-    """As the provider writes it: a list of one is the one."""
+    """Return a list of one as its item, as the provider writes it."""
     return items[0] if len(items) == 1 else sorted(items, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""What AWS Lambda's Python runtime brings beside the standard library: boto3 and what it needs, no more.
+"""Packages of AWS Lambda's Python runtime beside the standard library: boto3 and its dependencies.
 
 docs.aws.amazon.com/lambda/latest/dg/lambda-python.html, "Runtime-included SDK versions".
 """
@@ -12,10 +12,10 @@ PACKAGES = ("boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "s
 
 
 def laid_out(folder: Path) -> Path:
-    """Make a folder that leads to those packages of this environment and to no others.
+    """Make a folder that holds links to those packages of this environment, and to no others.
 
     Raises:
-        RehearsalError: one is not installed.
+        RehearsalError: a package is not installed.
     """
     folder.mkdir(parents=True)
     for package in PACKAGES:

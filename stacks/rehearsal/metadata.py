@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from stacks.rehearsal.moto_server import LOOPBACK
 
 SPOT_ACTION = "/latest/meta-data/spot/instance-action"
-# EC2 says it two minutes ahead:
+# EC2 gives the notice two minutes ahead:
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 NOTICE = timedelta(minutes=2)
 ROLE_KEYS = "/latest/meta-data/iam/security-credentials/"
@@ -23,12 +23,12 @@ TOKEN_HEADERS = {"aws": "X-aws-ec2-metadata-token", "alicloud": "X-aliyun-ecs-me
 
 
 class MetadataService:
-    """What the metadata service says on one instance.
+    """Metadata service of one instance.
 
     Attributes:
         endpoint: the base URL, for ``AWS_EC2_METADATA_SERVICE_ENDPOINT``.
         answers: path -> body; any other path is 404, as without a notice.
-        asked: paths that were asked with a valid token, in order.
+        asked: paths of requests with a valid token, in order.
     """
 
     def __init__(self, endpoint: str, token: str) -> None:
@@ -38,7 +38,7 @@ class MetadataService:
         self.asked: list[str] = []
 
     def give_role(self, name: str) -> None:
-        """Serve keys of an instance role, as an instance profile does; moto takes any."""
+        """Serve keys of an instance role, as an instance profile does; moto accepts any."""
         ends = datetime.now(UTC) + timedelta(hours=6)
         self.answers[ROLE_KEYS] = name
         self.answers[ROLE_KEYS + name] = json.dumps(
@@ -54,7 +54,7 @@ class MetadataService:
         )
 
     def send_spot_notice(self, now: datetime | None = None) -> None:
-        """From now on say that the instance is interrupted in two minutes."""
+        """Announce from now on that the instance is interrupted in two minutes."""
         taken = (now or datetime.now(UTC)) + NOTICE
         self.answers[SPOT_ACTION] = json.dumps(
             {"action": "terminate", "time": taken.strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -66,13 +66,13 @@ def metadata_service(cloud: str = "aws") -> Iterator[MetadataService]:
     """Serve on a free port until the block ends.
 
     Args:
-        cloud: whose headers carry the tokens.
+        cloud: the cloud whose headers carry the tokens.
     """
     header = TOKEN_HEADERS[cloud]
     service: MetadataService
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers with a token only, as ``http_tokens=required`` has it."""
+        """Answers only requests with a token, as with ``http_tokens=required``."""
 
         def do_PUT(self) -> None:
             known = self.path == "/latest/api/token" and self.headers.get(f"{header}-ttl-seconds")
@@ -93,7 +93,7 @@ def metadata_service(cloud: str = "aws") -> Iterator[MetadataService]:
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
-            """Say nothing: the rehearsal's tables are the log."""
+            """Do nothing: the rehearsal's tables are the log."""
 
     server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
     service = MetadataService(f"http://{LOOPBACK}:{server.server_port}", secrets.token_hex(16))

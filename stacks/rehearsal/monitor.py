@@ -1,4 +1,4 @@
-"""What Pulumi's SDK talks to instead of an engine: creates in moto what moto has, records the rest."""
+"""Stand-in for the engine of Pulumi's SDK: creates in moto what moto supports, records the rest."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from stacks.rehearsal.registrations import Registration, RegistrationOutcome, Re
 
 Creator = Callable[[RegionClients, str, values.Inputs], values.Created]
 
-# What moto refuses, what boto3 refuses before it, and what moto stumbles over and answers with an HTML page.
+# Refusals of moto and of boto3, and internal errors that moto answers with an HTML page.
 REFUSALS = (ClientError, BotoCoreError, ResponseParserError)
 PROVIDER_PREFIX = "pulumi:providers:"
 AWS_PROVIDER = f"{PROVIDER_PREFIX}aws"
 
-# MockResourceArgs shows neither parent nor options, so the monitor leaves the whole request and its URN here
+# MockResourceArgs has neither parent nor options, so the monitor stores the whole request and its URN here
 # for new_resource, which runs in the same call.
 _request: ContextVar[Any] = ContextVar("request")
 
 
 class RehearsalMocks(Mocks):
-    """Answers what a program asks of its providers.
+    """Answers the requests of a program to its providers.
 
     Attributes:
         records: everything registered so far.
@@ -53,10 +53,10 @@ class RehearsalMocks(Mocks):
         self._provider_regions: dict[str, str] = {}
 
     def new_resource(self, args: MockResourceArgs) -> values.Created:
-        """Create or record one resource; called by Pulumi once all its inputs are known.
+        """Create or record one resource; Pulumi calls it once all its inputs are known.
 
         Raises:
-            CreationError: naming the resource and what moto said.
+            CreationError: the message names the resource and moto's refusal.
         """
         inputs = values.plain(args.inputs)
         started = time.perf_counter()
@@ -76,7 +76,8 @@ class RehearsalMocks(Mocks):
         """Answer a provider function.
 
         Raises:
-            UnknownInvokeError: naming the function and those that are known.
+            UnknownInvokeError: the message names the function and the known ones.
+            CreationError: moto refused the call behind it.
         """
         known = self._answers.get(args.token)
         if known is not None:
@@ -97,7 +98,7 @@ class RehearsalMocks(Mocks):
             return "", inputs, RegistrationOutcome.GROUPED
         if args.typ.startswith(PROVIDER_PREFIX):
             return f"{args.name}-id", inputs, RegistrationOutcome.GROUPED
-        if args.resource_id:  # read or imported: it stands elsewhere
+        if args.resource_id:  # read or imported: it exists elsewhere
             return args.resource_id, inputs, RegistrationOutcome.RECORDED
         clients = self._clients_for(args.provider or "", inputs)
         creator = self._creators.get(args.typ)
@@ -150,14 +151,14 @@ class RehearsalMocks(Mocks):
 
 
 class RehearsalMonitor(MockMonitor):
-    """The SDK's own mock monitor, which also shows each request whole: parent, protect, dependencies."""
+    """The SDK's own mock monitor, which also keeps each whole request: parent, protect, dependencies."""
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - the SDK's name
-        """Register a resource, with its request at hand."""
+        """Register a resource, with its request stored."""
         return self._with_request(request, super().RegisterResource)
 
     def ReadResource(self, request: Any) -> Any:  # noqa: N802 - the SDK's name
-        """Read a resource, with its request at hand."""
+        """Read a resource, with its request stored."""
         return self._with_request(request, super().ReadResource)
 
     def _with_request(self, request: Any, do: Callable[[Any], Any]) -> Any:
@@ -169,7 +170,7 @@ class RehearsalMonitor(MockMonitor):
 
 
 def _said(error: Exception) -> str:
-    """moto's own words in one line, without boto3's talk of retries."""
+    """Return moto's message in one line, without boto3's text about retries."""
     if isinstance(error, ClientError):
         said = error.response["Error"]
         return f"{error.operation_name}: {said.get('Code', '')}: {said.get('Message', '')}"

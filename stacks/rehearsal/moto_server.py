@@ -1,4 +1,4 @@
-"""A moto server on a free loopback port, for as long as a ``with`` block lasts."""
+"""A moto server on a free loopback port, while a ``with`` block runs."""
 
 import io
 import os
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 ACCOUNT_ID = DEFAULT_ACCOUNT_ID
 IDENTIFIER_SEED = 3
 
-# What would lead a client elsewhere: other credentials, a profile's own endpoints, a proxy.
+# Variables that would lead a client elsewhere: other credentials, a profile's own endpoints, a proxy.
 _UNSET = (
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -37,14 +37,14 @@ _only_one = threading.Lock()
 
 
 class _Dispatcher(DomainDispatcherApplication):
-    """moto's own, which lists its package's directory at every request; the answer never changes."""
+    """moto's own dispatcher with a cache: moto lists its package's directory at every request."""
 
     def __init__(self) -> None:
         super().__init__(create_backend_app)
         self._backends: dict[str | None, Any] = {}
 
     def get_backend_for_host(self, host: str | None) -> Any:
-        """The backend of a host name, looked up once."""
+        """Return the backend of a host name, looked up once."""
         if host not in self._backends:
             self._backends[host] = super().get_backend_for_host(host)
         return self._backends[host]
@@ -52,19 +52,19 @@ class _Dispatcher(DomainDispatcherApplication):
 
 @cache
 def _dispatcher() -> _Dispatcher:
-    """The one of this process: its routes take 10 ms a service to make, and keep no state."""
+    """Return the dispatcher of this process: its routes take 10 ms a service to make, and hold no state."""
     return _Dispatcher()
 
 
 class _Handler(MotoRequestHandler):
-    """moto's own handler, which keeps connections open and knows which are, and logs no requests.
+    """moto's own handler, with connections that stay open and are listed, and without a request log.
 
-    werkzeug's development server closes every connection and then waits 10 ms for stragglers: more than most
-    of moto's answers take.
+    werkzeug's development server closes every connection and then waits 10 ms for late data: longer than most
+    answers of moto take.
     """
 
     protocol_version = "HTTP/1.1"
-    # Headers and body leave in one write; Nagle would hold a second back until the first is acknowledged.
+    # Headers and body leave in one write; Nagle's algorithm would delay a second one until an answer.
     wbufsize = 64 * 1024
     disable_nagle_algorithm = True
     connections: ClassVar[set[socket.socket]]
@@ -73,7 +73,7 @@ class _Handler(MotoRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.connections.add(self.connection)
-        if self.closing.is_set():  # it came between the last look at the connections and the end
+        if self.closing.is_set():  # the connection came after the last check of the connections
             _hang_up(self.connection)
 
     def finish(self) -> None:
@@ -81,21 +81,21 @@ class _Handler(MotoRequestHandler):
         super().finish()
 
     def handle_expect_100(self) -> bool:
-        """Answer at once a client that waits for it before it sends a body."""
+        """Answer a client at once that waits for it before it sends a body."""
         going_on = super().handle_expect_100()
         self.wfile.flush()
         return going_on
 
     def run_wsgi(self) -> None:
-        """Answer one request: its body is read whole first, the answer sent whole, so the next can follow."""
+        """Answer one request: read its whole body, send the whole answer, so that the next can follow."""
         environ = self.make_environ()
         source, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
-        # a chunked body ends by itself and says no length
+        # a chunked body ends by itself and has no length
         content = source.read() if environ.get("wsgi.input_terminated") else source.read(length)
         environ["wsgi.input"] = io.BytesIO(content)
         try:
             parts, status, headers = run_wsgi_app(self.server.app, environ, buffered=True)
-        except Exception as error:  # noqa: BLE001 - whatever moto stumbles over, the client must hear of it
+        except Exception as error:  # noqa: BLE001 - report every error of moto to the client
             parts, status, headers = run_wsgi_app(InternalServerError(repr(error)), environ, buffered=True)
         body = b"".join(parts)
         code, _, words = status.partition(" ")
@@ -111,7 +111,7 @@ class _Handler(MotoRequestHandler):
             self.wfile.write(body)
 
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's own signature
-        """Say nothing: the tree on the screen is the log."""
+        """Do nothing: the tree on the screen is the log."""
 
 
 @contextmanager
@@ -125,10 +125,10 @@ def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
         seed: of moto's identifiers, so that the same calls in the same order give the same ids.
 
     Yields:
-        the endpoint's URL. The environment, the port and the threads are given back at the end.
+        the endpoint's URL. At the end the environment, the port and the threads are released.
 
     Raises:
-        RehearsalError: another is open in this process.
+        RehearsalError: another server is open in this process.
     """
     if not _only_one.acquire(blocking=False):
         raise RehearsalError("a moto server is open in this process: a second would empty its state")
@@ -145,7 +145,7 @@ def _served(region: str, seed: int) -> Iterator[str]:
     closing = threading.Event()
     handler = type("_ConnectionHandler", (_Handler,), {"connections": connections, "closing": closing})
     server = make_server(LOOPBACK, 0, _dispatcher(), threaded=True, request_handler=handler)
-    # Not daemons, so that server_close() waits for the handlers instead of leaving them behind.
+    # Not daemons: server_close() then waits for the handlers to end.
     server.daemon_threads = False  # type: ignore[attr-defined] # of ThreadingMixIn, which make_server's type omits
     thread = threading.Thread(target=server.serve_forever, name="moto-server", kwargs={"poll_interval": 0.02})
     thread.start()
@@ -165,7 +165,7 @@ def _served(region: str, seed: int) -> Iterator[str]:
 
 
 def client_environment(endpoint: str, region: str) -> dict[str, str | None]:
-    """Variables that lead an AWS client to the endpoint and nowhere else; None means unset."""
+    """Return variables that lead an AWS client to the endpoint and nowhere else; None means unset."""
     elsewhere = [name for name in os.environ if name.startswith(_ENDPOINT_OF_ONE_SERVICE)]
     return {
         **dict.fromkeys((*_UNSET, *elsewhere)),
@@ -184,7 +184,7 @@ def client_environment(endpoint: str, region: str) -> dict[str, str | None]:
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set (or, with None, unset) environment variables, and put them back."""
+    """Set (or, with None, unset) environment variables, and restore them."""
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)
     try:
@@ -213,5 +213,5 @@ def _hang_up(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        # the client was quicker
+        # the client closed it first
         return

@@ -1,4 +1,4 @@
-"""Child processes that never outlive the rehearsal, however it ends."""
+"""Child processes that end with the rehearsal, however it ends."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from stacks.rehearsal.errors import RehearsalError
 
-# torchrun needs a moment to take its workers along; what is left then is killed.
+# torchrun needs a moment to end its workers; the rest is killed.
 GRACE_S = 10.0
 
 
 class ChildError(RehearsalError):
-    """A child process ended otherwise than it should; its last words are in the message."""
+    """A child process failed or took too long; the message holds the end of its output."""
 
 
 @contextmanager
@@ -27,12 +27,12 @@ def child(
     inherit: bool = True,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command as the leader of a process group of its own, and end the whole group on the way out.
+    """Run a command as the leader of its own process group, and end the whole group with the block.
 
     Args:
         environment: variables beside the rehearsal's own.
-        inherit: False for a process that gets ``environment`` and nothing of the rehearsal's own.
-        cwd: where it runs; here by default.
+        inherit: False for a process that gets only ``environment``.
+        cwd: its working directory; the current one by default.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -52,14 +52,14 @@ def child(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask the group to end, then make it; quiet when it has ended already."""
+    """Ask the group to end, then kill it; do nothing when it has ended already."""
     signal_group(process, signal.SIGTERM)
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        # the leader may have gone and left its children: the group still bears its number
+        # the leader may have ended before its children: the group keeps its number
         signal_group(process, signal.SIGKILL)
         process.wait()
 
@@ -81,10 +81,10 @@ def run(
     inherit: bool = True,
     cwd: Path | None = None,
 ) -> None:
-    """Run a command to its end; arguments as for ``child``.
+    """Run a command to its end; arguments as in ``child``.
 
     Raises:
-        ChildError: with the end of its output, when its exit code is not 0 or it takes too long.
+        ChildError: its exit code is not 0 or it takes too long; the message holds the end of its output.
     """
     with child(command, log, environment, inherit=inherit, cwd=cwd) as process:
         finish(process, command, log, timeout_s)
@@ -94,7 +94,7 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str], log: Path, 
     """Wait for a child.
 
     Raises:
-        ChildError: with the end of its output, when its exit code is not 0 or it takes too long.
+        ChildError: its exit code is not 0 or it takes too long; the message holds the end of its output.
     """
     try:
         code: int | str = process.wait(timeout_s)
@@ -105,16 +105,16 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str], log: Path, 
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 @contextmanager
 def ended_like_by_keyboard() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C for the length of a block, so that every ``finally`` runs.
+    """Treat SIGTERM as Ctrl-C while a block runs, so that every ``finally`` runs.
 
-    SIGINT too is set: a shell that starts a command in the background has it ignored, and Python leaves that
-    so. Only the main thread may set signal handlers; elsewhere (tests) this does nothing.
+    SIGINT is set too: a shell ignores it for a command in the background, and Python keeps that. Only the
+    main thread may set signal handlers; in another thread (tests) this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

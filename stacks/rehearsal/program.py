@@ -36,11 +36,11 @@ DEFAULT_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What a program left behind.
+    """Results of a program.
 
     Attributes:
         outputs: the stack's exports as plain values, secrets unwrapped.
-        registrations: every resource in order of registration, components and providers among them.
+        registrations: every resource in order of registration, with components and providers.
         seconds: from the first line of the program to the last resource.
     """
 
@@ -60,26 +60,26 @@ class Rehearsed:
 
     @property
     def created(self) -> int:
-        """How many resources stand in moto."""
+        """Number of resources in moto."""
         return sum(registration.outcome is RegistrationOutcome.CREATED for registration in self.registrations)
 
     @property
     def recorded(self) -> int:
-        """How many resources moto lacks."""
+        """Number of resources that moto lacks."""
         return sum(
             registration.outcome is RegistrationOutcome.RECORDED for registration in self.registrations
         )
 
     def of_type(self, type_token: str) -> tuple[Registration, ...]:
-        """The resources of one type, say ``aws:ec2/subnet:Subnet``."""
+        """Return the resources of one type, say ``aws:ec2/subnet:Subnet``."""
         return tuple(registration for registration in self.registrations if registration.type == type_token)
 
 
 def read_config(stack_name: str, settings_file: Path | None = None) -> dict[str, str]:
-    """A stack's configuration as the engine hands it to a program: full keys, structures as JSON text.
+    """Return a stack's configuration as the engine gives it to a program: full keys, structures as JSON text.
 
     Raises:
-        StacksError: when the file is missing or holds no mapping.
+        StacksError: the file is missing or holds no mapping.
     """
     config = stack_files.config_of(settings_file or stack_files.path_of(stack_name))
     return {key: _as_text(value) for key, value in config.items()}
@@ -90,7 +90,7 @@ def _as_text(value: Any) -> str:
 
 
 def main_program() -> None:
-    """The project's own ``__main__.py``."""
+    """Run the project's own ``__main__.py``."""
     sys.path.insert(0, str(ROOT))
     try:
         runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__")
@@ -110,9 +110,9 @@ def run_program(
 ) -> Rehearsed:
     """Run a program to its last resource.
 
-    Callable again and again in one process: each run has a context, an event loop and a worker of its own,
-    and leaves none behind. One worker, because moto answers from this process anyway. What a resource depends
-    on is made before it; beyond that the SDK's order is not the same from run to run.
+    It can be called repeatedly in one process: each run has its own context, event loop and worker, and
+    leaves none behind. There is one worker, because moto answers from this process anyway. A resource is made
+    after the resources that it depends on; otherwise the SDK's order differs from run to run.
 
     Args:
         stack_name: say ``aws-dev``.
@@ -148,10 +148,10 @@ def run_program(
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """Spare a run what takes it half its time and nobody here reads.
+    """Switch off what takes half of a run's time and is not needed here.
 
-    The garbage collector, for the SDK makes a reference cycle of every value; some ten megabytes a run, which
-    are collected when it is over. And where in the source each resource was declared, which an engine shows.
+    One is the garbage collector, since the SDK makes a reference cycle of every value; the ten megabytes of a
+    run are collected after it. The other is the source position of each resource, which only an engine shows.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -169,14 +169,14 @@ def _run(
     loops: list[asyncio.AbstractEventLoop] = []
 
     def give_worker_a_loop() -> None:
-        # The SDK's monitor wants one in every worker, and would leave it open.
+        # The SDK's monitor needs an event loop in every worker, and would leave it open.
         loops.append(asyncio.new_event_loop())
         asyncio.set_event_loop(loops[-1])
 
     async def rehearse() -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1, "rehearsal", give_worker_a_loop))
-        # Every Output that waits for a refused resource would report the refusal once more.
+        # Every Output that waits for a refused resource would report the refusal again.
         loop.set_exception_handler(lambda loop, context: _report(mocks, loop, context))
         reset_options()
         set_all_config(settings)
@@ -199,9 +199,9 @@ def _exports() -> dict[str, Any]:
 
 
 async def _settled(program: Callable[[], object]) -> None:
-    """Run the program, and wait until nothing of it is under way or something has failed.
+    """Run the program, and wait until all its tasks are done or one has failed.
 
-    The SDK waits by itself, but looks at every open output again each time one closes: half of the run.
+    The SDK waits by itself, but checks every open output again each time one closes: half of the run.
     """
     program()
     under_way = _under_way()

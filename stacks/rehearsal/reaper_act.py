@@ -1,9 +1,8 @@
 """Fourth act: instances that are busy, idle, silent, kept and just started; the sweep dry, then for real.
 
-Every heartbeat comes from an agent that the stack's own user data and payload brought to a folder, and that
-watches a real process; only its clock runs fast. The mark is set by the sweep as operators call it; the
-termination comes from the very archive that the stack uploads as its function, in an interpreter with nothing
-else of this project.
+Every heartbeat comes from an agent that the stack's own user data and payload installed in a folder, and that
+watches a real process; only its clock runs fast. The operator's sweep command sets the mark. The function
+terminates: it runs from the archive that the stack uploads, in an interpreter without this project's modules.
 """
 
 import json
@@ -23,9 +22,9 @@ from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Idle, Stack
 
-# Sweeps run every few minutes, so no instance is terminated at the very moment the grace time ends.
+# Sweeps run every few minutes, so an instance is terminated some time after the grace period ends.
 SLACK = timedelta(minutes=10)
-# How long the older instances had run before their agents were first heard.
+# How long the older instances had run before the first heartbeat of their agents.
 BEFORE = timedelta(hours=1)
 KEPT_FOR = "8h"
 
@@ -37,7 +36,7 @@ class Reaped:
     Attributes:
         reaped: instances that had to be terminated and were.
         false_kills: instances that were terminated and had to stay.
-        changed_by_dry_run: instances that the dry sweep touched.
+        changed_by_dry_run: instances that the dry sweep changed.
         saved_usd_per_month: what a month without the terminated instances saves, at list price.
         kept_files_saved: files of ``/scratch/keep`` that reached the bucket before the end.
         ledger_entries: confirmed terminations in the ledger of the stack's bucket.
@@ -57,7 +56,7 @@ class Reaped:
 
 @dataclass(frozen=True)
 class ActTimeline:
-    """The act's moments.
+    """Moments of the act.
 
     Attributes:
         mark: the sweep that finds the idle instance.
@@ -70,7 +69,7 @@ class ActTimeline:
 
 
 def timeline(idle: Idle, now: datetime) -> ActTimeline:
-    """What happens when, for a pool's idle policy: all of it in the past, and the end now. Pure."""
+    """Return the act's moments for a pool's idle policy: the end is now, the others are earlier. Pure."""
     mark = now - timedelta(minutes=idle.grace_minutes) - SLACK
     return ActTimeline(mark - timedelta(hours=idle.after_hours) - SLACK, mark, now)
 
@@ -78,11 +77,11 @@ def timeline(idle: Idle, now: datetime) -> ActTimeline:
 def play(
     console: Console, clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path
 ) -> Reaped:
-    """Let the instances live through some hours, and sweep three times: dry, marking, ending.
+    """Let the instances run for some hours, and sweep three times: dry run, mark, terminate.
 
     Raises:
-        ChildError: when an agent or a sweep fails.
-        RehearsalError: when there are fewer instances than parts.
+        ChildError: an agent or a sweep fails.
+        RehearsalError: there are fewer instances than roles.
     """
     started = time.perf_counter()
     function = sweeps.unpacked(rehearsed, folder / "function")
@@ -111,7 +110,7 @@ def play(
 
 
 def _past_the_watch(clients: RegionClients, settings: Stack, records: str, moments: ActTimeline) -> None:
-    """A stack that watches at first is rehearsed as it is after that: its first sweep lies long ago."""
+    """Write an earlier first sweep, so that a stack with ``reaper.watch_days`` is past its watch period."""
     if not settings.reaper.watch_days:
         return
     began = moments.begin - timedelta(days=settings.reaper.watch_days + 1)
@@ -127,7 +126,7 @@ def _through_the_hours(
     moments: ActTimeline,
     function: sweeps.Function,
 ) -> tuple[tuple[sweeps.Report, ...], int]:
-    """From the first heartbeat to the end: three reports, and how many instances the dry sweep touched."""
+    """Run from first heartbeat to end; return three reports, and how many instances the dry run changed."""
     for player in players:
         old = player.part.share > 0
         instances.date_back(clients, player.instance.id, moments.begin - BEFORE if old else moments.mark)
@@ -159,7 +158,7 @@ def _through_the_hours(
 
 
 def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set[str]) -> Table:
-    """Each instance's part, what the three sweeps said of it, and whether it is still there."""
+    """Return each instance's role, its verdict in the three sweeps, and whether it still exists."""
     # without lines between the columns, three verdicts fit beside an id in 80 characters
     view = Table(
         title="three sweeps over five instances", title_justify="left", box=None, padding=(0, 1, 0, 0)
@@ -181,7 +180,7 @@ def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set
 
 
 def summary(reaped: Reaped) -> str:
-    """The act in one line."""
+    """Return the act in one line."""
     return (
         f"idle instances terminated: {reaped.reaped}, others: {reaped.false_kills}; "
         f"saved: {reaped.saved_usd_per_month:.2f} USD a month; "

@@ -1,4 +1,4 @@
-"""What a resource that moto lacks would return: its inputs and the attributes every program may read."""
+"""Outputs of a resource that moto lacks: its inputs, and the attributes that every program may read."""
 
 import typing
 import zlib
@@ -8,7 +8,7 @@ from typing import Any
 from stacks.rehearsal import sdk, values
 from stacks.rehearsal.clients import RegionClients
 
-# AWS resource types without a creator, and why: what moto 5.2 has no backend for.
+# AWS resource types without a creator, and the reason: moto 5.2 has no backend for them.
 LACKING = {
     "aws:ec2/placementGroup:PlacementGroup": "moto has no CreatePlacementGroup",
     "aws:efs/backupPolicy:BackupPolicy": "moto has no PutBackupPolicy",
@@ -22,25 +22,25 @@ LACKING = {
     "aws:imagebuilder/lifecyclePolicy:LifecyclePolicy": "moto has no Image Builder",
     "aws:imagebuilder/workflow:Workflow": "moto has no Image Builder",
 }
-# Type -> the input or ``name`` that the provider takes as the id.
+# Type -> the input, or ``name``, that the provider uses as the id.
 _IDENTIFIED_BY = {
     "aws:ec2/placementGroup:PlacementGroup": "name",
     "aws:efs/backupPolicy:BackupPolicy": "fileSystemId",
 }
-# Types whose ids are digits, which programs hand on as numbers.
+# Types whose ids are digits; programs use them as numbers.
 _NUMBERED = frozenset({"alicloud:cms/monitorGroup:MonitorGroup"})
-# Type -> how its ARN ends after the name, of its ``version``.
+# Type -> the end of its ARN after the name, with its ``version``.
 _VERSIONED = {
     "aws:imagebuilder/component:Component": "/{}/1",
     "aws:imagebuilder/imageRecipe:ImageRecipe": "/{}",
     "aws:imagebuilder/workflow:Workflow": "/{}/1",
 }
-# The first version of anything that counts its versions.
+# The first version of a resource that counts its versions.
 _FIRST = 1
 
 
 def reason(type_token: str) -> str:
-    """Why a resource of this type is recorded and not created."""
+    """Return why a resource of this type is recorded and not created."""
     if not type_token.startswith("aws:"):
         return "moto answers for AWS alone"
     return LACKING.get(type_token, "the rehearsal has no creator for it")
@@ -49,14 +49,14 @@ def reason(type_token: str) -> str:
 def recorded(
     clients: RegionClients, type_token: str, name: str, inputs: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Id and outputs of a resource that is only recorded.
+    """Return id and outputs of a resource that is only recorded.
 
-    Outputs that the SDK promises hold a value of their type that names the resource: enough to be passed on,
-    never to be taken for a real one.
+    An output that the SDK promises gets a value of its type that names the resource: a program can use it,
+    and nobody takes it for a real one.
 
     Returns:
         the id, ``recorded-<name>`` where the provider's is neither one of the inputs nor a number, and the
-        outputs.
+            outputs.
     """
     own = inputs | {"name": values.physical_name(name, inputs)}
     placeholder = f"recorded-{name}"
@@ -80,7 +80,7 @@ def _arn(clients: RegionClients, type_token: str, physical: str) -> str:
 
 
 def _placeholder(kind: Any, text: str) -> Any:
-    """A value of a type; None for a structure, which only the provider could fill."""
+    """Return a value of a type; None for a structure, which only the provider could fill."""
     plain = {str: text, int: _FIRST, float: float(_FIRST), bool: False}
     if kind in plain:
         return plain[kind]

@@ -1,4 +1,4 @@
-"""What the program registered, in order, as plain data."""
+"""The program's registrations, in order, as plain data."""
 
 import threading
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class RegistrationOutcome(StrEnum):
-    """What became of a registration.
+    """Result of a registration.
 
-    ``created``: it stands in moto. ``recorded``: moto lacks the type, so only its inputs are kept.
+    ``created``: it exists in moto. ``recorded``: moto lacks the type, so only its inputs are kept.
     ``grouped``: a component or a provider, which is no cloud resource and is not counted.
     """
 
@@ -26,15 +26,15 @@ class Registration:
     Attributes:
         type: the provider's token, say ``aws:ec2/vpc:Vpc``.
         parent: the parent's URN; empty for children of the stack.
-        inputs: what the program asked for, secrets unwrapped, with the provider's camelCase keys.
+        inputs: the program's inputs, secrets unwrapped, with the provider's camelCase keys.
         outputs: what the provider would return.
         id: the physical id.
         outcome: created, recorded or grouped.
         protected: the ``protect`` option.
         retained: the ``retain_on_delete`` option.
-        deleted_with: the URN of the ``deleted_with`` option, or empty: nothing is done to this resource where
-            that one is deleted too.
-        delete_timeout: how long a deletion may take, as Go writes it; empty for the provider's default.
+        deleted_with: the URN of the ``deleted_with`` option, or empty: where that resource is deleted, the
+            engine does not delete this one itself.
+        delete_timeout: how long a deletion may take, in Go's notation; empty for the provider's default.
         dependencies: URNs of everything it waits for.
         ignored_changes: the ``ignore_changes`` option, in the provider's names.
         provider: the provider's URN and id, joined by ``::``; empty for the default provider.
@@ -63,7 +63,7 @@ Listener = Callable[[Registration], None]
 
 
 class Registrations:
-    """An ordered list of registrations that several threads may add to and one may watch."""
+    """An ordered list of registrations; several threads may add to it, and one listener may watch it."""
 
     def __init__(self, listener: Listener | None = None) -> None:
         self._all: list[Registration] = []
@@ -78,6 +78,6 @@ class Registrations:
                 self._listener(registration)
 
     def all(self) -> tuple[Registration, ...]:
-        """Everything so far, in order of registration."""
+        """Return everything so far, in order of registration."""
         with self._lock:
             return tuple(self._all)

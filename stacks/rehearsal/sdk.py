@@ -1,4 +1,4 @@
-"""What the installed provider SDK says of a resource type: its class and its outputs."""
+"""Facts of the installed provider SDK about a resource type: its class and its outputs."""
 
 import importlib
 import re
@@ -6,18 +6,18 @@ from functools import cache
 from typing import Any, get_type_hints
 
 import pulumi
-from pulumi._types import resource_types  # the SDK's own reflection; public names for it there are none
+from pulumi._types import resource_types  # the SDK's own reflection, which has no public name
 
-# Module names that are Python keywords get an underscore in the generated SDKs.
+# Module names that are Python keywords have an underscore in the generated SDKs.
 _KEYWORDS = {"lambda": "lambda_"}
 
 
 @cache
 def resource_class(type_token: str) -> type[pulumi.Resource] | None:
-    """The class of a type token, say ``aws:ec2/vpc:Vpc`` -> ``pulumi_aws.ec2.Vpc``; None without one."""
+    """Return the class of a type token (``aws:ec2/vpc:Vpc`` -> ``pulumi_aws.ec2.Vpc``); None without one."""
     package, module, name = type_token.split(":")
     service = module.partition("/")[0]
-    # The package and not the file in it: the SDKs load lazily, and a file that comes first hides the others.
+    # The package, not the file in it: the SDKs load lazily, and loading one file first hides the others.
     path = f"pulumi_{package}.{_KEYWORDS.get(service, service)}"
     try:
         resource = getattr(importlib.import_module(path), name, None)
@@ -28,7 +28,7 @@ def resource_class(type_token: str) -> type[pulumi.Resource] | None:
 
 @cache
 def sure_outputs(type_token: str) -> dict[str, Any]:
-    """Outputs that the SDK declares to be always there: camelCase name -> Python type.
+    """Return the outputs that the SDK declares to be always present: camelCase name -> Python type.
 
     Returns:
         nothing for a type that has no SDK class.
@@ -47,5 +47,5 @@ def _optional(owner: type, pulumi_name: str) -> bool:
 
 
 def snake_case(name: str) -> str:
-    """camelCase -> snake_case."""
+    """Convert camelCase to snake_case."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -1,4 +1,4 @@
-"""Sweeps of a rehearsed stack: by an operator's command, and by the function the stack would upload."""
+"""Sweeps of a rehearsed stack: by an operator's command, and by the function that the stack would upload."""
 
 import json
 import sys
@@ -22,9 +22,9 @@ class Function:
     """The sweep's function, unpacked.
 
     Attributes:
-        folder: where its modules and ``policy.json`` lie.
-        environment: the variables the stack gives it.
-        runtime: the packages that Lambda brings beside it.
+        folder: holds its modules and ``policy.json``.
+        environment: the variables that the stack gives it.
+        runtime: the packages that Lambda provides.
     """
 
     folder: Path
@@ -33,7 +33,7 @@ class Function:
 
 
 def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
-    """The function's archive, zipped as it would be uploaded and unzipped as Lambda does."""
+    """Zip the function's archive as it would be uploaded, and unzip it as Lambda does."""
     (function,) = [resource for resource in rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")]
     folder.mkdir(parents=True)
     archive = folder.with_suffix(".zip")
@@ -45,10 +45,10 @@ def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
 
 
 def by_command(function: Function, now: datetime) -> Report:
-    """``gpu-fleet sweep --dry-run`` with the function's own policy, as of a given time; gives its report.
+    """Run ``gpu-fleet sweep --dry-run`` with the function's own policy at a given time; return its report.
 
     Raises:
-        ChildError: when it fails in part or altogether.
+        ChildError: it fails in part or completely.
     """
     stem = function.folder.parent / "sweep-dry"
     report, log = stem.with_suffix(".json"), stem.with_suffix(".log")
@@ -64,15 +64,15 @@ def by_command(function: Function, now: datetime) -> Report:
 
 
 def by_function(function: Function, now: datetime | None = None) -> Report:
-    """The function's handler, in an interpreter that sees Lambda's packages and no others of ours.
+    """Run the function's handler, in an interpreter that has Lambda's packages and none of ours.
 
-    Gives its answer with each verdict.
+    Returns its answer with each verdict.
 
     Args:
-        now: what its clock shows; by default the present.
+        now: the time of its clock; by default the present.
 
     Raises:
-        ChildError: when the handler raises.
+        ChildError: the handler raises an error.
     """
     log = function.folder.parent / "function.log"
     command = [

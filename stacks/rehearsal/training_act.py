@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 LIB = "opt/gpu-fleet/lib"
 CONFIG = "opt/gpu-fleet/examples/digits.toml"
 PROCESSES = 2
-# Of the epochs: the notice comes when half of the work is done.
+# share of the epochs: the notice comes when half of the work is done
 NOTICE_AFTER = 0.5
-# Often enough that a run of seconds hears the notice before its end; instances ask each second.
+# Often enough that a run of seconds sees the notice before its end; instances ask each second.
 ASK_METADATA_EVERY_S = 0.2
 LOOK_EVERY_S = 0.1
 LONGEST_RUN_S = 300.0
@@ -41,7 +41,7 @@ class Trained:
     Attributes:
         metric_name, metric: of the resumed run, on data it never trained on.
         baseline_name, baseline: the same metric of a simple method on the same data.
-        stopped_at_step, steps: where the notice stopped the run, and how long a whole run is.
+        stopped_at_step, steps: the step at which the notice stopped the run, and the steps of a whole run.
         resume_equal: whether the resumed run's weights have the same SHA-256 as the undisturbed run's.
         checkpoints: committed checkpoints in the stack's bucket, of both runs.
     """
@@ -62,7 +62,7 @@ class ProcessGroup:
     """One training process group of the act.
 
     Attributes:
-        root: what the instance's first boot made of a folder.
+        root: the folder of the instance's first boot.
         metadata: the instance's metadata service.
     """
 
@@ -74,11 +74,11 @@ class ProcessGroup:
 
 
 class TrainerActError(RehearsalError):
-    """The trainer did something else than the act is about."""
+    """A run of the trainer ended in another way than the act expects."""
 
 
 def play(console: Console, clients: RegionClients, user_data: str, folder: Path) -> Trained:
-    """Train straight, then again with a spot notice half-way, then go on from the bucket elsewhere.
+    """Train without a break, then again with a spot notice half-way, then resume on another instance.
 
     Args:
         clients: of the stack's region in moto.
@@ -86,8 +86,8 @@ def play(console: Console, clients: RegionClients, user_data: str, folder: Path)
         folder: for data, run directories and logs.
 
     Raises:
-        ChildError: when a process of the trainer fails.
-        TrainerActError: when a run ends otherwise than it should.
+        ChildError: a process of the trainer fails.
+        TrainerActError: a run ends in another way than expected.
     """
     started = time.perf_counter()
     folder.mkdir(parents=True)
@@ -117,13 +117,13 @@ def play(console: Console, clients: RegionClients, user_data: str, folder: Path)
         stopped_at_step=stopped["step"],
         steps=straight["step"],
         resume_equal=straight["parameters_sha256"] == resumed["parameters_sha256"],
-        checkpoints=clients.count_objects(bucket_uri, "manifest.json"),  # what has no manifest does not count
+        checkpoints=clients.count_objects(bucket_uri, "manifest.json"),  # the manifest commits a checkpoint
         seconds=time.perf_counter() - started,
     )
 
 
 def table(trained: Trained) -> Table:
-    """The act's outcome for users."""
+    """Return a table of the act's results for users."""
     view = Table(title="training on two processes, checkpoints in the stack's bucket", title_justify="left")
     view.add_column("what")
     view.add_column("figure", justify="right")
@@ -144,7 +144,7 @@ def _progress(console: Console) -> Progress:
 def _run(
     bars: Progress, data: Path, stage: ProcessGroup, on_epoch: Callable[[float, float], None] | None = None
 ) -> dict[str, Any]:
-    """Run one stage to its end with a bar; gives its result."""
+    """Run one stage to its end with a bar; return its result."""
     epochs = float(tomllib.loads((stage.root / CONFIG).read_text())["run"]["epochs"])
     bar = bars.add_task(stage.label, total=epochs, said="starts")
     command, log = _command(data, stage), stage.folder.with_suffix(".log")
@@ -162,7 +162,7 @@ def _run(
 
 
 def _environment(root: Path, metadata: MetadataService, folder: Path) -> dict[str, str]:
-    """Sources of the payload, packages of this environment: an instance fetches 3 GB of them."""
+    """Return the environment: the payload's sources, and packages from here (an instance fetches 3 GB)."""
     return {
         **first_boot.own_environment(root, services(metadata)),
         "GPU_FLEET_RUN_DIR": str(folder / "run"),
@@ -194,7 +194,7 @@ def _command(data: Path, stage: ProcessGroup) -> list[str]:
 
 
 def _watched(process: "Popen[bytes]", metrics: Path) -> Iterator[tuple[float, str]]:
-    """Yields (epoch, what to say) whenever the run has written more, until its process has ended."""
+    """Yield (epoch, a text about it) whenever the run has written more, until its process has ended."""
     shown = 0
     while process.poll() is None:
         lines = metrics.read_text().splitlines() if metrics.exists() else []
@@ -215,10 +215,10 @@ def _notice_at_half(instance: MetadataService) -> Callable[[float, float], None]
 
 
 def _check(straight: dict[str, Any], stopped: dict[str, Any], resumed: dict[str, Any]) -> None:
-    """The act is only worth its figures when each run ended as it was meant to.
+    """Check that each run ended as expected; otherwise the act's figures mean nothing.
 
     Raises:
-        TrainerActError: naming the run that did not.
+        TrainerActError: the message names the run.
     """
     for name, result, wanted in (
         ("the undisturbed run", straight, "finished"),

@@ -1,4 +1,4 @@
-"""A stack's resources as a tree: components are branches, resources are leaves, in the order they came."""
+"""A stack's resources as a tree: components are branches, resources are leaves, in order of registration."""
 
 import time
 from collections import defaultdict
@@ -16,17 +16,17 @@ from rich.text import Text
 from stacks.rehearsal.recorded_outputs import reason
 from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
-# More leaves of one type than this under one branch become a single line with their number.
+# Where one branch has more leaves of one type than this, they become a single line with their number.
 FOLD_ABOVE = 4
 REFRESHES_PER_SECOND = 10
-# A file or a pipe has no width: whole lines there.
+# A file or a pipe has no width, so lines are whole there.
 LONGEST_LINE = 1000
 PROVIDERS = "pulumi:providers:"
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What stands before a leaf: created in moto, or only recorded."""
+    """The mark before a leaf: created in moto, or only recorded."""
 
     created: str
     recorded: str
@@ -37,12 +37,12 @@ ASCII_MARKS = Marks("*", "o")
 
 
 class Tree:
-    """Shows a run while it happens, and whole when it is over; without a terminal only whole.
+    """Shows a run while it happens, and the whole tree at the end; without a terminal only the whole tree.
 
     Use it as ``with Tree(console, "aws-dev") as tree: run_program("aws-dev", listener=tree.listen)``.
 
     Attributes:
-        seconds: since the block began; stands still once it has ended.
+        seconds: since the block began; constant after its end.
     """
 
     def __init__(self, console: Console, stack: str, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -54,7 +54,7 @@ class Tree:
         self._live: Live | None = None
 
     def listen(self, registration: Registration) -> None:
-        """Take note of one registration; may be called from any thread."""
+        """Record one registration; any thread may call it."""
         self._seen.append(registration)
 
     def __enter__(self) -> Self:
@@ -90,11 +90,11 @@ class Tree:
 def resource_tree(
     label: Text, registrations: Sequence[Registration], marks: Marks = MARKS, *, whole: bool = True
 ) -> rich_tree.Tree:
-    """The tree of everything registered.
+    """Return the tree of everything registered.
 
     Args:
         registrations: in order; a parent comes before its children.
-        marks: what stands before a leaf.
+        marks: the mark before a leaf.
         whole: False for the newest leaf of each branch alone, which fits on a screen.
     """
     children: dict[str, list[Registration]] = defaultdict(list)
@@ -111,7 +111,7 @@ def resource_tree(
 
 
 def _reasons(registrations: Sequence[Registration], marks: Marks) -> list[Text]:
-    """Why resources are only recorded, each reason once, with how many and of which types."""
+    """Return why resources are only recorded: each reason once, with the number and the types."""
     types: dict[str, list[str]] = defaultdict(list)
     for registration in registrations:
         if registration.outcome is RegistrationOutcome.RECORDED:
@@ -151,7 +151,7 @@ def _is_branch(registration: Registration) -> bool:
 
 
 def _below(urn: str, children: dict[str, list[Registration]]) -> list[Registration]:
-    """Every resource under a branch."""
+    """Return every resource under a branch."""
     below: list[Registration] = []
     for child in children.get(urn, []):
         below += _below(child.urn, children) if _is_branch(child) else [child]
@@ -173,7 +173,7 @@ def _heading(
 
 
 def counts(registrations: Sequence[Registration]) -> tuple[int, int]:
-    """How many were created, and how many only recorded."""
+    """Return the numbers of created and of recorded resources."""
     return (
         sum(registration.outcome is RegistrationOutcome.CREATED for registration in registrations),
         sum(registration.outcome is RegistrationOutcome.RECORDED for registration in registrations),
@@ -220,5 +220,5 @@ def _marked(leaf: Registration, marks: Marks) -> Text:
 
 
 def _short(type_token: str) -> str:
-    """``aws:ec2/vpc:Vpc`` -> ``Vpc``."""
+    """Return the short type: ``aws:ec2/vpc:Vpc`` -> ``Vpc``."""
     return type_token.rsplit(":", 1)[-1]

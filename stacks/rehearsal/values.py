@@ -1,4 +1,4 @@
-"""Values as they cross between Pulumi's wire format, boto3 and plain Python. Pure."""
+"""Conversions of values between Pulumi's wire format, boto3 and plain Python. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,16 +6,16 @@ from typing import Any
 
 from pulumi.runtime import rpc
 
-# A resource's properties, and what making one gives back: its id and its outputs.
+# A resource's properties; and what a creator returns: the resource's id and its outputs.
 Inputs = dict[str, Any]
 Created = tuple[str, Inputs]
 
-# Pulumi appends a dash and seven characters to a logical name that carries no physical one.
+# Pulumi appends a dash and seven characters to a logical name without a physical one.
 AUTONAME_LENGTH = 7
 
 
 def plain(value: Any) -> Any:
-    """Wire value -> plain value: secrets unwrapped, whole floats as ints (the wire knows no ints)."""
+    """Convert a wire value to a plain one: secrets unwrapped, whole floats as ints (the wire has no ints)."""
     if rpc.is_rpc_secret(value):
         return plain(rpc.unwrap_rpc_secret(value))
     if isinstance(value, Mapping):
@@ -28,14 +28,14 @@ def plain(value: Any) -> Any:
 
 
 def secret_keys(inputs: Mapping[str, Any]) -> frozenset[str]:
-    """The top-level keys of wire inputs that hold a secret."""
+    """Return the top-level keys of wire inputs that hold a secret."""
     return frozenset(key for key, value in inputs.items() if rpc.is_rpc_secret(value))
 
 
 def pascal(value: Any) -> Any:
-    """camelCase keys -> PascalCase keys, all the way down: how most AWS APIs spell what Pulumi spells.
+    """Convert camelCase keys to PascalCase keys at every level, as most AWS APIs spell them.
 
-    Keys of a map that carries data rather than fields (tags, variables) must not pass through here.
+    Do not use it for a map that carries data instead of fields (tags, variables).
     """
     if isinstance(value, Mapping):
         return {key[:1].upper() + key[1:]: pascal(item) for key, item in value.items()}
@@ -45,7 +45,7 @@ def pascal(value: Any) -> Any:
 
 
 def picked(inputs: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The inputs that are there, under their API names.
+    """Return the present inputs under their API names.
 
     Args:
         inputs: camelCase inputs of a resource.
@@ -55,20 +55,20 @@ def picked(inputs: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def tag_list(tags: Mapping[str, str] | None, key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """A tag map as the list of pairs most AWS APIs take."""
+    """Return a tag map as the list of pairs that most AWS APIs take."""
     return [{key: name, value: text} for name, text in (tags or {}).items()]
 
 
 def with_tags_all(inputs: Mapping[str, Any], **computed: Any) -> dict[str, Any]:
-    """What the provider returns: the inputs, ``tagsAll`` where tags were given, and computed attributes."""
+    """Return what the provider returns: the inputs, ``tagsAll`` for given tags, and computed attributes."""
     tags_all = {"tagsAll": inputs["tags"]} if "tags" in inputs else {}
     return {**inputs, **tags_all, **computed}
 
 
 def physical_name(name: str, inputs: Mapping[str, Any], key: str = "name") -> str:
-    """The input ``key``, or a name from its prefix or the logical name, with a suffix as Pulumi appends.
+    """Return the input ``key``, or its prefix or the logical name with a suffix, as Pulumi appends it.
 
-    The suffix follows from the logical name, so that two rehearsals give equal names.
+    The suffix is derived from the logical name, so that two rehearsals give equal names.
     """
     if key in inputs:
         return str(inputs[key])

@@ -1,4 +1,4 @@
-"""What a stack file may say. In: its YAML; out: a ``Stack`` that can be built, or every problem at once."""
+"""Settings of a stack. In: the YAML of its file; out: a valid ``Stack``, or every problem at once."""
 
 from stacks.catalog import Cloud
 from stacks.settings.schema import (

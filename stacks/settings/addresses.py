@@ -1,4 +1,4 @@
-"""Whether subnets that somebody else cut are large enough for a stack's instances. Pure."""
+"""Check that existing subnets are large enough for a stack's instances. Pure."""
 
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
@@ -17,7 +17,9 @@ WITHOUT_ADDRESS = "efa-only"
 
 
 def too_small(stack: Stack, networks: Mapping[str, str]) -> Iterator[Problem]:
-    """What full pools lack; how many addresses are free today says nothing, since the stack's own take some.
+    """Yield the subnets that are too small for full pools.
+
+    The number of free addresses does not count, since the stack's own instances use some today.
 
     Args:
         networks: zone -> CIDR of its subnet, for each of ``network.zones``.
@@ -45,7 +47,7 @@ def _usable(cloud: Cloud, network: IPv4Network) -> int:
 
 
 def _bound_to(stack: Stack, zones: tuple[str, ...]) -> int:
-    """Addresses that groups which start nowhere but in these zones take when they are full."""
+    """Return the addresses that full groups need which may start only in these zones."""
     return sum(
         _addresses(stack, pool) * max(sizes)
         for pool in stack.pools
@@ -54,7 +56,7 @@ def _bound_to(stack: Stack, zones: tuple[str, ...]) -> int:
 
 
 def _addresses(stack: Stack, pool: Pool) -> int:
-    """Of one instance: one for each interface that has one."""
+    """Return the addresses of one instance: one for each interface that has an address."""
     if stack.cloud is not Cloud.AWS or not pool.efa:
         return 1
     cards = catalog.load().get(pool.types[0]).network_cards

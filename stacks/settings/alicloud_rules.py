@@ -1,6 +1,6 @@
-"""What a stack file may say on one cloud only: the keys of Alibaba Cloud, and what it lacks or limits.
+"""Rules of one cloud only: the keys of Alibaba Cloud, and its limits.
 
-Pure, and apart from ``rules`` so that what holds on both clouds reads without exceptions.
+Pure. They are separate from ``rules``, so that the rules of both clouds read without exceptions.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ CPFS_FIRST_GIB, CPFS_STEP_GIB = 3600, 1200
 # The same provider, resource alicloud_ess_scaling_rule, scaling_rule_name; and of an event-triggered task
 # help.aliyun.com/en/auto-scaling/user-guide/manage-event-triggered-tasks.
 LONGEST_RULE_NAME = 64
-# What the name of a group that scales is followed by: the longest of its alarms.
+# The longest suffix of a scaling group's name: the longest of its alarms.
 LONGEST_ALARM = max((alarm.label for alarm in LOAD_ALARMS), key=len)
-# Prices of mainland China; an account elsewhere is billed in USD, and its prices are in no public list.
+# Prices of mainland China; an account elsewhere is billed in USD, and no public list has its prices.
 CURRENCY = "CNY"
 KNOWN_CURRENCIES = ("CNY", "USD")
 KMS_INSTANCE = "kst-"
@@ -79,7 +79,7 @@ def _emulator(stack: Stack) -> Iterator[Problem]:
 
 
 def _kms_instance(stack: Stack) -> Iterator[Problem]:
-    """A key outside of a KMS instance rotates every 365 days and no sooner.
+    """Require a KMS instance: a key outside of one rotates only every 365 days.
 
     https://help.aliyun.com/zh/kms/key-management-service/developer-reference/api-kms-2016-01-20-updaterotationpolicy
     """
@@ -103,7 +103,10 @@ def _cpfs(stack: Stack) -> Iterator[Problem]:
 
 
 def _redundancy(stack: Stack) -> Iterator[Problem]:
-    """A protected stack names it: `protected` alone decided before there was a key, for ZRS."""
+    """Require ``storage.redundancy`` on a protected stack.
+
+    Before this key existed, ``protected`` alone decided for ZRS.
+    """
     if stack.cloud is Cloud.ALICLOUD and stack.protected and stack.storage.redundancy is None:
         allowed = (
             "required where protected is true, ZRS or LRS; a stack that was deployed before names what its "
@@ -113,7 +116,7 @@ def _redundancy(stack: Stack) -> Iterator[Problem]:
 
 
 def _currency(stack: Stack) -> Iterator[Problem]:
-    """Prices are compared with the budget every few minutes: a sum of two currencies would say nothing."""
+    """Require a rate between two currencies: the sweep compares prices with the budget every few minutes."""
     if stack.cloud is not Cloud.ALICLOUD or stack.budget.currency not in KNOWN_CURRENCIES:
         return
     known = catalog.load()
@@ -126,7 +129,7 @@ def _currency(stack: Stack) -> Iterator[Problem]:
 
 
 def _length_of_names(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Auto Scaling takes 64 characters; a group in one zone, and an alarm of it, have the longest names."""
+    """Limit names to 64 characters, as Auto Scaling does; a zone's group and its alarms have the longest."""
     if stack.cloud is not Cloud.ALICLOUD:
         return
     parts = (pool.name, max(stack.network.zones, key=len), *((LONGEST_ALARM,) if pool.scales else ()))
@@ -190,7 +193,7 @@ def _group_size(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _gpu_memory(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """Each type must have what the work needs of a GPU."""
+    """Require that each type has the GPU memory that the work needs."""
     wanted = pool.gpu_memory_gib
     if wanted is None:
         return

@@ -1,7 +1,7 @@
-"""A value of the settings of which some fields could not be parsed, for the rules of all that could.
+"""Settings with some fields that could not be parsed, for the rules that need only the others.
 
-A rule is a generator of problems. It reads what it needs from a draft as from the settings themselves; where
-that did not parse, the rule ends there, for the malformed key has been reported already.
+A rule is a generator of problems. It reads a draft like the settings themselves. A rule that reads a field
+that did not parse ends there, because the malformed key has been reported already.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ class NotParsedError(Exception):
 
 @cache
 def _class(kind: Any) -> Any:
-    """A subclass of a settings class whose instances refuse to give what did not parse."""
+    """Return a subclass of a settings class whose instances raise on fields that did not parse."""
 
     def read(self: object, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get("_unparsed", ()):
@@ -32,12 +32,12 @@ def _class(kind: Any) -> Any:
 
 
 def draft(kind: type[Draft], values: Mapping[str, Any], unparsed: Collection[str]) -> Draft:
-    """An instance of a settings class with some of its fields unknown.
+    """Return an instance of a settings class with some of its fields unknown.
 
     Args:
         kind: one of the dataclasses of ``settings``.
-        values: every field that parsed, defaults among them.
-        unparsed: the others; to read one raises NotParsedError.
+        values: every field that parsed, with defaults.
+        unparsed: the other fields; reading one raises NotParsedError.
     """
     known: Any = kind  # mypy takes no type for hashable here
     made = object.__new__(_class(known))
@@ -48,7 +48,7 @@ def draft(kind: type[Draft], values: Mapping[str, Any], unparsed: Collection[str
 def problems_of(
     rules: Iterable[Callable[Inputs, Iterator[Problem]]], *args: Inputs.args, **kwargs: Inputs.kwargs
 ) -> Iterator[Problem]:
-    """What the rules say, each as far as what it reads has parsed."""
+    """Yield the problems of the rules; a rule ends where it reads a field that did not parse."""
     for rule in rules:
         with suppress(NotParsedError):
             yield from rule(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a stack file must say of file systems that stand already and are somebody else's. Pure."""
+"""Rules for existing file systems that the stack uses but does not own. Pure."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ MOUNT_NAME = r"[A-Za-z0-9_-]{1,8}"
 
 
 def _named(stack: Stack) -> Iterator[tuple[str, ExistingFileSystem]]:
-    """What each is for, and the file system; also of a cloud whose name is not known."""
+    """Yield each file system with its purpose, also where the cloud's name is unknown."""
     existing = stack.storage.existing
     for purpose, files in (("home", existing.home), ("scratch", existing.scratch)):
         if files is not None:
@@ -68,7 +68,7 @@ def _in_place_of_own(stack: Stack) -> Iterator[Problem]:
 
 
 def _within_reach(stack: Stack) -> Iterator[Problem]:
-    """Its mount targets stand in a VPC already, and a VPC that the stack makes has no way there."""
+    """Require ``network.existing``: mount targets are in a VPC, which the stack's own VPC cannot reach."""
     for purpose, files in _named(stack):
         if stack.network.existing is None:
             allowed = "needs network.existing: the VPC in which its mount targets stand"

@@ -1,4 +1,4 @@
-"""What a stack file must say of what stands already and is somebody else's. Pure."""
+"""Rules for existing networks and buckets that the stack uses but does not own. Pure."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ VPC_IDS = {Cloud.AWS: f"vpc-{_AWS_ID}", Cloud.ALICLOUD: f"vpc-{_ALICLOUD_ID}"}
 SUBNET_IDS = {Cloud.AWS: f"subnet-{_AWS_ID}", Cloud.ALICLOUD: f"vsw-{_ALICLOUD_ID}"}
 VPC_EXAMPLE = {Cloud.AWS: "vpc-0123456789abcdef0", Cloud.ALICLOUD: "vpc-bp1opxu1zkhn00gzv26cn"}
 SUBNET_EXAMPLE = {Cloud.AWS: "subnet-0123456789abcdef0", Cloud.ALICLOUD: "vsw-bp1s5fnvk4gn2tws03624"}
-# Keys by their id, since an alias may come to mean another key:
+# Keys by their id, since an alias may be moved to another key:
 # docs.aws.amazon.com/kms/latest/developerguide/concepts.html, "Key ARN";
 # www.alibabacloud.com/help/en/kms/key-management-service/security-and-compliance, "ARN".
 KEY_ARNS = {
@@ -45,7 +45,10 @@ def _data_events(stack: Stack) -> Iterator[Problem]:
 
 
 def _cached_buckets(stack: Stack) -> Iterator[Problem]:
-    """Of the stack's own Lustre, each once (API CreateDataRepositoryAssociation: 8 of a file system)."""
+    """Require that cached buckets exist, once each, with the stack's own Lustre on AWS.
+
+    API CreateDataRepositoryAssociation: 8 associations of a file system.
+    """
     storage = stack.storage
     if not storage.cached_buckets:
         return
@@ -64,7 +67,7 @@ def _cached_buckets(stack: Stack) -> Iterator[Problem]:
 
 
 def _one_network(stack: Stack) -> Iterator[Problem]:
-    """Its own network or another's: one of both."""
+    """Require exactly one network: the stack's own or an existing one."""
     network = stack.network
     if network.cidr is None and network.existing is None:
         yield Problem("network.cidr", None, "required, and missing, unless network.existing names a VPC")
@@ -73,7 +76,7 @@ def _one_network(stack: Stack) -> Iterator[Problem]:
 
 
 def _not_of_existing(stack: Stack) -> Iterator[Problem]:
-    """What would be ignored."""
+    """Refuse keys that an existing network would make meaningless."""
     network = stack.network
     if network.existing is None:
         return
@@ -125,7 +128,7 @@ def _subnets_of_zones(stack: Stack) -> Iterator[Problem]:
 
 
 def _own_buckets(stack: Stack) -> Iterator[Problem]:
-    """Its own are let in with more: under one name instances would write where pools are kept apart."""
+    """Refuse the stack's own buckets: instances would get more permissions in them than the stack gives."""
     for bucket in stack.storage.existing.buckets:
         if bucket in {stack.bucket_name(kind) for kind in OWN_BUCKETS}:
             yield Problem(f"storage.existing.buckets.{bucket}", bucket, "is the stack's own; leave it out")

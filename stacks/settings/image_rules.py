@@ -1,4 +1,4 @@
-"""What a stack file may say of its image: one that is there, or one that the stack builds. Pure."""
+"""Rules for the image of a stack: an existing one, or one that the stack builds. Pure."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def _parameter(stack: Stack) -> Iterator[Problem]:
 
 
 def _baked(stack: Stack) -> Iterator[Problem]:
-    """An image of our recipe needs no bootstrap, and any other is not baked but until a build has ended."""
+    """Check ``image.mode``: an image of our recipe needs no bootstrap; another needs a build to be baked."""
     image = stack.image
     if image.mode is ImageMode.BAKED and not (image.bundled or image.built):
         allowed = (
@@ -78,7 +78,7 @@ def _lustre(stack: Stack) -> Iterator[Problem]:
 
 
 def _tokens(stack: Stack) -> Iterator[Problem]:
-    """On Alibaba Cloud instances of some pools ask for metadata tokens themselves: their agent does."""
+    """Require an agent where only the agent sets metadata tokens: in some pools on Alibaba Cloud."""
     if stack.cloud is not Cloud.ALICLOUD or stack.image.managed:
         return
     names = [pool.name for pool in stack.pools if pool.erdma or pool.reservation_id is not None]

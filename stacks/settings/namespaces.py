@@ -1,4 +1,4 @@
-"""Which keys of a stack's configuration are this project's, and what is wrong with the others. Pure."""
+"""Namespaces of a stack's configuration: this project's keys, and problems with the others. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -11,7 +11,7 @@ from stacks.settings import Stack
 
 PREFIX = f"{naming.PROJECT}:"
 ENGINE = "pulumi"
-# Settings of the default providers, which the program does not use: every resource has an explicit one.
+# Settings of the default providers, which the program does not use: every resource names its provider.
 PROVIDERS = {
     "aws": "AWS_PROFILE",
     "alicloud": "ALIBABA_CLOUD_PROFILE",
@@ -20,12 +20,12 @@ KEYS = tuple(field.name for field in fields(Stack) if field.name != "name")
 
 
 def own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of this project, without their prefix."""
+    """Return the keys of this project, without their prefix."""
     return {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
 
 
 def foreign_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """A problem for each key that nothing would read.
+    """Yield a problem for each key that nothing would read.
 
     Args:
         config: a stack's configuration, keys with their namespaces.

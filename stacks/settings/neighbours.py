@@ -1,10 +1,10 @@
-"""Whether two stacks of one account would share a physical name. Pure.
+"""Check that no two stacks of an account share a physical name. Pure.
 
-A name is ``gpu-fleet-<stack>-<pool>...``, so stack ``aws`` with pool ``dev-dev`` and stack ``aws-dev`` with
-pool ``dev`` have groups, alarms and rules of the same names. Names of what is deployed stay as they are; such
-a pair is refused instead. What a whole stack has once (buckets, budget, dashboard, the scaling role) is named
-by the stack alone, so only a stack of the very same name in another region could share it: ``preflight``
-looks for that.
+A name is ``gpu-fleet-<stack>-<pool>...``. So stack ``aws`` with pool ``dev-dev`` and stack ``aws-dev`` with
+pool ``dev`` have groups, alarms and rules of the same names. Deployed names must not change, so such a pair
+is refused. Resources that a stack has once (buckets, budget, dashboard, the scaling role) are named by the
+stack alone. Only a stack of the same name in another region could share those, and ``preflight`` looks for
+it.
 """
 
 from collections import Counter
@@ -16,14 +16,14 @@ from stacks.settings import Grouping, Pool, Stack
 
 
 def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
-    """Names the pool's scaling groups apart in the stack: its name, with the zone where each has one."""
+    """Return the labels of the pool's scaling groups: the pool's name, with the zone where each has one."""
     if pool.grouping is Grouping.SINGLE:
         return (pool.name,)
     return tuple(f"{pool.name}-{zone}" for zone in stack.zones_of(pool))
 
 
 def one_group_each(stack: Stack) -> Iterator[Problem]:
-    """A rule: no two pools of a stack have a group of the same name."""
+    """Refuse two pools of a stack with a group of the same name."""
     labels = Counter(label for pool in stack.pools for label in set(group_labels(stack, pool)))
     names = {pool.name for pool in stack.pools}
     for label, count in labels.items():
@@ -33,10 +33,10 @@ def one_group_each(stack: Stack) -> Iterator[Problem]:
 
 
 def clashes(stack: Stack, others: Iterable[Stack]) -> Iterator[Problem]:
-    """A problem for each pool whose group has the name of one in another stack of the account and region.
+    """Yield a problem for each pool whose group has a name of another stack in the account and region.
 
     Args:
-        stack: the stack that is checked.
+        stack: the stack to check.
         others: the stacks beside it, of any account.
     """
     own = {naming.prefixed(stack.name, label): pool.name for pool, label in _groups(stack)}

@@ -1,4 +1,4 @@
-"""The accounts of ``access.people`` as instances read them."""
+"""The accounts of ``access.people`` in the form that instances read."""
 
 import hashlib
 import json
@@ -6,26 +6,26 @@ from collections.abc import Iterable
 
 from stacks.settings.schema import DirectorySettings, LoginName, Stack
 
-# As API DescribeUser of the identity store spells them.
+# The spelling of API DescribeUser of the identity store.
 ATTRIBUTES = {LoginName.USER_NAME: "UserName", LoginName.NICK_NAME: "NickName"}
-FIRST_TEAM, TEAM_NUMBERS = 30_000, 20_000  # beside the users' own, below what Debian gives away by itself
+FIRST_TEAM, TEAM_NUMBERS = 30_000, 20_000  # away from users' numbers, below those that Debian assigns itself
 
 
 def team_number(team: str) -> int:
-    """A team's group number: the same on every instance and in every stack, whoever else is there."""
+    """Return a team's group number, the same on every instance and in every stack, whatever teams exist."""
     number = int.from_bytes(hashlib.sha256(team.encode()).digest()[:4], "big")
     return FIRST_TEAM + number % TEAM_NUMBERS
 
 
 def roster_text(stack: Stack) -> str:
-    """``accounts.json`` of the records bucket; that of a stack without users locks those it had."""
+    """Return ``accounts.json`` of the records bucket; without users it locks earlier accounts."""
     teams = _queue_teams(stack)
     document = {"schema_version": 1, "users": _users(stack), **({"teams": teams} if teams else {})}
     return json.dumps(document, indent=1, sort_keys=True)
 
 
 def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[str]) -> str:
-    """``directory.json`` beside the function that reads a directory (``image/accounts/directory.py``).
+    """Return ``directory.json`` for the function that reads a directory (``image/accounts/directory.py``).
 
     Args:
         taken: names of the system.
@@ -63,7 +63,7 @@ def _users(stack: Stack) -> list[dict[str, object]]:
 
 
 def _queue_teams(stack: Stack) -> dict[str, dict[str, int | None]]:
-    """Team -> what it gets of the queue (``image/queue/accounting.py``)."""
+    """Return team -> its share of the queue (``image/queue/accounting.py``)."""
     return {
         name: {"share": team.share, "max_gpus": team.max_gpus} for name, team in sorted(stack.teams.items())
     }

@@ -1,4 +1,4 @@
-"""What the accounts of ``access.people`` must agree on."""
+"""Rules for the accounts of ``access.people``."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from stacks.errors import Problem
 from stacks.settings.people import team_number
 from stacks.settings.schema import LoginName, Stack
 
-# Accounts and groups of Ubuntu 24.04, of its packages on our image, of the clouds' own agents, and ours.
+# Accounts and groups of Ubuntu 24.04, its packages on our image, the clouds' agents, and this project.
 TAKEN_NAMES = frozenset(
     word
     for line in (
@@ -94,7 +94,7 @@ def _keys(stack: Stack) -> Iterator[Problem]:
 
 
 def _directory(stack: Stack) -> Iterator[Problem]:
-    """Groups, each once, and no second place for a user's keys."""
+    """Check the directory's groups, that each is named once, and that no user has keys in two places."""
     directory = stack.access.directory
     if directory is None:
         return
@@ -111,7 +111,7 @@ def _directory(stack: Stack) -> Iterator[Problem]:
 
 
 def _identity_center(stack: Stack) -> Iterator[Problem]:
-    """What only one cloud's directory has."""
+    """Check the keys that only one cloud's directory has."""
     directory = stack.access.directory
     if directory is None:
         return
@@ -133,7 +133,7 @@ def _identity_center(stack: Stack) -> Iterator[Problem]:
 
 
 def _problem_of(key: str) -> str:
-    """What is wrong with a public key whose line looks like one; empty for nothing (RFC 4253, 6.6)."""
+    """Return what is wrong with a public key's line; empty for nothing (RFC 4253, 6.6)."""
     kind, text = key.split()[:2]
     try:
         parts = list(_strings(base64.b64decode(text, validate=True)))
@@ -147,7 +147,7 @@ def _problem_of(key: str) -> str:
 
 
 def _strings(content: bytes) -> Iterator[bytes]:
-    """The strings of an SSH message, each behind its length. Raises ValueError where it is cut off."""
+    """Yield the strings of an SSH message, each after its length. Raises ValueError where it is cut off."""
     while content:
         (length,) = struct.unpack(">I", content[:4])
         if len(content) < 4 + length:
@@ -157,7 +157,7 @@ def _strings(content: bytes) -> Iterator[bytes]:
 
 
 def _way_in(stack: Stack) -> Iterator[Problem]:
-    """Alibaba Cloud's sessions know no accounts: one comes in by SSH, or not at all."""
+    """Require SSH on Alibaba Cloud, whose sessions have no accounts."""
     if stack.cloud is not Cloud.ALICLOUD or not stack.access.accounts:
         return
     if not stack.access.ssh_from:
@@ -176,7 +176,7 @@ def _managed(stack: Stack) -> Iterator[Problem]:
 
 
 def _shared(pairs: Iterable[tuple[Hashable, str]]) -> Iterator[tuple[Hashable, list[str]]]:
-    """What several have: the thing, and who."""
+    """Return what several users share: the shared value, and their names."""
     owners: defaultdict[Hashable, list[str]] = defaultdict(list)
     for thing, name in pairs:
         owners[thing].append(name)

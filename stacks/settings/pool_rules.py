@@ -1,4 +1,4 @@
-"""What the keys of one pool must agree on, among themselves and with the catalog."""
+"""Rules for the keys of one pool, among themselves and with the catalog."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ RESERVATION_FORMS = {
 
 
 def known_types(pool: Pool) -> list[InstanceType]:
-    """The pool's types that the catalog has; the others have a rule of their own."""
+    """Return the pool's types that are in the catalog; another rule reports the others."""
     return [kind for name in pool.types if (kind := catalog.load().find(name)) is not None]
 
 
@@ -143,7 +143,7 @@ def _zone_of_efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _mig(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """Every type must know the profile: the same unit cuts whichever instance of the pool starts."""
+    """Require that every type has the profile: one unit partitions every instance of the pool."""
     where, wanted = f"{key}.mig_profile", pool.mig_profile
     if wanted is None:
         return
@@ -189,7 +189,7 @@ def _stop_of_market(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """A stop keeps the root volume only: refused where that is not all there is."""
+    """Refuse a stop of types with local disks: a stop keeps only the root volume."""
     if pool.idle.action is not IdleAction.STOP:
         return
     with_scratch = [kind.name for kind in known_types(pool) if kind.instance_store_scratch]
@@ -201,7 +201,10 @@ def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """The agent refuses it too, on the instance: whoever can change the program speaks for everybody."""
+    """Check the idle command, as the agent does: its program must be changeable by root alone.
+
+    Whoever can change the program decides about every user's instance.
+    """
     changeable = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/scratch/", "/dev/shm/", "/run/user/")  # noqa: S108 - refused, not used
     if pool.idle.command and not pool.idle.command[0].startswith("/"):
         yield Problem(f"{key}.idle.command", list(pool.idle.command), "must begin with an absolute path")

@@ -1,4 +1,4 @@
-"""What a pool becomes on either cloud: scaling groups, the alarms on their load, tags. Pure."""
+"""Plan of a pool on either cloud: scaling groups, the alarms on their load, tags. Pure."""
 
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ class GroupPlan:
     Attributes:
         label: the pool's name, with the zone where the pool has a group for each.
         zones: where it may start instances.
-        size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
-            desired size; the others start empty and are where the pool goes when the first zone has no room.
+        size: its size. Of a pool with a group for each zone, the first zone's group gets the pool's minimum
+            and desired size; the others start empty and are used when the first zone has no capacity.
         first: whether it is the pool's first.
         market: how it buys.
     """
@@ -36,10 +36,10 @@ class GroupPlan:
 
 
 def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
-    """The scaling groups of a pool, in the order in which instances are tried to be started in them."""
+    """Return the scaling groups of a pool, in the order in which they try to start instances."""
     usual = _usual_plans(stack, pool)
     if not (pool.on_demand_fallback and stack.cloud is Cloud.AWS):
-        return usual  # a group of Alibaba Cloud buys on demand by itself where it finds no spot instance
+        return usual  # a group of Alibaba Cloud buys on demand itself where it finds no spot instance
     return usual + tuple(
         GroupPlan(f"{plan.label}-{Market.ON_DEMAND}", plan.zones, _empty(pool), False, Market.ON_DEMAND)
         for plan in usual
@@ -47,7 +47,7 @@ def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
 
 
 def _usual_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
-    """One for all zones, or one for each; all of the pool's own market."""
+    """Return one group for all zones, or one for each; all in the pool's own market."""
     zones = stack.zones_of(pool)
     if pool.grouping is Grouping.SINGLE:
         return (GroupPlan(pool.name, zones, pool.size, market=pool.market),)
@@ -68,8 +68,9 @@ class LoadAlarm:
     """One alarm on the load of a scaling group.
 
     Attributes:
-        gpu_memory: it is about the memory of the pool's GPUs, which agents publish, not the group's CPUs.
-        high: whether it is for too much load rather than for too little.
+        gpu_memory: it watches the memory of the pool's GPUs, which agents publish, instead of the group's
+            CPUs.
+        high: whether it watches for too much load, or for too little.
         percent: the threshold.
         for_s: how long the load must last.
     """
@@ -82,7 +83,7 @@ class LoadAlarm:
 
     @property
     def asks(self) -> str:
-        """What is to come of it, for users."""
+        """The effect of the alarm, for users."""
         return "one instance more" if self.high else "the sweep may terminate an idle instance"
 
 
@@ -95,30 +96,30 @@ LOAD_ALARMS = (_CPU_HIGH, _CPU_LOW, _GPU_MEMORY_HIGH)
 
 
 def load_alarms(plan: GroupPlan) -> tuple[LoadAlarm, ...]:
-    """What is watched on a group: CPU both ways, GPU memory on the way out.
+    """Return the alarms of a group: CPU for scale-out and scale-in, GPU memory for scale-out.
 
-    The memory is the whole pool's, so only its first group answers to it: of a pool with a group for each
-    zone all would start an instance at once.
+    The memory is the whole pool's, so only its first group has that alarm: otherwise the groups of all zones
+    would launch an instance at once.
     """
     return tuple(alarm for alarm in LOAD_ALARMS if plan.first or not alarm.gpu_memory)
 
 
 def alarm_name(stack: Stack, plan: GroupPlan, alarm: LoadAlarm) -> str:
-    """An alarm's full name."""
+    """Return an alarm's full name."""
     return naming.prefixed(stack.name, plan.label, alarm.label)
 
 
 def low_load_alarm(stack: Stack, pool: Pool) -> str | None:
-    """The name of the alarm that asks the sweep for one instance less; None for a pool that does not scale.
+    """Return the alarm that asks the sweep for one instance less; None for a pool that does not scale.
 
-    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts instances in
-    the first and moves on only where that has no room; little load there is little load of the pool.
+    A pool has one such alarm, on its first group. A pool with a group for each zone launches in the first
+    zone, and in others only where the first has no capacity: low load there is low load of the pool.
     """
     return alarm_name(stack, group_plans(stack, pool)[0], _CPU_LOW) if pool.scales else None
 
 
 def high_load_alarms(stack: Stack, pool: Pool) -> tuple[str, ...]:
-    """The alarms that ask the mover for one instance more; none for a pool that does not scale."""
+    """Return the alarms that ask the mover for one instance more; none for a pool that does not scale."""
     if not pool.scales:
         return ()
     return tuple(
@@ -130,9 +131,10 @@ def high_load_alarms(stack: Stack, pool: Pool) -> tuple[str, ...]:
 
 
 def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
-    """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
+    """Return the tags of an instance and its parts; ``managed`` allows the reaper to terminate it.
 
-    Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
+    Without an agent (``image.mode: none``) nothing reports whether the instance is used, so it has no
+    ``managed``.
     """
     owner = pool.owner or stack.owner
     licence = {"managed": "true"} if stack.image.managed else {}

@@ -1,8 +1,8 @@
-"""Unknown is never free: what must have a price before a stack is built, and what may be assumed. Pure.
+"""Rules on prices: what must have a price before a stack is built, and what may be assumed. Pure.
 
-A stack whose pools or large disks nobody publishes a price for has no worst month to hold to its budget. Its
-file must say what to count, under ``budget.assume``; small things (traffic, addresses, logs) may stay
-unknown, and sums are then shown as "at least".
+A stack whose pools or large disks have no public price has no worst month to compare with its budget. Its
+file must give their price under ``budget.assume``. Small items (traffic, addresses, logs) may stay unknown;
+sums are then shown as "at least". Unknown is never free.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ from stacks.errors import Problem
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.quantities import disk_gib, shared_units
 
-# From this size on, storage without a price is no small thing.
+# From this size on, storage without a price is no small item.
 LARGE_GIB = 1000
 DISK, CONTROLLER = "disk", "queue_controller"
 
 
 def _types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Of a capacity block all is paid before an instance starts."""
+    """Require a price for each type; a capacity block is paid before an instance starts."""
     if pool.market is Market.CAPACITY_BLOCK:
         return
     for index, name in enumerate(pool.types):
@@ -47,7 +47,7 @@ def _disks(stack: Stack) -> Iterator[Problem]:
 
 
 def _controller(stack: Stack) -> Iterator[Problem]:
-    """It runs day and night: by the year no small thing."""
+    """Require a price for the queue's controller, which runs day and night."""
     if stack.queued and prices.load(stack.cloud).quotes[CONTROLLER].amount is None:
         what = f"an hour of its controller in {stack.budget.currency}"
         yield from _needed(stack, "queue", str(stack.queue), CONTROLLER, what)
@@ -70,7 +70,7 @@ def _file_system(stack: Stack, name: str, gib: int) -> Iterator[Problem]:
 
 
 def _assumed(stack: Stack) -> Iterator[Problem]:
-    """Each assumption is of something that the stack has, and whose price in its region nobody publishes."""
+    """Require that an assumption names what the stack uses and what has no list price in its region."""
     if not stack.budget.assume:
         return
     listed, free = dict(_listed(stack)), set(_to_assume(stack))
@@ -86,7 +86,7 @@ def _assumed(stack: Stack) -> Iterator[Problem]:
 
 
 def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
-    """What the stack uses and a list has the price of: its name -> the region of that price."""
+    """Yield everything that the stack uses with a list price: its name, and the region of that price."""
     for pool in stack.pools:
         for name in pool.types:
             kind = catalog.load().find(name)
@@ -99,7 +99,7 @@ def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
 
 
 def _to_assume(stack: Stack) -> Iterator[str]:
-    """What may be assumed: without a price, or with one of another region only."""
+    """Return what may be assumed: items without a price, or with a price of another region only."""
     listed = dict(_listed(stack))
     named = [name for pool in stack.pools for name in pool.types if catalog.load().find(name) is not None]
     return (name for name in (*named, *_items(stack)) if listed.get(name) != stack.region)

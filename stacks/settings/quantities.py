@@ -1,4 +1,4 @@
-"""How much a stack uses of what is paid for: instances, disks, gateways, hours. Pure, and without prices."""
+"""Quantities of a stack's paid items: instances, disks, gateways, hours. Pure, and without prices."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from stacks.catalog.money import HOURS_PER_MONTH
 from stacks.settings.pools import GroupPlan, group_plans
 from stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
-# Of a month, at most; how long a build without room is tried again (image/builds/keeper.py).
+# The most Sundays of a month; how long a build without capacity is repeated (image/builds/keeper.py).
 SUNDAYS, RETRY_HOURS = 5, 6
-# How long builds are kept (stacks/aws/image.py), and what one stores: the base's own packages, driver,
-# containers and some 10 GB of wheels, most of it torch with CUDA. No account has measured one yet.
+# How long builds are kept (stacks/aws/image.py), and the size of one: the base's own packages, driver,
+# containers and some 10 GB of wheels, mostly torch with CUDA. No account has measured the size yet.
 KEPT_IMAGE_WEEKS, IMAGE_GB = 8, 25
-# Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test holds them together.
+# Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test compares them.
 ENDPOINTS = {Cloud.AWS: 12, Cloud.ALICLOUD: 1}
 
 
 class Level(StrEnum):
-    """How full the pools are: as the stack starts them, at their minimum, at their maximum."""
+    """Fill level of the pools: at the stack's start, at their minimum, at their maximum."""
 
     NOW = "now"
     MIN = "min"
@@ -28,7 +28,7 @@ class Level(StrEnum):
 
 
 class CostKind(StrEnum):
-    """What is paid for."""
+    """Kind of a paid item."""
 
     COMPUTE = "compute"
     DISKS = "disks"
@@ -41,12 +41,12 @@ class CostKind(StrEnum):
 
 @dataclass(frozen=True)
 class Volumes:
-    """What users will store and send, which no stack file says: by default 100 GB of each.
+    """Amounts that users will store and send, which no stack file names: by default 100 GB of each.
 
     Attributes:
         bucket_gb: in all buckets, on average over the month.
-        home_gb: in homes, where they grow by themselves.
-        log_gb: flow log, and logs of instances, taken in within a month.
+        home_gb: in homes, where they grow automatically.
+        log_gb: flow log, and logs of instances, received within a month.
         nat_gb: through NAT within a month.
     """
 
@@ -60,17 +60,17 @@ DEFAULT_VOLUMES = Volumes()
 
 
 def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
-    """How many instances a pool has at each level.
+    """Return the number of a pool's instances at each level.
 
-    A pool with a group for each zone starts in the first and may move to any other, so at its worst every
-    group is full. What a spot pool buys on demand instead is bought in the place of spot instances.
+    A pool with a group for each zone starts in the first zone and may use any other, so in the worst case
+    every group is full. On-demand instances of a spot pool replace spot instances and are not added.
     """
     most = sum(plan.size.max for plan in _of_own_market(stack, pool))
     return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
 
 
 def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
-    """How many instances of a spot pool are bought on demand: each of its groups buys its own base first."""
+    """Return the number of a spot pool's on-demand instances: each group buys its own base first."""
     base, groups = pool.on_demand_base, {Level.MAX: len(_of_own_market(stack, pool))}
     return {level: min(base * groups.get(level, 1), many) for level, many in instances(stack, pool).items()}
 
@@ -80,14 +80,14 @@ def _of_own_market(stack: Stack, pool: Pool) -> list[GroupPlan]:
 
 
 def gateways(network: NetworkSettings) -> int:
-    """How many NAT gateways the stack has, each with a public address; in an existing VPC none."""
+    """Return the number of NAT gateways, each with a public address; 0 in an existing VPC."""
     if network.existing is not None:
         return 0
     return {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: len(network.zones)}[network.nat]
 
 
 def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[tuple[str, CostKind, int]]:
-    """What all pools of a stack use: the name of its price, its kind, and how many units a month."""
+    """Yield what all pools of a stack use: the name of its price, its kind, and the units a month."""
     network, storage = stack.network, stack.storage
     if many := gateways(network):
         yield "nat_gateway", CostKind.NAT, many * HOURS_PER_MONTH
@@ -111,11 +111,11 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
 
 @dataclass(frozen=True)
 class MonthOfBuilds:
-    """What a month of image builds on AWS takes, at one level.
+    """Quantities of a month of image builds on AWS, at one level.
 
     Attributes:
-        builder_hours: of the instance that builds, and of another like it where a scan has its own test.
-        canary_hours: of a GPU instance that tries what was built.
+        builder_hours: of the instance that builds, and of a second one where a scan has its own test.
+        canary_hours: of a GPU instance that tests the built image.
         snapshot_gb: of every image that is kept.
     """
 
@@ -125,9 +125,10 @@ class MonthOfBuilds:
 
 
 def canary_types(stack: Stack) -> list[str]:
-    """The GPU types of the stack on which a built image may be tried, the cheapest first.
+    """Return the GPU types of the stack on which a built image may be tested, the cheapest first.
 
-    Empty where the stack has none that runs it, or wants none. Image Builder takes one that it can have.
+    Empty where no type runs the image, or ``image.canary`` is false. Image Builder uses one that is
+    available.
     """
     known = {name: catalog.load().get(name) for pool in stack.pools for name in pool.types}
     fitting = [kind for kind in known.values() if kind.gpu_count and kind.runs_bundled_image and kind.price]
@@ -136,9 +137,10 @@ def canary_types(stack: Stack) -> list[str]:
 
 
 def image_builds(stack: Stack) -> Mapping[Level, MonthOfBuilds]:
-    """Of a stack that builds: each Sunday once and, at worst, again for six hours where there is no room.
+    """Return image builds per month, usual and worst case, of a stack that builds.
 
-    Whole hours, since a build takes most of one. At worst a kept image fills its disk.
+    Usually one build runs each Sunday. In the worst case it is repeated for six hours for want of capacity,
+    and each kept image fills its disk. Hours are whole, since a build takes most of one.
     """
     each = 2 if stack.image.scan else 1
     kept = KEPT_IMAGE_WEEKS + 1
@@ -148,10 +150,10 @@ def image_builds(stack: Stack) -> Mapping[Level, MonthOfBuilds]:
 
 
 def bucket_price(stack: Stack) -> str:
-    """S3 always keeps copies in several zones; OSS where the stack asks for them."""
+    """Return the price of a bucket: S3 always stores copies in several zones, OSS only on request."""
     return "bucket_zone_redundant" if stack.storage.redundancy is Redundancy.ZRS else "bucket"
 
 
 def disk_gib(stack: Stack, pool: Pool) -> int:
-    """GiB of the disks of a pool with every group full."""
+    """Return the GiB of a pool's disks with every group full."""
     return instances(stack, pool)[Level.MAX] * (pool.volume_gib + pool.scratch_gib)

@@ -1,4 +1,4 @@
-"""What a stack with a queue needs beside it. Pure."""
+"""Rules for a stack with a queue. Pure."""
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -7,9 +7,9 @@ from stacks import catalog
 from stacks.errors import Problem
 from stacks.settings.schema import ImageMode, Pool, Stack
 
-# Words that Slurm reads as something else than a partition's name, and the queue's own security group.
+# Words with another meaning to Slurm than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
-WITHOUT_TEAM = "no-team"  # image/queue/accounting.py calls those so who are in none
+WITHOUT_TEAM = "no-team"  # image/queue/accounting.py uses this name for users without a team
 
 
 def _homes(stack: Stack) -> Iterator[Problem]:
@@ -56,7 +56,7 @@ def _teams(stack: Stack) -> Iterator[Problem]:
 
 
 def _limits(stack: Stack) -> Iterator[Problem]:
-    """A run of ``gpu-fleet submit`` has whole instances: below the smallest one it would wait for ever."""
+    """Require room for one instance: a submitted run takes whole instances and would wait for ever."""
     known = catalog.load()
     kinds = [known.find(name) for pool in stack.pools for name in pool.types]
     least = min((kind.gpu_count for kind in kinds if kind and kind.gpu_count), default=0)
@@ -79,7 +79,7 @@ def _whole_gpus(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _one_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Slurm does not know which instances stand close together."""
+    """Require one zone for a pool with a fast network: Slurm does not know where instances are."""
     fabric = "efa" if pool.efa else "erdma"
     if stack.queued and (pool.efa or pool.erdma) and len(stack.zones_of(pool)) > 1:
         allowed = f"must be one zone where queue is slurm and {fabric} is on: a job would reach over several"

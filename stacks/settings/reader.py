@@ -1,6 +1,6 @@
-"""From a stack file's mapping to ``Stack``: every problem at once, or a value that can be built.
+"""Parse a stack file's mapping into ``Stack``: a valid value, or every problem at once.
 
-``load`` is the only function of the pure modules that knows Pulumi.
+``load`` is the only function of the pure modules that uses Pulumi.
 """
 
 import json
@@ -32,7 +32,7 @@ def load() -> Stack:
     """Read the running stack's settings from Pulumi's configuration.
 
     Raises:
-        SettingsError: naming every key that is wrong.
+        SettingsError: the message names every wrong key.
     """
     import pulumi  # noqa: PLC0415 - the pure modules stay importable without Pulumi
     from pulumi.runtime import config  # noqa: PLC0415 - the same
@@ -48,10 +48,10 @@ def from_config(
 
     Args:
         config: full keys such as ``gpu-fleet:region`` -> value.
-        decoded: makes plain values of those of a key without its namespace.
+        decoded: (key without its namespace, value) -> plain value.
 
     Raises:
-        SettingsError: naming every key that is wrong, or that nothing would read.
+        SettingsError: the message names every key that is wrong, or that nothing would read.
     """
     own = {key: decoded(key, value) for key, value in namespaces.own_keys(config).items()}
     return _checked(name, own, list(namespaces.foreign_keys(config)))
@@ -61,10 +61,10 @@ def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
     """Check a stack file's content, keys without the project prefix.
 
     Args:
-        raw: what the YAML says, as plain Python values.
+        raw: the YAML as plain Python values.
 
     Raises:
-        SettingsError: naming every key that is wrong.
+        SettingsError: the message names every wrong key.
     """
     return _checked(name, raw, [])
 
@@ -79,7 +79,7 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stac
 
 
 def _without_secret(problem: Problem) -> Problem:
-    """The problem, without what is secret: a webhook's address, or a private key."""
+    """Return the problem without secrets: a webhook's address, or a private key."""
     text = str(problem.value)
     address = problem.key.startswith("notify.webhooks") and "://" in text
     if not address and "PRIVATE KEY" not in text:
@@ -88,7 +88,7 @@ def _without_secret(problem: Problem) -> Problem:
 
 
 def _decoded(key: str, value: Any) -> Any:
-    """Undo Pulumi's JSON encoding of structured values; text that is not JSON is left for the shape check."""
+    """Undo Pulumi's JSON encoding of structured values; the shape check reports text that is not JSON."""
     if key not in STRUCTURED or not isinstance(value, str):
         return value
     try:
@@ -104,15 +104,15 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 @cache
 def _adapter(kind: Any, name: str) -> TypeAdapter[Any]:
-    """The parser of one field."""
+    """Return the parser of one field."""
     return TypeAdapter(_hints(kind)[name])
 
 
 def _section(kind: Any, path: str, raw: object) -> Parsed:
-    """Parse a mapping field by field, so that one bad value hides nothing of what is wrong with another.
+    """Parse a mapping field by field, so that one bad value hides no problem of another.
 
     Returns:
-        A draft of the section, whole where nothing is wrong, and the problems found.
+        A draft of the section, whole where nothing is wrong, and the problems.
     """
     known = list(_hints(kind))
     if not isinstance(raw, Mapping):
@@ -143,7 +143,7 @@ def _section(kind: Any, path: str, raw: object) -> Parsed:
 
 
 def _field(kind: Any, name: str, path: str, value: Any) -> Parsed:
-    """Parse one field; None with a problem where nothing of it can be used."""
+    """Parse one field; return None with a problem where no part of it can be used."""
     hint = _hints(kind)[name]
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if is_dataclass(bare):
@@ -161,7 +161,7 @@ def _field(kind: Any, name: str, path: str, value: Any) -> Parsed:
 
 
 def _sections(kind: Any, adapter: TypeAdapter[Any], path: str, raw: list[object]) -> Parsed:
-    """A list of mappings, each parsed by itself."""
+    """Parse a list of mappings, each by itself."""
     parts = [_section(kind, f"{path}[{index}]", item) for index, item in enumerate(raw)]
     sections = tuple(section for section, _ in parts)
     if problems := [problem for _, listed in parts for problem in listed]:
@@ -170,14 +170,14 @@ def _sections(kind: Any, adapter: TypeAdapter[Any], path: str, raw: list[object]
 
 
 def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> Parsed:
-    """Names with a value each; what is wrong with one leaves the others."""
+    """Parse a mapping of names; a problem with one leaves the others."""
     values: dict[Any, Any] = {}
     problems = []
     for key, item in raw.items():
         parsed, item_problems = _leaf(adapter, path, {key: item})
         values |= parsed or {}
         problems += item_problems
-    # then all together: what bounds their number says nothing of any one
+    # then all together, to check their number
     return (values, problems) if problems else _leaf(adapter, path, dict(raw))
 
 
@@ -189,7 +189,7 @@ def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
 
 
 def _problem(key: str, details: "ErrorDetails") -> Problem:
-    """One pydantic finding as key, value and what is allowed."""
+    """Return a pydantic error as key, value and what is allowed."""
     path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
     return Problem(path, details["input"], _allowed(details["type"], details["input"], details["msg"]))
 
@@ -209,7 +209,7 @@ def _allowed(kind: str, value: object, message: str) -> str:
 
 
 def _network_of(value: object) -> IPv4Network | None:
-    """The network that an address with a prefix lies in."""
+    """Return the network of an address with a prefix."""
     try:
         return IPv4Network(value, strict=False) if isinstance(value, str) else None
     except ValueError:

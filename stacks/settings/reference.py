@@ -1,6 +1,6 @@
-"""The stack file for editors and readers: a JSON Schema and a page of its keys, out of ``schema``'s classes.
+"""Reference of the stack file: a JSON Schema and a page of its keys, generated from ``schema``'s classes.
 
-``gpu-fleet schema --write`` writes them; what must agree between keys is left to ``gpu-fleet check``.
+``gpu-fleet schema --write`` writes them; ``gpu-fleet check`` checks rules between keys.
 """
 
 import inspect
@@ -19,9 +19,9 @@ from stacks.settings import namespaces, schema
 
 CHECKOUT = Path(__file__).parents[2]
 FILE, PAGE = CHECKOUT / "stacks/settings/stack.schema.json", CHECKOUT / "docs/settings.md"
-# The first line of a stack file, which lies in stacks/: https://github.com/redhat-developer/yaml-language-server
+# First line of a stack file in stacks/: https://github.com/redhat-developer/yaml-language-server
 MODELINE = "# yaml-language-server: $schema=settings/stack.schema.json"
-# What Pulumi itself keeps beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).
+# Keys of Pulumi beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).
 OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
 ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -40,7 +40,7 @@ Schema = dict[str, Any]
 
 
 def json_schema() -> Schema:
-    """The JSON Schema (draft 2020-12) of a whole stack file."""
+    """Return the JSON Schema (draft 2020-12) of a whole stack file."""
     stack = TypeAdapter(schema.Stack).json_schema()
     definitions: Schema = stack.pop("$defs")
     for name, definition in [*definitions.items(), ("Stack", stack)]:
@@ -70,7 +70,7 @@ def json_schema() -> Schema:
 
 
 def _describe(definition: Schema, kind: type) -> None:
-    """Put a class's docstring where an editor shows it: its text at the whole, each attribute at its key."""
+    """Copy a class's docstring into the schema: its text to the whole, each attribute to its key."""
     text, _, attributes = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
     definition["description"] = _flat(text)
     definition.pop("title", None)
@@ -82,20 +82,20 @@ def _describe(definition: Schema, kind: type) -> None:
         if name in said:
             entry["description"] = said[name]
         if isinstance(entry.get("default"), dict):
-            del entry["default"]  # of a section: that of each of its keys
+            del entry["default"]  # a section's default: each of its keys has its own
         for holder in (entry, _of_each_name(entry)):
             _quoted_numbers(holder)
 
 
 def _of_each_name(entry: Schema) -> Schema:
-    """What each value of a mapping must be, whatever its name; nothing for what is no mapping."""
+    """Return the schema of each value of a mapping; empty where the entry is no mapping."""
     by_pattern: Schema = next(iter(entry.get("patternProperties", {}).values()), {})
     of_any: Schema = entry.get("additionalProperties", {})
     return by_pattern or of_any
 
 
 def _quoted_numbers(entry: Schema) -> None:
-    """A decimal may stand in quotes; other text may not."""
+    """Allow quotes around a decimal, but no other text."""
     options = entry.get("anyOf", [])
     if any(option.get("type") == "number" for option in options):
         for option in options:
@@ -108,7 +108,7 @@ def _flat(text: str) -> str:
 
 
 def markdown() -> str:
-    """The reference of all keys, one table a section."""
+    """Return the reference of all keys, with one table for each section."""
     whole = json_schema()
     config, definitions = whole["properties"]["config"], whole["$defs"]
     lines = [
@@ -158,7 +158,7 @@ def _section(name: str) -> str:
 
 
 def _value(entry: Schema) -> str:
-    """A type with its range, in words."""
+    """Return a type with its range, in words."""
     if name := _named(entry):
         return f"[{_section(name)}](#{_section(name).lower()})"
     if "anyOf" in entry:
@@ -193,9 +193,9 @@ def _values(values: list[object]) -> str:
 @click.command("schema", epilog="\b\nExample:\n  gpu-fleet schema")
 @click.option("--write", is_flag=True, help="Write it, and docs/settings.md, into the checkout.")
 def command(write: bool) -> None:
-    """Print the JSON Schema of a stack file, by which editors complete and check.
+    """Print the JSON Schema of a stack file, with which editors complete and check it.
 
-    A stack file names it in its first line.
+    A stack file names the schema in its first line.
     """
     text = json.dumps(json_schema(), indent=1) + "\n"
     if not write:

@@ -1,7 +1,7 @@
-"""What the keys of a stack file must agree on. Each rule is a pure generator of problems.
+"""Rules between the keys of a stack file. Each rule is a pure generator of problems.
 
-A rule reads what it needs from the stack; where that did not parse, it ends there (see ``draft``), because
-the missing or malformed key has been reported already. So each rule reads as little as it can.
+A rule reads what it needs from the stack. It ends at a field that did not parse (see ``draft``), because the
+missing or malformed key has been reported already. So each rule reads as little as it can.
 """
 
 import re
@@ -53,7 +53,7 @@ FREEZE_STAGES = 2
 # API_budgets_CreateBudget.html
 MOST_FILTERS_AWS = 200  # filter policies of a topic (AWS general reference, SNS quotas)
 MOST_RECIPIENTS_AWS, MOST_THRESHOLDS_AWS = 10, 10
-# The stack's own security groups (firewall.py of either cloud), each named like a pool's.
+# The stack's own security groups (firewall.py of either cloud), which have names like a pool's.
 OWN_GROUPS = ("endpoints", "home", "scratch", "image-builder")
 LUSTRE_FIRST_GIB = 1200
 LUSTRE_STEP_GIB = 2400
@@ -62,7 +62,7 @@ CURRENCIES = {Cloud.AWS: ("USD",), Cloud.ALICLOUD: ("CNY", "USD")}
 
 
 def check(stack: Stack) -> list[Problem]:
-    """All rules of a stack, over what parsed.
+    """Return the problems of all rules, as far as the fields parsed.
 
     Args:
         stack: the settings, or a draft of them.
@@ -93,7 +93,7 @@ def _length_of_name(stack: Stack) -> Iterator[Problem]:
 
 
 def _region(stack: Stack) -> Iterator[Problem]:
-    """Not China on AWS, and not the isolated regions: policies name principals and endpoints as elsewhere."""
+    """Refuse China on AWS and the isolated regions: they name principals and endpoints in another way."""
     known = regions.of_cloud(stack.cloud)
     if stack.region not in known:
         near = ", ".join(get_close_matches(stack.region, known, n=3, cutoff=0))
@@ -164,7 +164,7 @@ def _zones(stack: Stack) -> Iterator[Problem]:
 
 
 def _slots(stack: Stack) -> Iterator[Problem]:
-    """Each zone its own eighth of the network; one that is no longer used may keep its place."""
+    """Require a slot for each zone, an eighth of the network; an unused zone may keep its slot."""
     slots = stack.network.slots
     if slots is None:
         return
@@ -280,7 +280,7 @@ def _freeze(stack: Stack) -> Iterator[Problem]:
 
 @cache
 def _time_zones() -> Set[str]:
-    """Every IANA name; the library looks through hundreds of files for them."""
+    """Return every IANA name; cached, since the library searches hundreds of files."""
     return available_timezones()
 
 
@@ -305,7 +305,7 @@ def _names_of_pools(stack: Stack) -> Iterator[str]:
 
 
 def _each_group_once(stack: Stack) -> Iterator[Problem]:
-    """A pool's groups have its name and more, which may be the name of another pool."""
+    """Refuse a group whose name is another pool's: a group's name begins with its pool's name."""
     owners: dict[str, str] = {}
     for pool in stack.pools:
         with suppress(NotParsedError):

@@ -1,7 +1,7 @@
-"""What a stack file may say, as frozen dataclasses; their docstrings are the reference of the YAML keys.
+"""Keys of a stack file as frozen dataclasses; their docstrings are the reference of the YAML keys.
 
-Types, ranges and unknown keys are held by pydantic (see ``reader``); what must agree between keys is
-held by ``rules``. Together they report every problem of a file at once.
+pydantic checks types, ranges and unknown keys (see ``reader``); ``rules`` checks rules between keys.
+Together they report every problem of a file at once.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ EXACT = ConfigDict(extra="forbid")
 
 @dataclasses.dataclass(frozen=True)
 class Matching:
-    """A check of text that says what is allowed in words; editors get the pattern.
+    """A check of text whose error says in words what is allowed; editors get the pattern.
 
     Attributes:
         pattern: of the whole text.
-        allowed: what is said of other text.
+        allowed: the error for other text.
     """
 
     pattern: str
@@ -41,14 +41,14 @@ class Matching:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        any_script = self.pattern.replace(r"\w", r"\w\u0080-\uffff")  # an editor's \w is that of ASCII
+        any_script = self.pattern.replace(r"\w", r"\w\u0080-\uffff")  # an editor's \w covers ASCII only
         return handler(schema) | {"pattern": f"^(?:{any_script})$"}
 
     def checked(self, text: str) -> str:
-        """The text.
+        """Return the text.
 
         Raises:
-            ValueError: saying what is allowed.
+            ValueError: the message says what is allowed.
         """
         if not re.fullmatch(self.pattern, text):
             raise ValueError(self.allowed)
@@ -59,7 +59,7 @@ PoolName = Annotated[
     str,
     Matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
 ]
-# What a tag's value may hold in IAM, Lambda and others, that refuse it after half of the stack is made:
+# Allowed in a tag's value by IAM, Lambda and others, which refuse other text only during the deployment:
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.
 OWNER = r"[\w.:/=+@-]([\w .:/=+@-]{0,126}[\w.:/=+@-])?"
 OWNER_RULE = (
@@ -74,12 +74,12 @@ UserName = Annotated[
         r"[\w.:/=+@-]{1,64}( [\w.:/=+@-]{1,64})*", "must be a login name, or the owner of a pool or the stack"
     ),
 ]
-# useradd's own default, without the capitals and dots that some file systems and mail confuse (useradd(8)).
+# useradd's own default, without the capitals and dots that confuse some file systems and mail (useradd(8)).
 AccountName = Annotated[
     str,
     Matching(r"[a-z][a-z0-9_-]{0,30}", "must be a login name: up to 31 lower case letters, digits, - and _"),
 ]
-# sshd(8), "AUTHORIZED_KEYS FILE FORMAT"; DSA is no more, and RSA's length is held by a rule.
+# sshd(8), "AUTHORIZED_KEYS FILE FORMAT"; DSA is obsolete, and a rule checks RSA's length.
 PublicKey = Annotated[
     str,
     Matching(
@@ -89,7 +89,7 @@ PublicKey = Annotated[
         "must be one line of a public key file, such as that of ~/.ssh/id_ed25519.pub",
     ),
 ]
-# What both clouds take (API CreateSecret of AWS Secrets Manager and of Alibaba Cloud's KMS).
+# Allowed by both clouds (API CreateSecret of AWS Secrets Manager and of Alibaba Cloud's KMS).
 SecretName = Annotated[
     str,
     Matching(r"[A-Za-z0-9/_.-]{1,64}", "must be the name of a secret: its address stays out of this file"),
@@ -115,34 +115,34 @@ Argument = Annotated[str, Matching(r"[^\x00]{1,256}", "must be a path or an argu
 Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
 Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
-# Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
 
 
 def _no_number(network: object) -> object:
-    """A network that is text: of a number ``ipaddress`` makes an address near 0.0.0.0."""
+    """Refuse a number: ``ipaddress`` would make an address near 0.0.0.0 of it."""
     if isinstance(network, int):
         raise ValueError("must be a network, such as 10.20.0.0/16")
     return network
 
 
 Network = Annotated[IPv4Network, BeforeValidator(_no_number)]
+# A key without a default in Pulumi.yaml is required there; the empty text is this key's default.
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
-# More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
+# More than any account has of anything; a larger number would make the estimate's sums exceed 28 digits.
 LARGEST = 1_000_000_000
-# what the log of instances is called in the names of both clouds
+# the label of the instances' log in the names of both clouds
 _INSTANCES = "instances"
 Positive = Annotated[int, Field(gt=0, le=LARGEST), NUMBER]
 Count = Annotated[int, Field(ge=0, le=LARGEST), NUMBER]
-# What the sweep takes too: a policy beyond it would stop every sweep (image/reaper/policy.py).
+# The sweep's own limits: a policy beyond them would stop every sweep (image/reaper/policy.py).
 MOST_INSTANCES, MOST_DAYS, MOST_HOURS = 100_000, 3650, 100_000
 Instances = Annotated[int, Field(ge=0, le=MOST_INSTANCES), NUMBER]
 SomeInstances = Annotated[int, Field(gt=0, le=MOST_INSTANCES), NUMBER]
 Days = Annotated[int, Field(gt=0, le=MOST_DAYS), NUMBER]
 PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), AMOUNT]
-# More than any hour or GiB costs; less than 0.0001 of any currency is a slip.
+# More than any hour or GiB costs; less than 0.0001 of any currency is a mistake.
 AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), AMOUNT]
 Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
-# The periods CloudWatch Logs knows (API PutRetentionPolicy), up to what Simple Log Service takes: 3000 days
+# The periods of CloudWatch Logs (API PutRetentionPolicy), up to the limit of Simple Log Service: 3000 days
 # (alicloud_log_store, ``retention_period``).
 RetentionDays = Annotated[
     Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922],
@@ -151,9 +151,9 @@ RetentionDays = Annotated[
 
 
 class Nat(StrEnum):
-    """How private subnets reach the internet: not at all, through one gateway, or each through its own.
+    """Route of private subnets to the internet: none, through one gateway, or each through its own.
 
-    ``one`` is cheap and dies with its zone; ``per_zone`` survives the loss of any zone; ``none`` needs
+    ``one`` is cheap and fails with its zone; ``per_zone`` survives the loss of any zone; ``none`` needs
     ``network.interface_endpoints``.
     """
 
@@ -163,7 +163,7 @@ class Nat(StrEnum):
 
 
 class Market(StrEnum):
-    """How capacity is bought; the axis runs from dear and certain-to-stay to cheap and revocable.
+    """Purchase option for capacity, from expensive and permanent to cheap and interruptible.
 
     ``reservation`` and ``capacity-block`` start instances only inside capacity that is already paid for.
     """
@@ -175,7 +175,7 @@ class Market(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Who uses the pool: users at a prompt, a distributed training job, or a service that follows load.
+    """Use of the pool: users at a prompt, a distributed training job, or a service that follows load.
 
     Only ``serving`` and ``interactive`` pools scale by load unless ``scaling`` says otherwise: a training job
     of fixed world size gains nothing from an instance that joins late.
@@ -194,7 +194,7 @@ class Grouping(StrEnum):
 
 
 class IdleAction(StrEnum):
-    """What the sweep does with an instance that stayed idle through its grace time."""
+    """Action of the sweep on an instance that stayed idle through its grace period."""
 
     STOP = "stop"
     TERMINATE = "terminate"
@@ -208,10 +208,10 @@ class ThresholdKind(StrEnum):
 
 
 class OnExceeded(StrEnum):
-    """What the sweep does once the last thresholds of kind ``actual`` are passed.
+    """Action of the sweep once the last thresholds of kind ``actual`` are passed.
 
-    ``notify`` leaves it to users. ``freeze`` caps the training pools at the size they have when the last
-    but one is passed, and lets them start nothing more when the last is; no running instance is touched, and
+    ``notify`` leaves it to users. ``freeze`` limits the training pools to their size when the last but one is
+    passed, and lets them start nothing more when the last is passed; no running instance is touched, and
     ``gpu-fleet unfreeze`` or the next month lifts it.
     """
 
@@ -220,17 +220,17 @@ class OnExceeded(StrEnum):
 
 
 class BudgetScope(StrEnum):
-    """Count what carries the stack's cost allocation tag (which must be activated), or the whole account."""
+    """Count costs with the stack's cost allocation tag (which must be activated), or the whole account."""
 
     TAG = "tag"
     ACCOUNT = "account"
 
 
 class Queue(StrEnum):
-    """What starts runs: each user on instances of their own, or a queue over all of them.
+    """Start of runs: each user on their own instances, or a queue over all instances.
 
-    ``slurm``: a controller of the stack's own, and every instance of every pool a node; jobs that wait raise
-    the pools. It needs shared homes and accounts.
+    ``slurm``: the stack has a controller, and every instance of every pool is a node; waiting jobs make the
+    pools grow. It needs shared homes and accounts.
     """
 
     NONE = "none"
@@ -238,7 +238,7 @@ class Queue(StrEnum):
 
 
 class WebhookKind(StrEnum):
-    """Whose room a webhook writes to."""
+    """Product of the room that a webhook writes to."""
 
     SLACK = "slack"
     TEAMS = "teams"
@@ -246,13 +246,13 @@ class WebhookKind(StrEnum):
 
 
 class ImageMode(StrEnum):
-    """Where agent, gate and trainer come from; the axis runs from nothing prepared to nothing left to do.
+    """Source of agent, gate and trainer, from nothing prepared to everything prepared.
 
-    ``bootstrap``: the image is somebody else's, with an NVIDIA driver and Python 3.11 or newer; the first
+    ``bootstrap``: the image is another owner's, with an NVIDIA driver and Python 3.11 or newer; the first
     boot fetches the payload from the stack's bucket. ``baked``: the image comes from this project's recipe
-    and carries all; with ``image.base_id`` it is the newest build, and until there is one they bootstrap.
-    ``none``: nothing of ours runs; such instances are not tagged ``gpu-fleet:managed``, and nothing is
-    reaped.
+    and holds all three; with ``image.base_id`` it is the newest build, and until there is one, instances
+    bootstrap. ``none``: nothing of this project runs; such instances are not tagged ``gpu-fleet:managed``,
+    and nothing is reaped.
     """
 
     BOOTSTRAP = "bootstrap"
@@ -261,24 +261,24 @@ class ImageMode(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """What reports say of an image that instances boot."""
+        """Description for reports of the image that instances boot."""
         return {"bootstrap": "bootstrapped", "none": "nothing of ours runs there"}.get(self.value, self.value)
 
 
 @dataclass(frozen=True, config=EXACT)
 class ExistingNetwork:
-    """A VPC that somebody else runs: the stack adds its security groups, and changes and deletes nothing.
+    """A VPC of another owner: the stack adds its security groups, and changes and deletes nothing.
 
-    Interface endpoints come with ``network.interface_endpoints`` alone; routes, NAT, the way to S3 or OSS and
-    flow logs stay with the VPC's owner.
+    The stack adds interface endpoints only with ``network.interface_endpoints``; the VPC's owner keeps
+    routes, NAT, the route to S3 or OSS and flow logs.
 
     Attributes:
         vpc_id: the VPC.
         subnets: zone -> the private subnet (AWS) or vSwitch (Alibaba Cloud) for instances in it, one for each
             of ``network.zones``.
-        internet: whether their routes lead to the internet, through a NAT gateway or a proxy of the owner's;
-            without, ``network.interface_endpoints`` or such endpoints of the owner's are needed (AWS; Alibaba
-            Cloud's services answer inside every VPC).
+        internet: whether their routes lead to the internet, through the owner's NAT gateway or proxy; if not,
+            ``network.interface_endpoints`` or the owner's own endpoints are needed (AWS; on Alibaba Cloud,
+            services answer inside every VPC).
     """
 
     vpc_id: str
@@ -288,22 +288,22 @@ class ExistingNetwork:
 
 @dataclass(frozen=True, config=EXACT)
 class NetworkSettings:
-    """The private network of a stack: its own, or with ``existing`` somebody else's.
+    """Private network of a stack: its own, or with ``existing`` another owner's.
 
     Attributes:
-        cidr: an RFC 1918 network from /16 to /23, for a network of the stack's own.
+        cidr: an RFC 1918 network from /16 to /23, for the stack's own network.
         zones: availability zones in order of preference.
-        slots: zone -> which eighth of ``cidr`` is its own, 0 to 7; a zone keeps its slot for good. Left out,
-            the order of ``zones`` numbers them, and must then never change but by a zone more at the end.
-            File systems stand in the zone of the lowest.
+        slots: zone -> its eighth of ``cidr``, 0 to 7; a zone keeps its slot for good. By default the order of
+            ``zones`` numbers them; then you may only add zones at the end. File systems are in the zone of
+            the lowest slot.
         existing: a VPC by its id, in place of ``cidr``.
-        nat: how private subnets reach the internet.
+        nat: the route of private subnets to the internet.
         interface_endpoints: reach the cloud's own services without leaving the network.
         peers: networks that must stay reachable, so ``cidr`` may not overlap them.
-        flow_log_retention_days: how long accepted and rejected connections stay on record, where that differs
-            from ``logs.retention_days``.
-        s3_buckets: buckets of your own, or public ones, that the network's way to S3 lets through beside the
-            stack's and those of AWS's services; ``*`` stands for any letters (AWS).
+        flow_log_retention_days: how long accepted and rejected connections are kept, where that differs from
+            ``logs.retention_days``.
+        s3_buckets: your own or public buckets that the network's S3 endpoint allows beside the stack's and
+            those of AWS's services; ``*`` stands for any letters (AWS).
     """
 
     zones: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
@@ -318,7 +318,7 @@ class NetworkSettings:
 
     @property
     def own_cidr(self) -> IPv4Network:
-        """The network that the stack makes.
+        """Network that the stack makes.
 
         Raises:
             ValueError: it makes none: ``existing`` names one.
@@ -329,7 +329,7 @@ class NetworkSettings:
 
     @property
     def reaches_internet(self) -> bool:
-        """Whether instances get out of the network."""
+        """Return whether instances reach the internet."""
         return self.nat is not Nat.NONE if self.existing is None else self.existing.internet
 
     @property
@@ -341,9 +341,9 @@ class NetworkSettings:
 
     @property
     def home_zone(self) -> str:
-        """Where what lies in one zone alone stands (a file system, the only NAT): that of the lowest slot.
+        """Zone of resources that are in one zone alone (file systems, the only NAT): that of the lowest slot.
 
-        Not the preferred one: a change of preference must not move data.
+        It is not the preferred zone: a change of preference must not move data.
         """
         return min(self.zones, key=lambda zone: self.slot_of[zone])
 
@@ -353,9 +353,10 @@ class AccountSettings:
     """A user with an account of that name on every instance.
 
     Attributes:
-        uid: the account's number, 2000 to 29999; for good, since files on the shared homes belong to it.
+        uid: the account's number, 2000 to 29999; it must never change, since it owns files on the shared
+            homes.
         keys: public SSH keys, as in ``authorized_keys`` and without options.
-        team: a group that the account is in, with the same number on every instance.
+        team: a group of the account, with the same number on every instance.
         admin: may become root by ``sudo``, without a password.
     """
 
@@ -366,7 +367,7 @@ class AccountSettings:
 
 
 class LoginName(StrEnum):
-    """Which attribute of IAM Identity Center is a member's login name (AWS)."""
+    """Attribute of IAM Identity Center that is a member's login name (AWS)."""
 
     USER_NAME = "user_name"
     NICK_NAME = "nick_name"
@@ -374,7 +375,7 @@ class LoginName(StrEnum):
 
 @dataclass(frozen=True, config=EXACT)
 class DirectoryTeam:
-    """A group of the directory, whose members are a team on the instances.
+    """A group of the directory; its members are a team on the instances.
 
     Attributes:
         group: the group's id in IAM Identity Center (AWS), or the name of a RAM user group (Alibaba Cloud).
@@ -387,18 +388,20 @@ class DirectoryTeam:
 
 @dataclass(frozen=True, config=EXACT)
 class DirectorySettings:
-    """Groups whose members have accounts, beside those whom ``access.people`` names.
+    """Groups whose members have accounts, beside those in ``access.people``.
 
-    A function of the stack reads them each minute. An account's number follows from the member's id in the
-    directory and is written down for good; a member of several groups is in the first team by its name.
+    A function of the stack reads the groups each minute. It derives an account's number from the member's id
+    in the directory and records it for good. A member of several groups is in the team whose name comes
+    first.
 
     Attributes:
         teams: team -> its group.
-        keys: login name -> public SSH keys, since no directory holds any.
+        keys: login name -> public SSH keys, since the directory holds none.
         identity_store: the identity store's id, such as ``d-1234567890`` (AWS, required there).
-        region: of IAM Identity Center, where that is another than the stack's (AWS).
-        role: ARN of a role that reads the identity store, where that is another account's (AWS).
-        login: which attribute is the login name, and so what the tag ``SSMSessionRunAs`` must say (AWS).
+        region: region of IAM Identity Center, if it differs from the stack's (AWS).
+        role: ARN of a role that reads the identity store, if that is in another account (AWS).
+        login: the attribute that is the login name; the tag ``SSMSessionRunAs`` must have the same value
+            (AWS).
     """
 
     teams: Annotated[dict[AccountName, DirectoryTeam], Field(min_length=1, max_length=20)]
@@ -413,15 +416,15 @@ class DirectorySettings:
 
 @dataclass(frozen=True, config=EXACT)
 class AccessSettings:
-    """Who may log in. Nobody by SSH unless named here: Session Manager needs no open port.
+    """Access for users. SSH is closed unless a network is named: Session Manager needs no open port.
 
     Attributes:
         ssh_from: name of a site -> its network; private, or public and no wider than /20.
-        people: login name -> account. Instances make them at boot and look for changes every three minutes;
-            who is no longer named is locked. On AWS sessions then open as the account that the caller's tag
-            ``SSMSessionRunAs`` names.
-        directory: groups of IAM Identity Center (AWS) or of RAM (Alibaba Cloud), whose members have accounts
-            too.
+        people: login name -> account. Instances make the accounts at boot and check for changes every three
+            minutes; an account that is no longer named is locked. On AWS, sessions then open as the account
+            in the caller's tag ``SSMSessionRunAs``.
+        directory: groups of IAM Identity Center (AWS) or of RAM (Alibaba Cloud) whose members also have
+            accounts.
     """
 
     ssh_from: dict[str, Network] = Field(default_factory=dict)
@@ -432,14 +435,14 @@ class AccessSettings:
 
     @property
     def accounts(self) -> bool:
-        """Whether instances have accounts of users."""
+        """Return whether instances have accounts of users."""
         return bool(self.people) or self.directory is not None
 
 
 class Redundancy(StrEnum):
-    """Where OSS keeps copies: in one zone (LRS) or in several of the region (ZRS).
+    """Location of OSS's copies: one zone (LRS) or several of the region (ZRS).
 
-    Part of a bucket from its birth: to change it later is to make a new bucket
+    It cannot change after a bucket is made: a change makes a new bucket
     (www.alibabacloud.com/help/en/oss/user-guide/storage-redundancy).
     """
 
@@ -449,7 +452,7 @@ class Redundancy(StrEnum):
 
 @dataclass(frozen=True, config=EXACT)
 class ExistingBucket:
-    """What instances may do in a bucket of somebody else's.
+    """Permissions of instances in another owner's bucket.
 
     Attributes:
         write: instances of every pool may write and delete objects; otherwise they read.
@@ -463,11 +466,11 @@ class ExistingBucket:
 
 @dataclass(frozen=True, config=EXACT)
 class ExistingFileSystem:
-    """A file system of somebody else's, in the VPC that ``network.existing`` names.
+    """A file system of another owner, in the VPC that ``network.existing`` names.
 
     Attributes:
         id: the file system, encrypted where its kind can be.
-        mount_name: what FSx for Lustre calls it to those who mount it (scratch on AWS, and required there).
+        mount_name: the mount name of an FSx for Lustre (scratch on AWS, and required there).
     """
 
     id: str
@@ -476,12 +479,12 @@ class ExistingFileSystem:
 
 @dataclass(frozen=True, config=EXACT)
 class ExistingStorage:
-    """Storage that somebody else runs: the stack lets its instances in, and changes and deletes nothing.
+    """Storage of another owner: the stack gives its instances access, and changes and deletes nothing.
 
-    What a bucket's policy refuses, plain HTTP say, is for its owner to decide.
+    The owner's bucket policy decides what is refused, for example plain HTTP.
 
     Attributes:
-        buckets: name -> what instances may do there.
+        buckets: name -> permissions of instances there.
         home: EFS (AWS) or NAS (Alibaba Cloud) that holds the homes, in place of ``storage.home``.
         scratch: FSx for Lustre (AWS) or CPFS (Alibaba Cloud), in place of ``storage.scratch_gib``.
     """
@@ -498,17 +501,17 @@ class StorageSettings:
     Attributes:
         key_rotation_days: how often the stack's key rotates; exactly 90 on AWS, 7 to 90 on Alibaba Cloud.
         kms_instance_id: the KMS instance that holds the stack's key (Alibaba Cloud, where a key outside of
-            one rotates yearly at the soonest).
+            one rotates at most once a year).
         home: a shared, encrypted NFS home for every pool.
-        home_gib: its size on Alibaba Cloud; on AWS it grows by itself.
+        home_gib: size of the home on Alibaba Cloud; on AWS it grows automatically.
         scratch_gib: size of a shared Lustre (AWS) or CPFS (Alibaba Cloud) file system; 0 for none.
-        old_versions_days: how long a bucket keeps what was overwritten or deleted.
-        redundancy: of the buckets (Alibaba Cloud), ``LRS`` where left out; to be named in a protected stack,
+        old_versions_days: how long a bucket keeps overwritten and deleted objects.
+        redundancy: copies of the buckets (Alibaba Cloud), ``LRS`` by default; required in a protected stack,
             since a later change would make new buckets.
-        cached_buckets: buckets whose objects lie below ``/scratch/shared/BUCKET`` too, of the Lustre of
-            ``scratch_gib``: what is read first is kept there, nothing is written back. ``data`` for the
-            stack's own, or names of ``existing.buckets`` (AWS).
-        existing: buckets of somebody else's that instances use too, and file systems in place of its own.
+        cached_buckets: buckets whose objects also appear below ``/scratch/shared/BUCKET``, in the Lustre of
+            ``scratch_gib``: it keeps what is read, and writes nothing back. ``data`` for the stack's own
+            bucket, or names of ``existing.buckets`` (AWS).
+        existing: buckets of another owner that instances also use, and file systems in place of the stack's.
     """
 
     key_rotation_days: Annotated[int, Field(ge=7, le=90), NUMBER] = 90
@@ -526,12 +529,13 @@ class StorageSettings:
 class Size:
     """Instances of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
 
-    A pool with a group for each zone has ``max`` as the limit of each; the mover never passes it in all of
-    them together. The worst month counts it in each: an operator can still raise a group by hand.
+    In a pool with a group for each zone, ``max`` limits each group, and the mover never lets all of them
+    together pass it. The worst month counts ``max`` in each group, since an operator can raise a group by
+    hand.
 
     Attributes:
         min: the group's lower limit.
-        desired: how many start with the pool; later it rises by the mover and falls by the sweep alone.
+        desired: instances that start with the pool; later only the mover raises it, only the sweep lowers it.
         max: the upper limit, of each group.
     """
 
@@ -554,7 +558,7 @@ class QuietHours:
 
 @dataclass(frozen=True, config=EXACT)
 class IdleLimits:
-    """Means of a minute from which on an instance counts as active; their shares are added up.
+    """One-minute averages from which on an instance counts as active; their shares are added up.
 
     Attributes:
         cpu_cores: CPU time over real time; 0.1 is 6 CPU seconds a minute.
@@ -569,25 +573,26 @@ class IdleLimits:
 
 @dataclass(frozen=True, config=EXACT)
 class Idle:
-    """When an instance of the pool counts as forgotten, and what happens then.
+    """Idle policy of a pool: when an instance counts as idle, and what happens then.
 
-    What counts as activity (``watch``, ``limits``, ``command``) reaches running instances within ten minutes.
+    The activity keys (``watch``, ``limits``, ``command``) reach running instances within ten minutes.
 
     Attributes:
-        after_hours: idle time before an instance is marked; 14 days at most, heartbeats are kept no longer.
+        after_hours: idle time before an instance is marked; 14 days at most, since heartbeats are kept no
+            longer.
         grace_minutes: time between the mark, which notifies the owner, and the action; a week at most.
-        action: stop (keeps the disk, and only that) or terminate.
+        action: stop (keeps only the root volume) or terminate.
         min_uptime_minutes: a younger instance is left alone.
-        coverage_percent: share of the window's heartbeats without which nothing is decided.
+        coverage_percent: share of the window's heartbeats that a decision needs.
         terminate_stopped_after_days: second stage after a stop; null for never.
         quiet_hours: daily spans without any action.
         quiet_weekends: no action from Saturday 00:00 to Monday 00:00.
-        watch: names of programs that are work while they run, beside those that the agent knows.
+        watch: names of programs that count as work while they run, beside those that the agent knows.
         limits: rates that count as activity.
-        command: absolute path and arguments of a program on the image that is run each minute, by an account
-            without rights: exit code 0 says busy, 1 says not busy, anything else not known. Only root may be
-            able to change it.
-        command_timeout_s: the program is killed after so many seconds, and nothing is known then.
+        command: absolute path and arguments of a program on the image that runs each minute, as an account
+            without rights: exit code 0 says busy, 1 says not busy, anything else says unknown. Only root may
+            be able to change it.
+        command_timeout_s: the program is killed after so many seconds, and its answer is unknown.
     """
 
     after_hours: Annotated[float, Field(ge=0.05, le=336), NUMBER] = 24
@@ -606,7 +611,7 @@ class Idle:
 
 @dataclass(frozen=True, config=EXACT)
 class Pool:
-    """A set of like instances that is bought, sized and reaped together.
+    """A set of instances of one kind that is bought, sized and reaped together.
 
     Attributes:
         name: lower case letters, digits and dashes.
@@ -620,21 +625,23 @@ class Pool:
         groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.
         efa: Elastic Fabric Adapter on every network card (AWS).
         erdma: elastic RDMA interfaces (Alibaba Cloud).
-        gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
-        mig_profile: cut each GPU into instances of this profile at boot, say ``1g.10gb``; null: whole ones.
+        gpu_memory_gib: memory that the work needs of each GPU; a type with less is refused. Null for no such
+            need.
+        mig_profile: divide each GPU into instances of this profile at boot, say ``1g.10gb``; null: whole
+            GPUs.
         on_demand_base: instances of a spot pool that are bought on demand first.
-        on_demand_fallback: where no spot instance is to be had, a spot pool buys on demand, at that price.
+        on_demand_fallback: where no spot instance is available, a spot pool buys on demand, at that price.
         spot_price_limit: most to pay for a spot instance and hour, in the currency of the account (Alibaba
             Cloud); null for whatever the market asks, which never passes the on-demand price.
         volume_gib: size of the encrypted root volume.
         scratch_gib: size of an encrypted disk for /scratch (Alibaba Cloud, whose types have no local disks);
             0 for none.
-        containers: allow containers to reach the metadata service (one network hop more).
+        containers: allow containers to reach the metadata service (one more network hop).
         scaling: scale out under load, ask the sweep to scale in; by default off for training.
-        spare: instances kept running for whoever takes one next (``gpu-fleet take``).
-        idle: when an instance counts as forgotten.
+        spare: instances kept running for the next user of ``gpu-fleet take``.
+        idle: when an instance counts as idle, and what happens then.
         max_lifetime_hours: age at which the sweep is asked to replace an instance; at least 24.
-        owner: who answers for the pool; the stack's owner when empty.
+        owner: the user or team responsible for the pool; the stack's owner when empty.
     """
 
     name: PoolName
@@ -668,16 +675,16 @@ class Pool:
 
     @property
     def scales(self) -> bool:
-        """Whether load changes the pool's size."""
+        """Return whether load changes the pool's size."""
         return self.purpose is not Purpose.TRAINING if self.scaling is None else self.scaling
 
     @property
     def rebalances(self) -> bool:
-        """Whether a spot instance may be replaced before its market asks for it, on a recommendation (AWS).
+        """Return whether a rebalance recommendation replaces a spot instance before its interruption (AWS).
 
-        Of serving pools alone: jobs of users and training would end for a mere risk. And not of EFA
-        pools, whose instances stand close together, nor of a fixed size (``size.min`` = ``size.max``), where
-        there is no room for one instance more.
+        Only in serving pools: users' and training jobs would end for a mere risk. Not in EFA pools, whose
+        instances are placed close together, nor in pools of fixed size (``size.min`` = ``size.max``), which
+        have no room for one more instance.
         """
         grows = self.size.min < self.size.max
         return self.market is Market.SPOT and self.purpose is Purpose.SERVING and not self.efa and grows
@@ -690,11 +697,11 @@ class Pool:
 
 @dataclass(frozen=True, config=EXACT)
 class Threshold:
-    """A share of the budget that notifies when it is passed.
+    """A share of the budget that sends a notification when it is passed.
 
     Attributes:
-        percent: of ``budget.monthly``.
-        kind: of what is spent, or of the month's forecast.
+        percent: share of ``budget.monthly``.
+        kind: compare the money spent, or the month's forecast.
     """
 
     percent: Positive
@@ -710,16 +717,16 @@ DEFAULT_THRESHOLDS = (
 
 @dataclass(frozen=True, config=EXACT)
 class BudgetSettings:
-    """What a month may cost, and who hears of it.
+    """Budget of a month, and the recipients of its alarms.
 
     Attributes:
         monthly: amount per calendar month.
         currency: ``USD`` on AWS, ``CNY`` or ``USD`` on Alibaba Cloud.
         cny_per_usd: the rate to compare prices in one currency with a budget in the other.
-        scope: what is counted.
+        scope: costs that are counted.
         recipients: e-mail addresses.
         thresholds: in rising order for each kind.
-        assume: what to count where no list has a price: instance type -> price of an hour on demand, or the
+        assume: price to count where no list has one: instance type -> price of an hour on demand, or the
             name of a price in ``stacks/catalog/prices.toml``, such as ``disk`` -> price of its unit; in
             ``currency``.
         allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
@@ -742,7 +749,7 @@ class LeftoversSettings:
     """Unattached volumes, unassociated addresses, long-stopped instances: listed, or also removed.
 
     Attributes:
-        older_than_days: younger ones are passed over.
+        older_than_days: younger ones are skipped.
         remove: remove them, each only with a snapshot made since.
     """
 
@@ -755,11 +762,11 @@ class ReaperSettings:
     """The scheduled sweep.
 
     Attributes:
-        every_minutes: time between sweeps; 10 at most, since each of them meters the spend too, and an alarm
-            on it is to come within 15 minutes.
+        every_minutes: time between sweeps; 10 at most, since each sweep also meters the cost, and its alarm
+            must arrive within 15 minutes.
         dry_run: decide, report and publish, but touch nothing.
         max_actions: instances terminated by one sweep, at most.
-        max_percent: the same as a share of the fleet.
+        max_percent: the same limit as a share of the fleet.
         time_zone: IANA name for quiet hours and weekends.
         leftovers: what to do with storage and addresses that nobody uses.
         watch_days: days from the first sweep in which it only reports what it would have stopped or
@@ -777,17 +784,17 @@ class ReaperSettings:
 
 @dataclass(frozen=True, config=EXACT)
 class LogSettings:
-    """What the stack writes down of itself.
+    """Logs of the stack.
 
     Attributes:
         retention_days: how long every log of the stack is kept: connections of its network, runs of the sweep
             and of the mover, logs of instances, requests to its buckets.
-        instances: send what boot check, agent, trainers, runs and the queue say on each instance, and the
-            kernel's errors of GPUs, to CloudWatch Logs or Simple Log Service; without it that is on the
-            instance alone.
-        bucket_access: write every request to the stack's buckets down, in a bucket of its own.
-        data_events: CloudTrail delivers every call for an object of the stack's buckets there too, with who
-            made it, complete and signed; paid for by the event (AWS, with ``bucket_access``).
+        instances: send the logs of boot check, agent, trainers, runs and the queue on each instance, and the
+            kernel's errors of GPUs, to CloudWatch Logs or Simple Log Service; without it they stay on the
+            instance.
+        bucket_access: log every request to the stack's buckets, in a separate bucket.
+        data_events: CloudTrail also delivers every call for an object of the stack's buckets there, with its
+            caller, complete and signed; paid by the event (AWS, with ``bucket_access``).
     """
 
     retention_days: RetentionDays = 90
@@ -798,7 +805,7 @@ class LogSettings:
 
 @dataclass(frozen=True, config=EXACT)
 class TakeSettings:
-    """Who may ask for instances by ``gpu-fleet take``, and for how many.
+    """Limit of ``gpu-fleet take``, with which users ask for instances.
 
     Attributes:
         max_per_person: instances that one user may have taken at once, in all pools; 0 for none.
@@ -809,12 +816,12 @@ class TakeSettings:
 
 @dataclass(frozen=True, config=EXACT)
 class TeamSettings:
-    """What a team of ``access.people`` or ``access.directory`` gets of the queue.
+    """Share of the queue for a team of ``access.people`` or ``access.directory``.
 
     Attributes:
-        share: how much it may use beside the other teams, which have 1 each unless named: of two jobs that
-            wait, the one goes first whose team has used less of its share.
-        max_gpus: GPUs that its jobs may have at once, in all pools; a job beyond them waits. Null for all.
+        share: how much the team may use in relation to the others, whose default is 1: of two waiting jobs,
+            the one starts first whose team has used less of its share.
+        max_gpus: GPUs that its jobs may have at once, in all pools; further jobs wait. Null for all.
     """
 
     share: Annotated[int, Field(gt=0, le=1000), NUMBER] = 1
@@ -823,7 +830,7 @@ class TeamSettings:
 
 @dataclass(frozen=True, config=EXACT)
 class Webhook:
-    """A team's room that hears of every instance about to be terminated.
+    """A team's room that is notified of every instance about to be terminated.
 
     Attributes:
         kind: ``slack``, ``teams`` (a workflow's) or ``dingtalk`` (a robot with the keyword gpu-fleet).
@@ -836,14 +843,14 @@ class Webhook:
 
 @dataclass(frozen=True, config=EXACT)
 class NotifySettings:
-    """Who is notified, before the grace period of an idle instance begins, beside the budget's recipients.
+    """Recipients of the notice before an idle instance's grace period, beside the budget's recipients.
 
     Attributes:
-        users: login name on the instances, or a pool's owner -> e-mail address. Those seen on an instance
-            are notified, and its owner.
-        sender: address that mail is sent from, verified in SES or DirectMail; on AWS null lets users
-            subscribe to the stack's topic instead, which each confirms once.
-        webhooks: rooms that hear every notice.
+        users: login name on the instances, or a pool's owner -> e-mail address. The instance's owner and the
+            users seen on it are notified.
+        sender: sender address of the mail, verified in SES or DirectMail; on AWS null lets users subscribe to
+            the stack's topic instead, which each confirms once.
+        webhooks: rooms that get every notice.
     """
 
     users: dict[UserName, Address] = Field(default_factory=dict)
@@ -852,33 +859,34 @@ class NotifySettings:
 
     @property
     def anybody(self) -> bool:
-        """Whether anybody is named beside the budget's recipients."""
+        """Return whether the file names anybody beside the budget's recipients."""
         return bool(self.users or self.webhooks)
 
 
 @dataclass(frozen=True, config=EXACT)
 class ImageSettings:
-    """The image every instance of the stack boots; exactly one of ``id`` and ``parameter``.
+    """Image of every instance of the stack; exactly one of ``id`` and ``parameter``.
 
-    Where ``mode`` is ``baked``, ``base_id`` is set and ``bundled`` is not, those two name what instances
-    boot, and bootstrap, until the stack's first build has ended; from then on they boot what was built.
+    Where ``mode`` is ``baked``, ``base_id`` is set and ``bundled`` is not, ``id`` or ``parameter`` names the
+    image that instances boot and bootstrap until the stack's first build has ended; from then on they boot
+    the newest build.
 
     Attributes:
         id: a fixed image id.
-        parameter: an SSM parameter that holds the id (AWS); read anew at every launch. A build of the stack
+        parameter: an SSM parameter that holds the id (AWS); read again at every launch. A build of the stack
             writes ``/imagebuilder/gpu-fleet-<stack>/ami``.
-        mode: where agent, gate and trainer come from: ``bootstrap``, ``baked`` or ``none``.
-        bundled: the image that ``id`` or ``parameter`` names comes from this project's recipe, whose open
+        mode: the source of agent, gate and trainer: ``bootstrap``, ``baked`` or ``none``.
+        bundled: the image in ``id`` or ``parameter`` comes from this project's recipe, whose open
             kernel modules need Turing or newer.
-        size_gib: its root disk; no pool's volume may be smaller.
+        size_gib: size of its root disk; no pool's volume may be smaller.
         base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
             for no build pipeline.
-        payload: the recipe that it runs, by its path from the top of the checkout: a tarball that
+        payload: the recipe that a build runs, by its path from the top of the checkout: a tarball that
             ``gpu-fleet image payload`` wrote; null for the checkout's own.
-        canary: whether a build is tried on a GPU of the stack before it is promoted (AWS): the gate, and an
+        canary: whether a build is tested on a GPU of the stack before it is promoted (AWS): the gate, and an
             all-reduce over all GPUs.
-        scan: whether Amazon Inspector's findings are kept with each build (AWS): a service of its own price,
-            which the account must have activated for EC2.
+        scan: whether Amazon Inspector's findings are kept with each build (AWS): a service with its own
+            price, which the account must have activated for EC2.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
         lustre_client: the image, or the base of its builds, has Lustre's client, ``mount.lustre`` (AWS). The
             recipe brings none: its maker's kernel module is in no archive whose key is held here.
@@ -898,27 +906,27 @@ class ImageSettings:
 
     @property
     def managed(self) -> bool:
-        """Whether instances run the agent, and so may be reaped."""
+        """Return whether instances run the agent, and so may be reaped."""
         return self.mode is not ImageMode.NONE
 
     @property
     def built(self) -> bool:
-        """Whether the stack has a pipeline that builds images."""
+        """Return whether the stack has a pipeline that builds images."""
         return self.base_id is not None
 
     @property
     def follows_builds(self) -> bool:
-        """Whether instances boot the stack's newest build, and until there is one bootstrap another image."""
+        """Return whether instances boot the newest build, or bootstrap another image until there is one."""
         return self.mode is ImageMode.BAKED and self.built and not self.bundled
 
     @property
     def bootstraps(self) -> bool:
-        """Whether instances may boot an image that lacks agent, gate and trainer."""
+        """Return whether instances may boot an image that lacks agent, gate and trainer."""
         return self.mode is ImageMode.BOOTSTRAP or self.follows_builds
 
     @staticmethod
     def built_parameter(stack: str) -> str:
-        """The SSM parameter that holds the newest image built; Image Builder's own role may write these."""
+        """Return the SSM parameter with the newest image built; Image Builder's own role may write it."""
         return f"/imagebuilder/gpu-fleet-{stack}/ami"
 
 
@@ -929,14 +937,14 @@ class Stack:
     Attributes:
         name: the stack's name, from Pulumi.
         cloud: ``aws`` or ``alicloud``.
-        region: where everything is; no resource lands elsewhere.
+        region: the region of every resource.
         account_id: the account it belongs to; the provider refuses any other.
-        owner: who answers for the stack.
+        owner: the user or team responsible for the stack.
         protected: buckets, keys and file systems refuse deletion.
         endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
         queue: ``slurm`` for a queue over the instances of all pools, or ``none``.
         teams: team of ``access.people`` or ``access.directory`` -> its share of the queue, and its limit;
-            ``no-team`` for those who are in none.
+            ``no-team`` for users without a team.
     """
 
     name: str
@@ -961,28 +969,28 @@ class Stack:
 
     @property
     def queued(self) -> bool:
-        """Whether a queue starts jobs on the stack's instances."""
+        """Return whether a queue starts jobs on the stack's instances."""
         return self.queue is not Queue.NONE
 
     @property
     def emulated(self) -> bool:
-        """Whether an emulator stands for the cloud; what moto lacks is then left out."""
+        """Return whether an emulator replaces the cloud; resources that moto lacks are then left out."""
         return self.endpoint_url is not None
 
     @property
     def flow_log_days(self) -> int:
-        """How long the network's connections stay on record."""
+        """Days for which the network's connections are kept."""
         return self.network.flow_log_retention_days or self.logs.retention_days
 
     def bucket_name(self, kind: str) -> str:
-        """Of a bucket: unique in the world by the account's id, and known before anything exists."""
+        """Return a bucket's name, known in advance; the account's id makes it globally unique."""
         return naming.prefixed(self.name, kind, self.account_id)
 
     @property
     def instance_log(self) -> str:
-        """Where the logs of instances go: a log group, or ``PROJECT/STORE``. Known before it exists.
+        """Destination of the instances' logs: a log group, or ``PROJECT/STORE``. Known before it exists.
 
-        Empty where they go nowhere.
+        Empty where the logs are not sent.
         """
         if not self.logs.instances:
             return ""
@@ -991,5 +999,5 @@ class Stack:
         return f"{naming.prefixed(self.name, _INSTANCES, self.account_id)}/{_INSTANCES}"
 
     def zones_of(self, pool: Pool) -> tuple[str, ...]:
-        """The zones a pool uses, in the network's order of preference."""
+        """Return the zones that a pool uses, in the network's order of preference."""
         return tuple(zone for zone in self.network.zones if not pool.zones or zone in pool.zones)

@@ -1,4 +1,4 @@
-"""The stack files in ``stacks/``: which there are, what they say, and the argument STACK of every command."""
+"""The stack files in ``stacks/``: their list, their content, and the argument STACK of every command."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,17 +17,17 @@ FOLDER = Path(__file__).parents[1]
 
 
 def names() -> list[str]:
-    """The stacks that have a file, in alphabetical order."""
+    """Return the stacks that have a file, in alphabetical order."""
     return sorted(
         path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in FOLDER.glob("Pulumi.*.yaml")
     )
 
 
 def path_of(name: str) -> Path:
-    """The file of a stack.
+    """Return the file of a stack.
 
     Raises:
-        StacksError: naming the stacks there are, or how to make the first.
+        StacksError: there is none; the message names the existing stacks, or how to make the first.
     """
     known = names()
     if not known:
@@ -40,14 +40,14 @@ def path_of(name: str) -> Path:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """The ``config`` mapping of a stack file, with full keys such as ``gpu-fleet:region``.
+    """Return the ``config`` mapping of a stack file, with full keys such as ``gpu-fleet:region``.
 
     Raises:
-        StacksError: when the file cannot be read or holds no such mapping.
+        StacksError: the file cannot be read or holds no such mapping.
     """
     try:
         content = yaml_text.read(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8; a date that is none
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8; an invalid date
         raise StacksError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise StacksError(f"{path}: must be a mapping with the key 'config'")
@@ -65,10 +65,10 @@ def config_of(path: Path) -> dict[str, Any]:
 
 
 def place_of(name: str) -> dict[str, str]:
-    """Where a stack is: cloud, region, account_id, and endpoint_url of an emulator or an empty text.
+    """Return a stack's cloud, region, account_id, and endpoint_url of an emulator or an empty text.
 
     Raises:
-        StacksError: naming everything that is wrong with its file.
+        StacksError: the message names everything that is wrong with its file.
     """
     stack = settings_of(name)
     return {
@@ -80,26 +80,26 @@ def place_of(name: str) -> dict[str, str]:
 
 
 def pools_of(name: str) -> list[str]:
-    """The names of a stack's pools, in the order of its file; errors as for ``settings_of``."""
+    """Return the names of a stack's pools, in the order of its file; errors as in ``settings_of``."""
     return [pool.name for pool in settings_of(name).pools]
 
 
 def settings_of(name: str) -> Stack:
-    """A stack's settings, read and checked without Pulumi.
+    """Return a stack's settings, read and checked without Pulumi.
 
     Raises:
-        StacksError: naming everything that is wrong with its file.
+        StacksError: the message names everything that is wrong with its file.
     """
     return reader.from_config(name, config_of(path_of(name)))
 
 
 def alone_of(name: str) -> Stack:
-    """A stack's settings, checked against the stack files beside it too.
+    """Return a stack's settings, also checked against the stack files beside it.
 
-    Files that are wrong themselves are left to their own check.
+    Another file that is invalid is skipped; its own check reports it.
 
     Raises:
-        StacksError: as ``settings_of``, or naming the stack that would share a physical name.
+        StacksError: as in ``settings_of``, or a stack shares a physical name; the message names it.
     """
     stack = settings_of(name)
     if problems := tuple(neighbours.clashes(stack, _readable(name))):
@@ -108,7 +108,7 @@ def alone_of(name: str) -> Stack:
 
 
 def _readable(name: str) -> Iterator[Stack]:
-    """The stacks of every other file that is in order."""
+    """Yield the stacks of every other valid file."""
     for other in names():
         if other != name:
             with suppress(StacksError):
@@ -116,7 +116,7 @@ def _readable(name: str) -> Iterator[Stack]:
 
 
 class StackName(click.ParamType[str]):
-    """The name of a stack; a shell completes it. Whether there is such a file is said when it is read."""
+    """The name of a stack, with shell completion. A missing file is reported when it is read."""
 
     name = "stack"
 
@@ -126,5 +126,5 @@ class StackName(click.ParamType[str]):
         param: click.Parameter,  # noqa: ARG002 - the same
         incomplete: str,
     ) -> list[CompletionItem]:
-        """The stacks whose names begin so."""
+        """Return the stacks whose names begin with the text."""
         return [CompletionItem(name) for name in names() if name.startswith(incomplete)]

@@ -1,6 +1,6 @@
-"""YAML as Pulumi reads it, so that ``check`` and ``pulumi up`` find the same values in a file.
+"""YAML with Pulumi's rules, so that ``check`` and ``pulumi up`` find the same values in a file.
 
-Pulumi's reader (gopkg.in/yaml.v3) leaves to YAML 1.1 what PyYAML still follows: ``22:00`` is text there, not
+PyYAML follows YAML 1.1 where Pulumi's reader (gopkg.in/yaml.v3) does not: ``22:00`` is text for Pulumi, not
 1,320 minutes, and ``yes``, ``no``, ``on`` and ``off`` are text too.
 """
 
@@ -30,7 +30,7 @@ class LeadingZero:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, as Pulumi's own reader does; PyYAML would take the last."""
+    """Refuses a repeated key, as Pulumi's own reader does; PyYAML would take the last one."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it so
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in (BOOL, INT, FLOAT)]
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping, each of its keys once."""
+        """Return a mapping; raise an error where a key is repeated."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -84,11 +84,11 @@ def written(content: object, *, flow: bool = False) -> str:
 
 
 def read(text: str) -> Any:
-    """The content of a YAML document.
+    """Return the content of a YAML document.
 
     Raises:
-        yaml.YAMLError: it is none, a key stands twice in one mapping, it is nested too deep, or its aliases
-            say too much to be read.
+        yaml.YAMLError: it is no YAML, repeats a key in a mapping, is nested too deep, or has too many values
+            once its aliases are expanded.
     """
     loader = _Loader(text)
     try:
@@ -107,16 +107,16 @@ def read(text: str) -> Any:
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a document says once each alias is written out.
+    """Return the number of values in a document once each alias is expanded.
 
-    Few lines can say more than any computer holds: nine lists of nine aliases each of the one before are 400
-    million values. PyYAML keeps each once; whoever looks at all of them does not come to an end.
+    A few lines can expand to more than any computer holds: nine lists of nine aliases, each of the list
+    before, are 400 million values. PyYAML stores each once, but code that reads all of them would not end.
 
     Args:
         known: id of a node -> its values.
 
     Raises:
-        RecursionError: an alias stands within what it names.
+        RecursionError: an alias is inside what it names.
     """
     if id(node) not in known:
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -1,1 +1,1 @@
-"""``gpu-fleet destroy``: take a stack down and lose nothing that nobody gave up."""
+"""``gpu-fleet destroy``: delete a stack, but only the data that the operator names."""

@@ -1,4 +1,4 @@
-"""Taking a stack down on Alibaba Cloud: what it holds, and the few calls that change something."""
+"""Teardown on Alibaba Cloud: what a stack holds, and the calls that change something."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -29,15 +29,15 @@ PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImage
 MEMBERS_PAGE = 50  # DescribeScalingInstances, DescribeScalingGroups
 UNPROTECTED_AT_ONCE = 20  # SetInstancesProtection
 TERMINATED_AT_ONCE = 100  # DeleteInstances
-# A user deleted it beside Pulumi: error codes of OSS and NAS.
+# Error codes of OSS and NAS for a resource that a user deleted outside Pulumi.
 ABSENT = ("NoSuchBucket", "InvalidFileSystem.NotFound")
 
 
 def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "AlicloudStack":
-    """The stack in its account.
+    """Return the stack in its account.
 
     Args:
-        cloud: whom to ask; by default with the credentials of the environment.
+        cloud: makes the calls; by default with the credentials of the environment.
         s3: boto3's client for OSS.
 
     Raises:
@@ -57,7 +57,7 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
 
 
 class AlicloudStack:
-    """One stack on Alibaba Cloud; see ``holdings.Cloud``.
+    """One stack on Alibaba Cloud; see ``holdings.TeardownCloud``.
 
     Args:
         cloud: makes every call but those to OSS.
@@ -68,7 +68,7 @@ class AlicloudStack:
         self._s3_ask = partial(oss.ask, s3)
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
-        """What the stack holds now. Changes nothing."""
+        """Return what the stack holds now. Changes nothing."""
         instances = self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
         own = {instance.id for instance in instances}
@@ -84,7 +84,7 @@ class AlicloudStack:
         )
 
     def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
-        """Every instance that the stack's groups started, wherever it is now."""
+        """Return every instance that the stack's groups started, inside a group or outside."""
         members = {
             str(row["InstanceId"]): group.id
             for group in state.of(resources, state.GROUPS)
@@ -96,7 +96,7 @@ class AlicloudStack:
         return tuple(instance for instance in made if instance.group or instance.managed)
 
     def _members(self, group: str) -> Iterator[dict[str, Any]]:
-        """The instances of a group, protected or not."""
+        """Yield the instances of a group, protected or not."""
         return self._cloud.numbered(
             "ess",
             "DescribeScalingInstances",
@@ -107,7 +107,7 @@ class AlicloudStack:
         )
 
     def _tokens(self, action: str, *keys: str, **chosen: str) -> Iterator[dict[str, Any]]:
-        """Every page of a list of ECS."""
+        """Yield every page of a list of ECS."""
         token: dict[str, str] = {}
         while True:
             page = self._cloud.ask(
@@ -126,7 +126,7 @@ class AlicloudStack:
         return f"{gib(float(described['MeteredSize']))} of {described['Capacity']} GiB"
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
-        """What is under the key and in no state: nothing of it can be read once the key is gone."""
+        """Yield what is encrypted by the key and is in no state: deleting the key makes it unreadable."""
         snapshots = self._tokens("DescribeSnapshots", "Snapshots", "Snapshot", Encrypted="true")
         mine = {snapshot["SnapshotId"] for snapshot in snapshots if snapshot.get("KMSKeyId") == key_id}
         yield from (Remnant("snapshot", snapshot_id) for snapshot_id in sorted(mine))
@@ -139,7 +139,7 @@ class AlicloudStack:
                 yield Remnant("volume", disk["DiskId"])
 
     def _images(self) -> Iterator[dict[str, Any]]:
-        """The account's own images; this list goes by numbers."""
+        """Yield the account's own images; this list pages by number."""
         return self._cloud.numbered(
             "ecs",
             "DescribeImages",
@@ -151,9 +151,9 @@ class AlicloudStack:
         )
 
     def drain(self, group: StateResource) -> None:
-        """Size zero, and no instance protected any more: the group then ends each of them by its hook.
+        """Set size 0 and remove every protection; the group then terminates its instances through its hook.
 
-        A group that was made without an expected number takes none later; its limit alone then empties it.
+        A group that was made without an expected number never takes one; its maximum of 0 then empties it.
         """
         self._unprotect(group.id)
         (described,) = self._cloud.ask(
@@ -171,7 +171,7 @@ class AlicloudStack:
             MaxSize="0",
             **expected,
         )
-        self._unprotect(group.id)  # what started in between may have had itself protected
+        self._unprotect(group.id)  # an instance that started in between may be protected
 
     def _unprotect(self, group: str) -> None:
         ids = [
@@ -190,7 +190,7 @@ class AlicloudStack:
             )
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Release stopped instances that no group has."""
+        """Release stopped instances that are in no group."""
         for start in range(0, len(ids), TERMINATED_AT_ONCE):
             some = ids[start : start + TERMINATED_AT_ONCE]
             named = {f"InstanceId.{number}": instance_id for number, instance_id in enumerate(some, 1)}
@@ -201,7 +201,7 @@ class AlicloudStack:
         buckets.empty(self._s3_ask, bucket, note, in_batches=False)
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
-        """Let the key go after so many days; quiet where it is going already."""
+        """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
         metadata = self._cloud.ask("kms", "DescribeKey", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] == "PendingDeletion":
             return

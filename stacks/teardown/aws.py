@@ -1,4 +1,4 @@
-"""Taking a stack down on AWS: what it holds, and the few calls that change something."""
+"""Teardown on AWS: what a stack holds, and the calls that change something."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -25,19 +25,19 @@ from stacks.teardown.holdings import (
 )
 from stacks.teardown.state import StateResource
 
-# All but `terminated`; one that shuts down still has its volumes.
-# What Image Builder writes on its instances (its user guide, "Resources created").
+# Image Builder sets this tag on its instances (its user guide, "Resources created").
 BUILDER = {"Key": "CreatedBy", "Value": "EC2 Image Builder"}
+# Every state but `terminated`; an instance that shuts down still has its volumes.
 THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 EFS = "aws:efs/fileSystem:FileSystem"
 UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
 NAMED_AT_ONCE = 50  # DescribeAutoScalingGroups
-# A user deleted it beside Pulumi: error codes of S3, EFS and FSx.
+# Error codes of S3, EFS and FSx for a resource that a user deleted outside Pulumi.
 ABSENT = ("NoSuchBucket", "FileSystemNotFound")
 
 
 def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
-    """The stack in its account.
+    """Return the stack in its account.
 
     Args:
         clients: service -> boto3 client; by default with the credentials of the environment.
@@ -59,7 +59,7 @@ def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
 
 
 class AwsStack:
-    """One stack on AWS; see ``holdings.Cloud``.
+    """One stack on AWS; see ``holdings.TeardownCloud``.
 
     Args:
         aws: makes every call.
@@ -70,7 +70,7 @@ class AwsStack:
         self._s3_ask = partial(aws.ask, "s3")
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
-        """What the stack holds now. Changes nothing."""
+        """Return what the stack holds now. Changes nothing."""
         raw, instances = self._raw(), self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
         own = {instance.id for instance in instances}
@@ -87,7 +87,7 @@ class AwsStack:
         )
 
     def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
-        """Every instance that the stack's groups started, wherever it is now."""
+        """Return every instance that the stack's groups started, inside a group or outside."""
         members = self._members(state.of(resources, state.GROUPS))
         made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in self._raw())
         return tuple(instance for instance in made if instance.group or instance.managed)
@@ -101,7 +101,7 @@ class AwsStack:
         return [instance for reservation in reservations for instance in reservation["Instances"]]
 
     def _members(self, groups: Sequence[StateResource]) -> dict[str, str]:
-        """Instance id -> its group."""
+        """Return instance id -> its group."""
         members: dict[str, str] = {}
         names = [group.id for group in groups]
         for start in range(0, len(names), NAMED_AT_ONCE):
@@ -132,7 +132,7 @@ class AwsStack:
         return f"{file_system['StorageCapacity']:,} GiB large"
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
-        """What is under the key and in no state: nothing of it can be read once the key is gone."""
+        """Yield what is encrypted by the key and is in no state: deleting the key makes it unreadable."""
         encrypted = [{"Name": "encrypted", "Values": ["true"]}]
         listed = partial(self._aws.pages, "ec2")
         mine = {
@@ -154,7 +154,7 @@ class AwsStack:
                 yield Remnant("backup", backup["BackupId"])
 
     def drain(self, group: StateResource) -> None:
-        """Size zero, and no instance protected any more: the group then ends each of them by its hook.
+        """Set size 0 and remove every protection; the group then terminates its instances through its hook.
 
         A group that was deleted outside Pulumi is empty.
         """
@@ -169,7 +169,7 @@ class AwsStack:
             MaxSize=0,
             DesiredCapacity=0,
         )
-        self._unprotect(group.id)  # what was launched in between came protected
+        self._unprotect(group.id)  # an instance that launched in between is protected
 
     def _unprotect(self, group: str) -> None:
         for described in self._groups([group]):
@@ -188,7 +188,7 @@ class AwsStack:
                 )
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Terminate stopped instances that no group has."""
+        """Terminate stopped instances that are in no group."""
         self._aws.ask("ec2", "terminate_instances", InstanceIds=list(ids))
 
     def empty(self, bucket: str, note: Note) -> None:
@@ -196,7 +196,7 @@ class AwsStack:
         buckets.empty(self._s3_ask, bucket, note, in_batches=True)
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
-        """Let the key go after so many days; quiet where it is going already."""
+        """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
         metadata = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] != "PendingDeletion":
             self._aws.ask("kms", "schedule_key_deletion", KeyId=key.id, PendingWindowInDays=days)
@@ -216,5 +216,5 @@ def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> HeldInstance
 
 
 def _is_under(encrypted: Mapping[str, Any], key_id: str) -> bool:
-    """Whether a key id or ARN is that of the key."""
+    """Return whether the resource is encrypted by the key."""
     return str(encrypted.get("KmsKeyId", "")).rpartition("/")[2] == key_id

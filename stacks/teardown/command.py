@@ -1,4 +1,4 @@
-"""``gpu-fleet destroy STACK``: says what it will do, asks, and does it."""
+"""``gpu-fleet destroy STACK``: shows the plan, asks, and destroys."""
 
 import importlib
 import sys
@@ -17,7 +17,7 @@ ALL = "all"
 
 
 def cloud_of(stack: Stack) -> Any:
-    """The stack's cloud; an SDK takes a second to load, so only the one that is asked."""
+    """Connect to the stack's cloud; only that cloud's SDK is loaded, since each takes a second."""
     return importlib.import_module(f"stacks.teardown.{stack.cloud}").connect(stack)
 
 
@@ -63,8 +63,8 @@ def destroy(
 ) -> None:
     """Drain a stack's instances and delete the stack; data and its key stay unless --delete-data names them.
 
-    Instances leave through their group's lifecycle hook, so trainer and agent save first. What follows --
-    is handed to `pulumi destroy`. Cut off, it goes on where it ended when it is run again.
+    Each group's lifecycle hook lets trainer and agent save before an instance terminates. Flags after -- go
+    to `pulumi destroy`. A command that was cut off continues when you run it again.
     """
     engine.refuse(arguments)
     stack = stack_files.settings_of(name)
@@ -97,10 +97,10 @@ def destroy(
 
 
 def confirm(name: str) -> None:
-    """Have the user write the stack's name.
+    """Ask the user to type the stack's name.
 
     Raises:
-        TeardownError: it was another, or nobody is there to write it.
+        TeardownError: the user typed something else, or standard input is no terminal.
     """
     if not _at_a_terminal():
         raise TeardownError(f"nobody is at the terminal to confirm; --yes destroys {name} without asking")

@@ -1,4 +1,4 @@
-"""The Pulumi CLI as a destroy uses it: read the state, delete all but what is excluded."""
+"""The Pulumi CLI in a destroy: read the state, delete everything but the excluded resources."""
 
 import subprocess
 from collections.abc import Collection, Sequence
@@ -9,7 +9,7 @@ from stacks.teardown import state
 from stacks.teardown.errors import TeardownError
 from stacks.teardown.state import StateResource
 
-# Flags of `pulumi destroy` that decide what is deleted -> what to do instead.
+# Flags of `pulumi destroy` that change what is deleted -> what to do instead.
 REFUSED = {
     "--exclude": "--delete-data says what is deleted",
     "--exclude-protected": "what is protected is kept anyway",
@@ -26,10 +26,10 @@ LETTERS = {"x": "--exclude", "t": "--target", "m": "--message"}
 
 
 def refuse(arguments: Sequence[str]) -> None:
-    """Refuse flags that would undo what was looked at.
+    """Refuse flags that would change what the plan decided.
 
     Raises:
-        StacksError: naming the flag and what to do instead.
+        StacksError: the message names the flag and what to do instead.
     """
     pulumi_command.refuse(arguments)
     for argument in arguments:
@@ -43,7 +43,7 @@ class Engine:
 
     Args:
         arguments: further flags of ``pulumi destroy``.
-        message: kept by the backend beside each update.
+        message: the backend keeps it beside each update.
 
     Raises:
         StacksError: the CLI is missing.
@@ -54,10 +54,10 @@ class Engine:
         self._stack, self._arguments, self._message = stack, tuple(arguments), message
 
     def resources(self) -> tuple[StateResource, ...]:
-        """What the state holds.
+        """Return the resources in the state.
 
         Raises:
-            TeardownError: there is no such stack, or nobody is logged in.
+            TeardownError: there is no such stack, or the operator is not logged in.
         """
         asked = [self._executable, "stack", "export", "--stack", self._stack]
         done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -66,16 +66,16 @@ class Engine:
         return state.read(done.stdout)
 
     def command(self, exclude: Collection[str]) -> list[str]:
-        """``pulumi destroy`` of all but some resources and what those depend on."""
+        """Return the ``pulumi destroy`` command that keeps some resources and what they depend on."""
         excluded = [part for urn in sorted(exclude) for part in ("--exclude", urn)]
         own = ["--stack", self._stack, "--yes", "--message", self._message]
         return [self._executable, "destroy", *own, *excluded, *self._arguments]
 
     def destroy(self, exclude: Collection[str]) -> None:
-        """Delete all but some resources and what those depend on.
+        """Delete everything but some resources and what they depend on.
 
         Raises:
-            TeardownError: it failed; the CLI has said why.
+            TeardownError: the command failed; the CLI has printed the reason.
         """
         code = deploy.to_its_end(self.command(exclude), ROOT)
         if code:

@@ -1,14 +1,14 @@
-"""What taking a stack down refuses; each message says what to do."""
+"""Errors of a teardown; each message says what to do."""
 
 from stacks.errors import StacksError
 
 
 class TeardownError(StacksError):
-    """Anything this room refuses. Its text needs no traceback beside it."""
+    """Every error of this package. Its message needs no traceback."""
 
 
 class RefusedError(TeardownError):
-    """The stack may not be taken down as asked; carries every reason, each with its remedy."""
+    """The stack may not be destroyed as asked; carries every reason, each with its remedy."""
 
     def __init__(self, stack: str, reasons: tuple[str, ...]) -> None:
         self.reasons = reasons
@@ -17,4 +17,4 @@ class RefusedError(TeardownError):
 
 
 class StillThereError(TeardownError):
-    """Instances outlasted the wait; running the command again goes on."""
+    """Instances still exist after the wait; running the command again continues."""

@@ -1,4 +1,4 @@
-"""What a stack holds, as its cloud reports it: instances, stores of data, and the rest under its key."""
+"""Holdings of a stack, as its cloud reports them: instances, data stores, and what else its key encrypts."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from stacks.calls.errors import CannotCheckError
 from stacks.teardown import state
 from stacks.teardown.state import StateResource
 
-# Set by users and administrators (image/reaper/model.py); a hold keeps an instance whatever the sweep says.
+# Users and administrators set them (image/reaper/model.py); a hold keeps an instance from the sweep.
 TAG_STACK, TAG_POOL, TAG_MANAGED = "gpu-fleet:stack", "gpu-fleet:pool", "gpu-fleet:managed"
 TAG_KEEP_UNTIL, TAG_KEEP_REASON = "gpu-fleet:keep-until", "gpu-fleet:keep-reason"
 TAG_PROTECTED = "gpu-fleet:protected"
@@ -22,11 +22,11 @@ class HeldInstance:
     """One instance of the stack.
 
     Attributes:
-        state: as the cloud says it, in lower case.
+        state: the cloud's name of its state, in lower case.
         pool: its pool, or empty.
-        group: the scaling group it is in; empty for one that the sweep detached.
+        group: its scaling group; empty for an instance that the sweep detached.
         hold: why a user or an administrator keeps it; empty for no hold.
-        managed: the sweep may terminate it; none of a stack with ``image.mode: none`` is.
+        managed: the sweep may terminate it; no instance of a stack with ``image.mode: none`` is managed.
     """
 
     id: str
@@ -39,7 +39,7 @@ class HeldInstance:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped, so that nothing on it can be saved any more."""
+        """Return whether the instance is stopped or stopping, so that it can save nothing any more."""
         return self.state in STOPPED
 
 
@@ -48,11 +48,11 @@ class DataStore:
     """A bucket or a file system of the stack, and what it holds.
 
     Attributes:
-        kind: ``data``, ``checkpoints``, ``records``, ``home`` or ``scratch``.
+        kind: ``data``, ``checkpoints``, ``records``, ``access-logs``, ``home`` or ``scratch``.
         urn: in the state.
         id: bucket name or file system id.
         holds: say ``1,204 versions, 3.1 GiB``.
-        empty: nothing is in it, which only a bucket can prove.
+        empty: nothing is in it; only a bucket can prove that.
         protected: Pulumi refuses to delete it.
     """
 
@@ -66,7 +66,7 @@ class DataStore:
 
 @dataclass(frozen=True)
 class Remnant:
-    """Something under the stack's key that is in no state file.
+    """Something that the stack's key encrypts and that no state lists.
 
     Attributes:
         kind: ``snapshot``, ``image``, ``volume`` or ``backup``.
@@ -81,7 +81,7 @@ class Holdings:
     """Everything that decides what a destroy may do.
 
     Attributes:
-        builders: instances that build or try an image of the stack at the moment.
+        builders: instances that build or test an image of the stack at the moment.
     """
 
     instances: tuple[HeldInstance, ...] = ()
@@ -94,35 +94,31 @@ Note = Callable[[str], None]
 
 
 class TeardownCloud(Protocol):
-    """What taking down needs of a cloud; every method raises ``CannotCheckError`` where that refuses.
-
-    Attributes:
-        types: how the cloud's resources are called in a state.
-    """
+    """The calls of a teardown; every method raises ``CannotCheckError`` where the cloud refuses one."""
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
-        """What the stack holds now. Changes nothing."""
+        """Return what the stack holds now. Changes nothing."""
 
     def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
-        """The instances alone."""
+        """Return the instances alone."""
 
     def drain(self, group: StateResource) -> None:
-        """Ask a group for no instances at all: its lifecycle hook lets each of them save first."""
+        """Set a group's size to 0; its lifecycle hook lets each instance save first."""
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Terminate stopped instances that no group has."""
+        """Terminate stopped instances that are in no group."""
 
     def empty(self, bucket: str, note: Note) -> None:
         """Delete every version of every object in a bucket."""
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
-        """Let the key go after so many days; quiet where it is going already."""
+        """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
 
 
 def hold_of(tags: dict[str, str], now: datetime) -> str:
-    """Why an instance is kept, from its tags; empty for no hold in force.
+    """Return why an instance is kept, from its tags; empty for no hold in force.
 
-    A hold that cannot be read counts: unknown is never free.
+    A hold that cannot be read counts as a hold.
     """
     if TAG_PROTECTED in tags:
         return f"{TAG_PROTECTED} is set"
@@ -145,13 +141,13 @@ def store_of(
     ask: buckets.Ask,
     absent: Collection[str],
 ) -> DataStore:
-    """A bucket or a file system of the state, and what it holds.
+    """Describe a bucket or a file system of the state, and what it holds.
 
     Args:
-        resource: of the state.
-        size: says how large a file system is.
+        resource: the store in the state.
+        size: returns a file system's size.
         ask: makes one call of boto3's S3 client.
-        absent: error codes for what was deleted beside Pulumi.
+        absent: error codes of a store that was deleted outside Pulumi.
     """
     try:
         holds, empty = (
@@ -166,12 +162,12 @@ def store_of(
 
 
 def _bucket(ask: buckets.Ask, name: str) -> tuple[str, bool]:
-    """What a bucket holds, in words, and whether that is nothing at all."""
+    """Return a bucket's content in words, and whether the bucket is empty."""
     versions, size, more = buckets.count(ask, name)
     words = f"{versions:,} versions of objects, {gib(size)}"
     return (f"at least {words}" if more else words), versions == 0
 
 
 def gib(size_bytes: float) -> str:
-    """``3.1 GiB``."""
+    """Format a size: ``3.1 GiB``."""
     return f"{size_bytes / 2**30:,.1f} GiB"

@@ -1,4 +1,4 @@
-"""A plan in words; pure."""
+"""The plan of a destroy as text; pure."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ REASON_PROTECTED = "protected"
 
 
 def lines(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
-    """What a destroy would do, a line each."""
+    """Yield what a destroy would do, line by line."""
     yield f"{stack.name}, {stack.cloud} {stack.region}, account {stack.account_id}"
     yield ""
     yield from _instances(plan)
@@ -54,7 +54,7 @@ def _held(hold: str) -> str:
 
 
 def afterwards(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
-    """What is left, and how to go on with it."""
+    """Yield what is left after the destroy, and how to continue."""
     if not plan.kept and not plan.key_kept:
         yield f"{stack.name} is destroyed. `pulumi stack rm {stack.name}` forgets its history."
         return

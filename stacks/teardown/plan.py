@@ -1,4 +1,4 @@
-"""What a destroy will do, decided from state, holdings and wishes; pure."""
+"""The plan of a destroy, decided from state, holdings and wishes; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from stacks.teardown import state
 from stacks.teardown.holdings import DataStore, HeldInstance, Holdings
 from stacks.teardown.state import StateResource
 
-# What `--delete-data` may name; the first four are buckets, the others file systems.
+# Values of `--delete-data`; the first four are buckets, the others file systems.
 KINDS = ("data", "checkpoints", "records", "access-logs", "home", "scratch")
 KEY_WAITS_DAYS, KEY_WAITS_DAYS_PROTECTED = 7, 30
-# Inputs by which a cloud itself refuses a deletion, beside Pulumi's `protect`.
+# Inputs that make the cloud itself refuse a deletion, apart from Pulumi's `protect`.
 GUARDS = ("groupDeletionProtection", "deletionProtection")
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user asked for.
+    """The user's options.
 
     Attributes:
-        delete_data: kinds of data to give up.
-        terminate_stopped: also terminate what the sweep stopped.
-        ignore_holds: why holds do not count; empty: they do.
+        delete_data: kinds of data to delete.
+        terminate_stopped: also terminate instances that the sweep stopped.
+        ignore_holds: the reason to ignore holds; empty where holds count.
     """
 
     delete_data: frozenset[str] = frozenset()
@@ -32,17 +32,17 @@ class Wishes:
 
 @dataclass(frozen=True)
 class DestroyPlan:
-    """What happens to what.
+    """The plan of a destroy: each resource and what happens to it.
 
     Attributes:
-        draining: instances that leave through their group's drain.
+        draining: instances that their group's drain terminates.
         stopped: stopped instances in no group.
         given_up: stores whose data is deleted.
         kept: stores that stay, each with the reason.
         empty: buckets without anything, which are deleted.
-        deleted: how many other resources are deleted.
+        deleted: number of other resources that are deleted.
         key_kept: why the key stays; empty: its deletion is scheduled.
-        refusals: why nothing may be done, each with its remedy.
+        refusals: why the destroy is refused, each with its remedy.
     """
 
     draining: tuple[HeldInstance, ...]
@@ -56,12 +56,12 @@ class DestroyPlan:
 
     @property
     def kept_urns(self) -> frozenset[str]:
-        """The stores that stay."""
+        """URNs of the stores that stay."""
         return frozenset(store.urn for store, _ in self.kept)
 
 
 def plan(stack: Stack, resources: Sequence[StateResource], holdings: Holdings, wishes: Wishes) -> DestroyPlan:
-    """Decide; nothing is kept or deleted but what stands here.
+    """Decide what is deleted and what stays.
 
     Args:
         resources: of the state.
@@ -95,7 +95,7 @@ def plan(stack: Stack, resources: Sequence[StateResource], holdings: Holdings, w
 
 
 def key_days(stack: Stack) -> int:
-    """How long a key waits before it is gone; as ``keys.py`` of both clouds has it."""
+    """Return the waiting period of the key's deletion in days; ``keys.py`` of both clouds has the same."""
     return KEY_WAITS_DAYS_PROTECTED if stack.protected else KEY_WAITS_DAYS
 
 
@@ -125,7 +125,7 @@ def _count(holdings: Holdings, kind: str) -> int:
 
 
 def lifting(stack: Stack) -> str:
-    """How `protected` is lifted."""
+    """Say how to lift `protected`."""
     return (
         f"set `gpu-fleet:protected: false` in stacks/Pulumi.{stack.name}.yaml, run `gpu-fleet up"
         f" {stack.name}`, then this again"
@@ -133,7 +133,7 @@ def lifting(stack: Stack) -> str:
 
 
 def _protected(stack: Stack, holdings: Holdings, wishes: Wishes, going: Sequence[StateResource]) -> list[str]:
-    """Data that is protected and yet to be deleted, and what the cloud itself would refuse to delete."""
+    """Return reasons for protected data that was named, and for what the cloud would not delete."""
     named = sorted(
         store.kind for store in holdings.stores if store.protected and store.kind in wishes.delete_data
     )
@@ -163,7 +163,7 @@ def _held(holdings: Holdings, wishes: Wishes) -> list[str]:
 
 
 def _outside(stack: Stack, holdings: Holdings, wishes: Wishes) -> list[str]:
-    """Instances in no group: their volumes need the key, and no drain reaches them."""
+    """Return reasons for instances in no group: their volumes need the key, and no drain reaches them."""
     loose = [instance for instance in holdings.instances if not instance.group]
     stopped = [instance.id for instance in loose if instance.stopped]
     running = [instance.id for instance in loose if not instance.stopped]
@@ -182,7 +182,7 @@ def _outside(stack: Stack, holdings: Holdings, wishes: Wishes) -> list[str]:
 
 
 def _building(stack: Stack, holdings: Holdings) -> list[str]:
-    """A build that is half done: its instance holds the network, and its image would outlive the key."""
+    """Refuse during a build: its instance uses the network, and its image would outlive the key."""
     if not holdings.builders:
         return []
     return [

@@ -1,6 +1,6 @@
-"""The order of a destroy: drain, delete all but data, give up what was given up, let the key go last.
+"""The order of a destroy: drain, delete everything but data, delete the named data, then the key.
 
-Every step looks anew at what is there, so a destroy that was cut off goes on where it ended.
+Every step reads the current state again, so a destroy that was cut off continues when it is run again.
 """
 
 import time
@@ -16,34 +16,34 @@ from stacks.teardown.holdings import HeldInstance, Note, TeardownCloud
 from stacks.teardown.plan import DestroyPlan, Wishes, key_days, plan
 from stacks.teardown.state import StateResource
 
-# The drain hook holds an instance for 900 s (fleet.py, DRAIN_S), and it then shuts down.
+# The drain hook holds an instance for 900 s (fleet.py, DRAIN_S); the instance then shuts down.
 DRAIN_S = 1800
 POLL_S = 15
 
 
 class Engine(Protocol):
-    """What deletes; see ``engine.Engine``."""
+    """Deletes resources; see ``engine.Engine``."""
 
     def resources(self) -> tuple[StateResource, ...]:
-        """What the state holds."""
+        """Return the resources in the state."""
 
     def destroy(self, exclude: frozenset[str]) -> None:
-        """Delete all but some resources."""
+        """Delete everything but some resources."""
 
 
 def now_utc() -> datetime:
-    """The time now."""
+    """Return the time, aware UTC."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
 class Teardown:
-    """One stack and what it takes to take it down.
+    """The teardown of one stack.
 
     Attributes:
         note: shows a line to the user.
-        clock, sleep: time, as tests give it.
-        drain_s: how long instances may take to leave.
+        clock, sleep: the time and the wait; tests replace them.
+        drain_s: how long instances may take to shut down.
     """
 
     stack: Stack
@@ -56,27 +56,27 @@ class Teardown:
     drain_s: float = DRAIN_S
 
     def look(self) -> tuple[tuple[StateResource, ...], DestroyPlan]:
-        """State and plan as they are now; changes nothing."""
+        """Return the current state and plan; change nothing."""
         resources = self.engine.resources()
         holdings = self.cloud.look(resources, self.clock())
         return resources, plan(self.stack, resources, holdings, self.wishes)
 
     def run(self, resources: Sequence[StateResource], decided: DestroyPlan) -> DestroyPlan:
-        """Do it; gives what was found to be kept in the end.
+        """Destroy the stack; return the final plan, which lists what was kept.
 
         Args:
             resources: of the state.
-            decided: without refusals.
+            decided: a plan without refusals.
 
         Raises:
-            StillThereError: instances outlasted the wait.
+            StillThereError: instances still exist after the wait.
             TeardownError: ``pulumi destroy`` failed.
             CannotCheckError: the cloud refused a call.
         """
         self._empty_fleet(resources, decided)
         stores = {resource.urn for resource in state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)}
         self._delete_all_but(resources, state.kept_with(resources, stores))
-        # From here on nothing of the stack writes any more.
+        # From here on nothing of the stack writes data.
         for store in decided.given_up:
             if not store.empty and store.urn in self._urns(state.BUCKETS):
                 self.note(f"emptying {store.id}")
@@ -91,7 +91,7 @@ class Teardown:
         return {resource.urn for resource in state.of(self.engine.resources(), types)}
 
     def _empty_fleet(self, resources: Sequence[StateResource], decided: DestroyPlan) -> None:
-        """Every instance leaves through its group's hook; the stopped ones, where asked, at once."""
+        """Terminate stopped instances where asked, drain every group, and wait until no instance is left."""
         if decided.stopped:
             ids = [instance.id for instance in decided.stopped]
             self.note(f"terminating {len(ids)} stopped: {', '.join(ids)}")
@@ -116,13 +116,16 @@ class Teardown:
             self.sleep(POLL_S)
 
     def _delete_all_but(self, resources: Sequence[StateResource], keep: frozenset[str]) -> None:
-        """Nothing is asked of the engine where nothing would be deleted: it would fail on protected parts."""
+        """Delete everything else; do not run the engine where nothing would be deleted.
+
+        The engine would fail on protected resources.
+        """
         staying = state.closure(resources, keep)
         if any(resource.urn not in staying for resource in state.real(resources)):
             self.engine.destroy(keep)
 
     def _let_the_key_go(self, decided: DestroyPlan) -> None:
-        """Scheduled while it is still in the state: a destroy that is cut off here finds it again."""
+        """Schedule the key's deletion while the state still lists it: a destroy that is cut off finds it."""
         resources = self.engine.resources()
         if decided.key_kept or not resources:
             return

@@ -1,4 +1,4 @@
-"""A stack's state, as ``pulumi stack export`` prints it; pure."""
+"""The state of a stack, as ``pulumi stack export`` prints it; pure."""
 
 import json
 from collections.abc import Collection, Iterable, Sequence
@@ -21,7 +21,7 @@ FILE_SYSTEMS = frozenset(
 GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:ScalingGroup"})
 KEYS = frozenset({"aws:kms/key:Key", "alicloud:kms/key:Key"})
 ALIASES = frozenset({"aws:kms/alias:Alias", "alicloud:kms/alias:Alias"})
-# What says who may use a store, and how: it stays as long as its store does.
+# Settings of a store, such as who may use it: they stay as long as their store does.
 SETTINGS = frozenset(
     {
         "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
@@ -46,8 +46,8 @@ class StateResource:
     """One resource of a state.
 
     Attributes:
-        urn, type, id, parent: as the engine has them; ``id`` is empty for a component.
-        needs: URNs of what it depends on: dependencies, parent, provider.
+        urn, type, id, parent: the engine's values; ``id`` is empty for a component.
+        needs: URNs that it depends on: dependencies, parent, provider.
         protected: Pulumi refuses to delete it.
     """
 
@@ -66,10 +66,10 @@ class StateResource:
 
 
 def read(text: str) -> tuple[StateResource, ...]:
-    """The resources of an export, what is pending deletion left out.
+    """Return the resources of an export, without those that are pending deletion.
 
     Raises:
-        TeardownError: it is no export of a stack.
+        TeardownError: the text is no export of a stack.
     """
     try:
         listed = (json.loads(text).get("deployment") or {}).get("resources") or []
@@ -101,20 +101,20 @@ def _resource(raw: dict[str, Any]) -> StateResource:
 
 
 def of(resources: Iterable[StateResource], types: Collection[str]) -> list[StateResource]:
-    """Those of some types."""
+    """Return the resources of some types."""
     return [resource for resource in resources if resource.type in types]
 
 
 def kind_of(stack: str, store: StateResource) -> str:
-    """``data`` of ``gpu-fleet-aws-dev-data``."""
+    """Return a store's kind: ``data`` for ``gpu-fleet-aws-dev-data``."""
     return store.name.removeprefix(f"{naming.prefixed(stack)}-")
 
 
 def kept_with(resources: Sequence[StateResource], stores: Collection[str]) -> frozenset[str]:
-    """What ``--exclude`` must name to keep some stores usable: they, their settings, the key and its alias.
+    """Return what ``--exclude`` must name to keep stores usable: stores, their settings, key and alias.
 
-    The engine itself keeps what these depend on. It would not keep what depends on them, and states of older
-    releases know neither that settings go with their store nor that a bucket needs the key.
+    The engine keeps what these depend on, but not what depends on them. A state may lack the dependencies of
+    settings on their store and of a bucket on the key.
     """
     chosen = {resource.urn for resource in resources if resource.urn in stores}
     settings = {resource.urn for resource in of(resources, SETTINGS) if resource.needs & chosen}
@@ -122,12 +122,12 @@ def kept_with(resources: Sequence[StateResource], stores: Collection[str]) -> fr
 
 
 def key_parts(resources: Iterable[StateResource]) -> frozenset[str]:
-    """The key and its alias."""
+    """Return the URNs of the key and its alias."""
     return frozenset(resource.urn for resource in of(resources, KEYS | ALIASES))
 
 
 def closure(resources: Iterable[StateResource], chosen: Collection[str]) -> frozenset[str]:
-    """Some resources with everything that they depend on: what ``--exclude`` keeps."""
+    """Return some resources with everything that they depend on: this is what ``--exclude`` keeps."""
     by_urn = {resource.urn: resource for resource in resources}
     urns: set[str] = set()
     ahead = [urn for urn in chosen if urn in by_urn]
@@ -140,7 +140,7 @@ def closure(resources: Iterable[StateResource], chosen: Collection[str]) -> froz
 
 
 def real(resources: Iterable[StateResource]) -> list[StateResource]:
-    """What stands in the cloud: no components, no providers, not the stack itself."""
+    """Return what exists in the cloud: no components, no providers, not the stack itself."""
     return [
         resource
         for resource in resources

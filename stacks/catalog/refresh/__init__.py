@@ -1,1 +1,1 @@
-"""Prices as the clouds list them today, written into catalog.toml and prices.toml."""
+"""Today's list prices of the clouds, written into catalog.toml and prices.toml."""

@@ -1,7 +1,7 @@
 """Prices of Alibaba Cloud: DescribePrice of ECS, for instances and disks.
 
-www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeprice. What the other products
-cost, no read call shows without an order to price: those stay as they are.
+www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeprice. Other products have no
+read call for prices without an order, so their prices stay unchanged.
 """
 
 import datetime
@@ -15,12 +15,12 @@ from stacks.catalog.money import HOURS_PER_MONTH
 from stacks.catalog.refresh.listed import ListedPrices, ListPrice
 
 SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
-# A price is per disk, and rounded: of a large one little is lost.
+# A price is per disk, and rounded: on a large disk the rounding is small.
 DISK_GIB = 1000
-# What DescribePrice calls the instance among the parts of a price.
+# DescribePrice's name of the instance among the parts of a price.
 INSTANCE = "instanceType"
 CONTROLLER = "ecs.c7.large"  # of a queue (stacks/alicloud/queue.py)
-# Types that are sold in no zone of a region, or only to whom they were offered.
+# Types that no zone of a region sells, or that are sold to invited accounts only.
 NOT_SOLD = ("InvalidInstanceType", "InvalidResourceType", "NotSupport", "PricePlanResultNotFound")
 
 Say = Callable[[str], None]
@@ -29,15 +29,15 @@ Say = Callable[[str], None]
 def ask(
     region: str, instances: Mapping[str, str], today: datetime.date, say: Say, cloud: Alicloud | None = None
 ) -> ListedPrices:
-    """Every price of Alibaba Cloud that its API publishes.
+    """Return every price that Alibaba Cloud's API publishes.
 
     Args:
-        instances: type -> the region its price is of.
-        say: called with what is asked next.
-        cloud: whom to ask; by default with the credentials of the environment.
+        instances: type -> the region of its price.
+        say: called with the name of the next query.
+        cloud: makes the calls; by default with the credentials of the environment.
 
     Raises:
-        CannotCheckError: any call was denied or not answered.
+        CannotCheckError: a call was denied or not answered.
     """
     asked = cloud or Alicloud(region)
     prices: dict[tuple[str, str], ListPrice] = {}
@@ -69,7 +69,7 @@ def ask(
 
 
 def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
-    """The price for an hour, with its parts; None where the thing is not sold there."""
+    """Return the price of an hour, with its parts; None where the item is not sold there."""
     try:
         answer = cloud.ask("ecs", "DescribePrice", RegionId=region, PriceUnit="Hour", Period="1", **asked)
     except CannotCheckError as error:
@@ -81,17 +81,17 @@ def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
 
 
 def _instance(cloud: Alicloud, region: str, name: str) -> ListPrice | None:
-    """An hour of a type; None where it is not sold."""
+    """Return the price of an hour of a type; None where it is not sold."""
     return _part(_price(cloud, region, ResourceType="instance", InstanceType=name), INSTANCE)
 
 
 def _part(price: dict[str, Any] | None, resource: str) -> ListPrice | None:
-    """What one part of a price costs: DescribePrice adds a system disk to every instance."""
+    """Return the price of one part: DescribePrice adds a system disk to every instance."""
     parts = [] if price is None else listed(price, "DetailInfos", "DetailInfo")
     ours = next((part for part in parts if part.get("Resource") == resource), None)
     return None if price is None or ours is None else _listed(ours, price)
 
 
 def _listed(part: dict[str, Any], price: dict[str, Any]) -> ListPrice:
-    """Before any discount of the account that asks."""
+    """Return the price before any discount of the calling account."""
     return ListPrice(Decimal(str(part["OriginalPrice"])), price["Currency"], SOURCE)

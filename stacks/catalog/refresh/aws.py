@@ -1,4 +1,4 @@
-"""Prices of AWS: the Price List API for what has a list price, EC2 for spot.
+"""Prices of AWS: the Price List API for list prices, EC2 for spot.
 
 The filters are the Price List's own attributes: docs.aws.amazon.com/awsaccountbilling/latest/aboutv2, "Using
 the AWS Price List Query API".
@@ -17,7 +17,7 @@ from stacks.calls.aws import Aws, clients_in
 from stacks.catalog.instance_types import Cloud
 from stacks.catalog.refresh.listed import ListedPrices, ListPrice, largest_discount
 
-# The Price List answers for every region, and in few: docs.aws.amazon.com/general/latest/gr/billing.html
+# Few regions serve the Price List, for all regions: docs.aws.amazon.com/general/latest/gr/billing.html
 PRICE_LIST_REGION = "us-east-1"
 SOURCE = "AWS Price List API, GetProducts"
 SPOT_SOURCE = "EC2 DescribeSpotPriceHistory"
@@ -31,12 +31,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PriceListItem:
-    """How a thing of prices.toml is called in the Price List.
+    """Name of an item of prices.toml in the Price List.
 
     Attributes:
         filters: attribute -> value.
-        usage: the usage type, without the region in front of it.
-        units: how many of our units one of theirs is.
+        usage: the usage type, without the region's prefix.
+        units: number of our units in one of the Price List's.
     """
 
     service: str
@@ -47,7 +47,7 @@ class PriceListItem:
 
 QUESTIONS = {
     "disk": PriceListItem("AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeUsage.gp3"),
-    # listed for a GiB/s
+    # the list price is for a GiB/s
     "disk_throughput": PriceListItem(
         "AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeP-Throughput.gp3", MIB_PER_GIB
     ),
@@ -73,16 +73,16 @@ QUESTIONS = {
 def ask(
     region: str, instances: Mapping[str, str], today: datetime.date, say: Say, aws: Aws | None = None
 ) -> ListedPrices:
-    """Every price of AWS.
+    """Return every price of AWS.
 
     Args:
-        region: of what is no instance, and of spot.
-        instances: type -> the region its price is of.
-        say: called with what is asked next.
-        aws: whom to ask; by default with the credentials of the environment.
+        region: of everything but instances, and of spot.
+        instances: type -> the region of its price.
+        say: called with the name of the next query.
+        aws: makes the calls; by default with the credentials of the environment.
 
     Raises:
-        CannotCheckError: any call was denied or not answered.
+        CannotCheckError: a call was denied or not answered.
     """
     prices = aws or Aws(clients_in(PRICE_LIST_REGION))
     on_demand: dict[tuple[str, str], ListPrice] = {}
@@ -109,7 +109,7 @@ def ask(
 
 
 def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
-    """The first tier's price of the one product that answers a question; None where none or several do."""
+    """Return the first tier's price of the one product that matches; None where none or several do."""
     filters = {**question.filters, "regionCode": region}
     wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
     products = (
@@ -123,7 +123,7 @@ def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
 
 
 def _is(product: dict[str, Any], usage: str) -> bool:
-    """By its usage type, which most regions write with a prefix: ``EUC1-NatGateway-Hours``."""
+    """Return whether the usage type matches; most regions add a prefix: ``EUC1-NatGateway-Hours``."""
     attributes = product["product"]["attributes"]
     ours = re.search(rf"(^|-){re.escape(usage)}$", attributes.get("usagetype", "")) is not None
     # a capacity block of the same type is another product
@@ -141,7 +141,7 @@ def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
 def _spot(
     aws: Aws, region: str, listed: Mapping[tuple[str, str], ListPrice], today: datetime.date
 ) -> ListPrice | None:
-    """How far below its list price any GPU instance of a region is right now."""
+    """Return the largest current spot discount of any GPU instance of a region; None without a list price."""
     names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if (kind.name, region) in listed]
     if not names:
         return None

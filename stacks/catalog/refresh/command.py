@@ -58,7 +58,7 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
 def _asked(
     console: Console, clouds: Sequence[Cloud], today: datetime.date
 ) -> tuple[dict[Path, str], list[PriceChange], list[str]]:
-    """The files' new texts, every change, and what no list has."""
+    """Return the files' new texts, every change, and the items that no list has."""
     texts = {path: path.read_text(encoding="utf-8") for path in (CATALOG, PRICES)}
     changes: list[PriceChange] = []
     unlisted: list[str] = []
@@ -73,23 +73,23 @@ def _asked(
 
 
 def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None]) -> ListedPrices:
-    """Every price that one cloud lists of what the files name."""
-    # an SDK takes a second to load: only those that are asked
+    """Return every price that one cloud lists of the items in the files."""
+    # an SDK takes a second to load: load only that of the cloud
     module = importlib.import_module(f"stacks.catalog.refresh.{cloud}")
     answers: ListedPrices = module.ask(_region(cloud), wanted(text, cloud), today, say)
     return answers
 
 
 def _region(cloud: Cloud) -> str:
-    """Where the prices of what is no instance are of."""
+    """Return the region of the prices of everything but instances."""
     return next(iter(load(cloud).quotes.values())).region
 
 
 def _check(texts: dict[Path, str]) -> None:
-    """Read the new files as every command will, before the old ones go.
+    """Read the new files as every command will, before they replace the old ones.
 
     Raises:
-        StacksError: one of them does not say what it should.
+        StacksError: one of them is not valid.
     """
     with tempfile.TemporaryDirectory() as folder:
         copies = {path: Path(folder) / path.name for path in texts}
@@ -101,7 +101,7 @@ def _check(texts: dict[Path, str]) -> None:
 
 
 def table(changes: Sequence[PriceChange]) -> Table:
-    """What moved, and by how much; what stayed the same is counted below."""
+    """Return a table of the changed prices, with the change in percent."""
     moved = [change for change in changes if change.moved]
     listing = Table(box=None, header_style="bold")
     for heading in ("price of", "before", "now", "", "source"):

@@ -1,4 +1,4 @@
-"""A price as a cloud's own API lists it. Pure."""
+"""A list price from a cloud's own API. Pure."""
 
 import datetime
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class ListPrice:
 
 @dataclass(frozen=True)
 class ListedPrices:
-    """What a cloud listed on one day.
+    """List prices of a cloud on one day.
 
     Attributes:
         instances: (type, region) -> its price for an hour.
-        others: thing of prices.toml -> its price.
-        spot_most: the largest share off that any spot instance has right now; None where nobody asked.
-        unlisted: what was asked for and is not in the list, for users.
+        others: item of prices.toml -> its price.
+        spot_most: the largest current discount of a spot instance; None where it was not asked or found.
+        unlisted: items that were asked for and are not in the list, for users.
     """
 
     date: datetime.date
@@ -40,11 +40,11 @@ class ListedPrices:
 
 
 def plain(amount: Decimal) -> str:
-    """``1.0060000000`` -> ``1.006``; never an exponent."""
+    """Format an amount without an exponent: ``1.0060000000`` -> ``1.006``."""
     return format(amount.normalize(), "f")
 
 
 def largest_discount(pairs: list[tuple[Decimal, Decimal]]) -> Decimal | None:
-    """The largest share off, to a full percent upwards; None without any pair of (spot, on demand)."""
+    """Return the largest discount, rounded up to a full percent; None without any (spot, on demand) pair."""
     shares = [1 - spot / price for spot, price in pairs if spot <= price]
     return max(shares).quantize(CENT, ROUND_UP) if shares else None

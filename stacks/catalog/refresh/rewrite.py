@@ -1,4 +1,4 @@
-"""The price files with new prices in them: comments, order and everything else as they were. Pure."""
+"""Write new prices into the price files; comments, order and everything else stay. Pure."""
 
 import datetime
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from stacks.errors import StacksError
 
 
 class RefreshError(StacksError):
-    """Answers that do not fit the files: nothing is written."""
+    """Prices that do not fit the files; nothing is written."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PriceChange:
     """One price before and after.
 
     Attributes:
-        before: as it stood in the file; None for unknown.
+        before: the price in the file; None for unknown.
     """
 
     what: str
@@ -33,15 +33,15 @@ class PriceChange:
 
     @property
     def moved(self) -> bool:
-        """Whether the amount is another; the date moves in any case."""
+        """Return whether the amount changed; the date changes in any case."""
         return self.before is None or Decimal(self.before) != Decimal(self.after)
 
 
 def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[PriceChange]]:
-    """catalog.toml with the instances' prices of one cloud.
+    """Return catalog.toml with new instance prices of one cloud.
 
-    A price list whose every type was answered gets the day and the source. Of one that was answered in part,
-    the types without an answer move to a list that keeps the old day.
+    Where every type of a price list has a new price, the list gets the new day and source. Where only some
+    have, the types without a new price move to a list that keeps the old day.
 
     Raises:
         RefreshError: a price is in another currency than its list.
@@ -67,7 +67,7 @@ def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str
 
 
 def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[PriceChange]]:
-    """prices.toml with everything else of one cloud.
+    """Return prices.toml with every other new price of one cloud.
 
     Raises:
         RefreshError: a price is in another currency than the cloud's list.
@@ -89,7 +89,7 @@ def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str,
 
 
 def wanted(text: str, cloud: Cloud) -> dict[str, str]:
-    """Every type of a cloud and the region whose price it has, or would have."""
+    """Return every type of a cloud with the region of its price."""
     document = tomlkit.parse(text)
     lists = document["price_lists"]
     names = {}
@@ -101,7 +101,7 @@ def wanted(text: str, cloud: Cloud) -> dict[str, str]:
 
 
 def _rows(document: Any, cloud: Cloud) -> Iterator[tuple[Any, Any]]:
-    """Each family of a cloud with each of its types."""
+    """Yield each family of a cloud with each of its types."""
     for family in document["families"].values():
         if family["cloud"] == cloud:
             for row in family["types"]:
@@ -114,14 +114,14 @@ def _list_of(family: Any, row: Any) -> str | None:
 
 
 def _default_list(lists: Any, cloud: Cloud) -> str | None:
-    """Where a type without a price would go: the cloud's first list."""
+    """Return the list for a type without a price: the cloud's first."""
     return next((name for name in lists if name.split("-")[0] == cloud), None)
 
 
 def _keep_old_days(
     lists: Any, before: Mapping[str, tuple[datetime.date, str]], kept: list[tuple[Any, Any]]
 ) -> None:
-    """Give types that nobody answered for a list of the old day, where their own moved on."""
+    """Move types without a new price to a list of the old day, where their own list has a new day."""
     for family, row in kept:
         name = _list_of(family, row)
         if name is None or "price" not in row or (lists[name]["date"], lists[name]["source"]) == before[name]:

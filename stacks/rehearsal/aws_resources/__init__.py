@@ -1,4 +1,4 @@
-"""How each AWS resource type comes to stand in moto: one small function per type, one module per service."""
+"""Creators of AWS resource types in moto: one small function per type, one module per service."""
 
 from stacks.rehearsal.aws_resources import (
     autoscaling,

@@ -1,4 +1,4 @@
-"""Auto Scaling groups in moto, which start instances there, and what hangs on a group."""
+"""Auto Scaling groups in moto, which launch instances there, with their policies and hooks."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _GROUP = {
 def group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:autoscaling/group:Group.
 
-    moto starts every instance in the first subnet and as the first type, whatever the policy says.
+    moto launches every instance in the first subnet and as the first type, whatever the policy says.
     """
     autoscaling, group_name = clients("autoscaling"), physical_name(name, inputs)
     autoscaling.create_auto_scaling_group(
@@ -72,7 +72,7 @@ def _subnets(inputs: Inputs) -> dict[str, Any]:
 
 
 def _launch(inputs: Inputs) -> dict[str, Any]:
-    """One template, or a policy that mixes types and markets."""
+    """Return one template, or a policy that mixes types and markets."""
     if "mixedInstancesPolicy" in inputs:
         return {"MixedInstancesPolicy": pascal(inputs["mixedInstancesPolicy"])}
     names = {"LaunchTemplateId": "id", "LaunchTemplateName": "name", "Version": "version"}
@@ -101,7 +101,7 @@ def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     autoscaling.put_scaling_policy(
         PolicyName=policy_name, **picked(inputs, names), **pascal(picked(inputs, nested))
     )
-    # moto's answer to the call above misspells the ARN's key, so it is asked for
+    # moto's answer to the call above misspells the ARN's key, so the ARN is read again
     made = autoscaling.describe_policies(AutoScalingGroupName=group_name, PolicyNames=[policy_name])
     return policy_name, {**inputs, "name": policy_name, "arn": made["ScalingPolicies"][0]["PolicyARN"]}
 

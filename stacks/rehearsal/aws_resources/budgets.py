@@ -7,7 +7,7 @@ from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, pick
 
 
 def budget(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:budgets/budget:Budget; moto takes the subscribers of its notifications but never notifies them."""
+    """aws:budgets/budget:Budget; moto accepts subscribers of its notifications but never notifies them."""
     budget_name, account_id = physical_name(name, inputs), inputs.get("accountId", clients.account_id)
     request: dict[str, Any] = {
         "BudgetName": budget_name,

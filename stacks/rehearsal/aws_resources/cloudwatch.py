@@ -77,7 +77,7 @@ def _metric_query(query: Inputs) -> dict[str, Any]:
 
 
 def dashboard(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudwatch/dashboard:Dashboard; moto checks nothing of its body but that it is JSON."""
+    """aws:cloudwatch/dashboard:Dashboard; moto only checks that its body is JSON."""
     dashboard_name = physical_name(name, inputs, "dashboardName")
     clients("cloudwatch").put_dashboard(DashboardName=dashboard_name, DashboardBody=inputs["dashboardBody"])
     arn = f"arn:{clients.partition}:cloudwatch::{clients.account_id}:dashboard/{dashboard_name}"

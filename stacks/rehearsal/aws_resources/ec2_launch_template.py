@@ -7,7 +7,7 @@ from stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, tag_list, with_tags_all
 
-# Inputs that the API takes as they are, under its own name.
+# Inputs that the API takes unchanged, under its own name.
 _PLAIN = {
     "ImageId": "imageId",
     "InstanceType": "instanceType",
@@ -19,7 +19,7 @@ _PLAIN = {
     "DisableApiTermination": "disableApiTermination",
     "SecurityGroupIds": "vpcSecurityGroupIds",
 }
-# Inputs whose keys differ from the API's by their first letter alone.
+# Inputs whose keys differ from the API's only in their first letter.
 _NESTED = {
     "BlockDeviceMappings": "blockDeviceMappings",
     "CapacityReservationSpecification": "capacityReservationSpecification",
@@ -64,13 +64,13 @@ def _data(inputs: Inputs) -> dict[str, Any]:
 
 
 def _network_interface(part: Inputs) -> dict[str, Any]:
-    """EC2 calls an interface's security groups ``Groups``."""
+    """Convert an interface: EC2 calls its security groups ``Groups``."""
     others = {key: value for key, value in part.items() if key != "securityGroups"}
     return {**_typed(pascal(others)), **picked(part, {"Groups": "securityGroups"})}
 
 
 def _typed(value: Any) -> Any:
-    """The provider spells these truth values as text, so that "unset" differs from "false"."""
+    """Convert truth values: the provider writes these as text, so that "unset" differs from "false"."""
     if isinstance(value, Mapping):
         return {key: _typed(item) for key, item in value.items()}
     if isinstance(value, list):

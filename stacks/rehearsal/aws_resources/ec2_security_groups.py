@@ -10,7 +10,8 @@ from stacks.rehearsal.values import Created, Inputs, physical_name, picked, with
 def security_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:ec2/securityGroup:SecurityGroup.
 
-    The provider removes the egress rule to anywhere that AWS puts into every new group; so does this.
+    AWS adds an egress rule to anywhere to every new group. The provider removes it, and so does this
+    function.
     """
     ec2 = clients("ec2")
     group_name = physical_name(name, inputs)
@@ -74,7 +75,7 @@ def _standalone(clients: RegionClients, inputs: Inputs, direction: str) -> Creat
 
 
 def _permission(inputs: Inputs) -> dict[str, Any]:
-    """One rule with exactly one peer, as EC2's IpPermission."""
+    """Return one rule with exactly one peer as EC2's IpPermission."""
     text = {"Description": inputs["description"]} if "description" in inputs else {}
     permission = picked(inputs, {"IpProtocol": "ipProtocol", "FromPort": "fromPort", "ToPort": "toPort"})
     peers = {
@@ -90,7 +91,7 @@ def _permission(inputs: Inputs) -> dict[str, Any]:
 
 
 def _inline_permission(group_id: str, rule: Inputs) -> dict[str, Any]:
-    """A rule written inside a group, as EC2's IpPermission."""
+    """Return a rule that is written inside a group as EC2's IpPermission."""
     text = {"Description": rule["description"]} if rule.get("description") else {}
     groups = [*rule.get("securityGroups", []), *([group_id] if rule.get("self") else [])]
     return {

@@ -88,7 +88,7 @@ def file_system_policy(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 
 def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:fsx/lustreFileSystem:LustreFileSystem; moto gives no mount name, so one follows from the name."""
+    """aws:fsx/lustreFileSystem:LustreFileSystem; moto gives no mount name, so it is derived from the name."""
     names = {
         "StorageCapacity": "storageCapacity",
         "StorageType": "storageType",
@@ -117,7 +117,7 @@ def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def _efs_dns_name(clients: RegionClients, identifier: str) -> str:
-    """docs.aws.amazon.com/efs/latest/ug/mounting-fs-mount-cmd-dns-name.html."""
+    """Return the DNS name: docs.aws.amazon.com/efs/latest/ug/mounting-fs-mount-cmd-dns-name.html."""
     return f"{identifier}.efs.{clients.region}.amazonaws.com"
 
 

@@ -26,7 +26,7 @@ def role(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def service_linked_role(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:iam/serviceLinkedRole:ServiceLinkedRole; the service's name and the suffix make its name."""
+    """aws:iam/serviceLinkedRole:ServiceLinkedRole; the service's name and the suffix form its name."""
     names = {"AWSServiceName": "awsServiceName", "CustomSuffix": "customSuffix", "Description": "description"}
     iam = clients("iam")
     made = iam.create_service_linked_role(**picked(inputs, names))["Role"]
@@ -77,7 +77,7 @@ def _tags(inputs: Inputs) -> dict[str, Any]:
 
 
 def _facts(made: dict[str, Any], id_key: str) -> Inputs:
-    """What IAM says of everything it makes."""
+    """Return the facts that IAM gives for every resource."""
     return {"arn": made["Arn"], "uniqueId": made[id_key], "createDate": made["CreateDate"].isoformat()}
 
 

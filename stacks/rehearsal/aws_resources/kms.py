@@ -7,7 +7,7 @@ from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_
 
 
 def key(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:kms/key:Key; moto keeps that it rotates but not how often, which the registration does."""
+    """aws:kms/key:Key; moto stores that it rotates but not how often, which the registration has."""
     names = {
         "Description": "description",
         "KeyUsage": "keyUsage",

@@ -1,4 +1,4 @@
-"""Functions in moto, and who may call them."""
+"""Functions in moto, and permissions to call them."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def function(clients: RegionClients, name: str, inputs: Inputs) -> Created:
         request["Environment"] = {"Variables": inputs["environment"].get("variables", {})}
     made = client.create_function(**request)
     reserved = inputs.get("reservedConcurrentExecutions", -1)
-    if reserved >= 0:  # -1 is how the provider says "none reserved"
+    if reserved >= 0:  # the provider writes -1 for "none reserved"
         client.put_function_concurrency(FunctionName=function_name, ReservedConcurrentExecutions=reserved)
     arn = made["FunctionArn"]
     invoke_arn = _invoke_arn(clients, arn)
@@ -61,7 +61,7 @@ def function(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def _invoke_arn(clients: RegionClients, arn: str) -> str:
-    """What API Gateway calls: docs.aws.amazon.com/apigateway/latest/developerguide."""
+    """Return the ARN that API Gateway calls: docs.aws.amazon.com/apigateway/latest/developerguide."""
     path = f"path/2015-03-31/functions/{arn}/invocations"
     return f"arn:{clients.partition}:apigateway:{clients.region}:lambda:{path}"
 
@@ -90,7 +90,7 @@ def event_invoke_config(clients: RegionClients, _: str, inputs: Inputs) -> Creat
         "MaximumRetryAttempts": "maximumRetryAttempts",
     }
     destinations = inputs.get("destinationConfig", {})
-    # the API refuses any other key, so each of the two is written out
+    # the API refuses any other key, so both are named
     keys = {"onFailure": "OnFailure", "onSuccess": "OnSuccess"}
     config = {keys[key]: {"Destination": part["destination"]} for key, part in destinations.items()}
     clients("lambda").put_function_event_invoke_config(

@@ -47,7 +47,7 @@ def topic_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def topic_subscription(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:sns/topicSubscription:TopicSubscription; an address must confirm, which moto never asks."""
+    """aws:sns/topicSubscription:TopicSubscription; an address must confirm, but moto never asks it to."""
     names = {"TopicArn": "topic", "Protocol": "protocol", "Endpoint": "endpoint"}
     filters = _texts(picked(inputs, _FILTER))
     made = clients("sns").subscribe(
@@ -80,7 +80,7 @@ def queue_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def _texts(attributes: dict[str, Any]) -> dict[str, str]:
-    """Both services take every attribute as text."""
+    """Return every attribute as text, as both services take it."""
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in attributes.items()}
 
 

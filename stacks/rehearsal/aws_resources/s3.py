@@ -1,4 +1,4 @@
-"""Buckets in moto, and each of the settings that the provider makes a resource of its own."""
+"""Buckets in moto, and each setting that is a resource of its own in the provider."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def lifecycle(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def _lifecycle_rule(rule: Inputs) -> dict[str, Any]:
-    """The API says ID, and keeps the tags of an ``and`` filter as pairs."""
+    """Convert a rule: the API writes ID, and takes the tags of an ``and`` filter as pairs."""
     request: dict[str, Any] = pascal({key: value for key, value in rule.items() if key != "id"})
     both = rule.get("filter", {}).get("and")
     if both and "tags" in both:

@@ -1,4 +1,4 @@
-"""Secrets in moto, without a value: what is in them no program says."""
+"""Secrets in moto, without a value: no program writes one."""
 
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all

@@ -18,7 +18,7 @@ def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     parameter_name = physical_name(name, inputs)
     value = inputs["value"] if "value" in inputs else inputs["insecureValue"]
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
-    # SSM refuses both in one call; the provider then tags what it has written
+    # SSM refuses both in one call; the provider tags after it has written
     with_it = {} if inputs.get("overwrite") else tags
     made = clients("ssm").put_parameter(Name=parameter_name, Value=value, **picked(inputs, names), **with_it)
     if tags and not with_it:
