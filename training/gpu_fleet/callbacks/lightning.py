@@ -94,9 +94,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._cut = bool(state_dict.get("cut"))
         saved = state_dict["generators"]
-        saved = (
-            saved if isinstance(saved, list) else [saved]
-        )  # an earlier trainer saved those of rank 0 alone
+        saved = saved if isinstance(saved, list) else [saved]  # earlier trainers saved only rank 0's
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if len(saved) == ranks:
             self._generators = saved[rank]

@@ -98,9 +98,7 @@ class Checkpoints:
         self._store = (
             where.together(lambda: CheckpointStore(uri, settings.checkpoint.endpoint)) if uri else None
         )
-        self._lock: local.FolderLock | None = (
-            None  # only rank 0 holds it, and the lease that `release` gives back
-        )
+        self._lock: local.FolderLock | None = None  # only rank 0 holds lock and lease
         self._lease: RunLease | None = None
         if self._store is not None:
             self._lease = RunLease(self._store, Holder.this(), stopping=stopping)
@@ -281,9 +279,7 @@ class Checkpoints:
         """Count this try of the run, on all ranks; raises StandstillError if there were too many."""
         self._where.together(lambda: tries.begin(step, self._store, leads=self._where.leads))
         if self._saver is not None and self._where.leads and not self._settings.checkpoint.resume:
-            self._saver.committed = (
-                tries.end
-            )  # a try after a checkpoint begins at step 0 too, and is no failure
+            self._saver.committed = tries.end  # each try begins at step 0: a checkpoint clears the count
 
     def due_by_time(self) -> bool:
         """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""
