@@ -1,6 +1,6 @@
 """The trainer: exact, elastic, fast. Start it with `torchrun -m gpu_fleet train CONFIG.toml`.
 
-`from gpu_fleet import Run` gives a loop of one's own exact resume, spot safety and upload.
+`from gpu_fleet import Run` gives a user's own loop exact resume, stops for notices, and upload.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["Run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads torch only for those who ask for what needs it."""
+    """Load `Run`, and torch with it, on first use."""
     if name == "Run":
         from gpu_fleet.library import Run  # noqa: PLC0415 - see above
 

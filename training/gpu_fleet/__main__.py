@@ -1,4 +1,4 @@
-"""`python -m gpu_fleet` is `gpu-fleet train`; the commands live in gpu_fleet.cli."""
+"""`python -m gpu_fleet` is `gpu-fleet train`; gpu_fleet.cli has the commands."""
 
 import os
 import sys
@@ -7,13 +7,13 @@ from gpu_fleet.errors import MissingPackageError
 
 
 def leave(status: object) -> None:
-    """Ends the process at once where an upload that was given up for a newer one hangs in a socket.
+    """End the process at once if an upload that was abandoned for a newer one hangs in a socket.
 
-    Python would wait for it, minutes on end, with all that counts in the bucket.
+    Python would wait minutes for its thread, although the newer checkpoint is in the bucket.
     """
     if "gpu_fleet.checkpoint.saver" not in sys.modules:
         return
-    from gpu_fleet.checkpoint.saver import left_behind  # noqa: PLC0415 - seconds that --help need not pay
+    from gpu_fleet.checkpoint.saver import left_behind  # noqa: PLC0415 - seconds, not needed for --help
 
     if left_behind() and isinstance(status, int | None):
         sys.stdout.flush()

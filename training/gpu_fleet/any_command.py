@@ -1,4 +1,4 @@
-"""`run`: any other program under a notice: notified by a signal, its checkpoint folder kept in the bucket."""
+"""`run`: any other program. It gets a signal at a notice; its checkpoint folder is copied to the bucket."""
 
 import logging
 import os
@@ -29,11 +29,11 @@ from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, at_start, pa
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
-LEASED = "folder"  # below the place of the checkpoints: who keeps the folder
-SILENT_S = 30.0  # in which nothing moves: the last upload is given up
-RELEASE_S = 5.0  # to give the lease back
-NOTICE_PATIENCE_S = 60.0  # of the two minutes that AWS gives
-AGAIN_S = 2.5  # once a sync was put off for a file that was being written
+LEASED = "folder"  # prefix of the lease below the URI of the checkpoints
+SILENT_S = 30.0  # the last upload is given up if nothing moves for this long
+RELEASE_S = 5.0  # longest time to release the lease
+NOTICE_PATIENCE_S = 60.0  # part of the two minutes that AWS gives
+AGAIN_S = 2.5  # pause before the next sync, after one waited for a file that was being written
 log = logging.getLogger(__name__)
 
 
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
     epilog="\b\nExample:\n  gpu-fleet train run --checkpoints runs/mine -- python train.py --out runs/mine",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--checkpoints", type=FolderPath(), help="Kept in the bucket.")
+@click.option("--checkpoints", type=FolderPath(), help="Folder to copy to the bucket.")
 @click.option("--uri", default="", help="s3:// or oss://bucket/prefix; default: the stack's bucket.")
-@click.option("--every-s", type=FiniteRange(min=0.1), default=60.0, show_default=True, help="To sync.")
+@click.option("--every-s", type=FiniteRange(min=0.1), default=60.0, show_default=True, help="Sync interval.")
 @click.option("--signal", "notice", type=click.Choice(list(SIGNALS)), default="TERM", show_default=True)
 @click.option(
     "--grace-s", type=FiniteRange(min=0), default=80.0, show_default=True, help="From signal to kill."
@@ -58,10 +58,11 @@ def run(
     notice: str,
     grace_s: float,
 ) -> None:
-    """Run COMMAND, which saves by itself; after a notice it gets a signal, and may be run again elsewhere.
+    """Run COMMAND, which saves by itself. It gets a signal at a notice, and can be run again elsewhere.
 
-    The folder of --checkpoints is brought back from the bucket where it is empty, and kept there. Exits with
-    0 when COMMAND has finished, 85 when it was stopped for a notice (run it again), else with its status.
+    An empty folder of --checkpoints is restored from the bucket. Changes in it are copied to the bucket.
+    Exits with 0 when COMMAND has finished, 85 when it was stopped for a notice (run it again), else with its
+    status.
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
@@ -96,17 +97,17 @@ def _make(folder: Path) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends the process at once: threads that hang in a socket would be waited for."""
+    """End the process at once: a normal exit would wait for threads that hang in a socket."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _kept(folder: Path, place: str) -> tuple[RunLease, FolderSync]:
-    """What keeps a folder in the bucket, and the lease under which it does.
+    """Return the lease of a folder, and the sync that copies the folder to the bucket under it.
 
-    The lease is not that of `train` or Run, which COMMAND may be, and which then holds its own in the same
-    place.
+    The lease differs from that of `train` and Run: COMMAND may use those, and then holds their lease below
+    the same URI.
     """
     lease = RunLease(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"), Holder.this())
     return lease, FolderSync(folder, ObjectStore(place), held=lease.check)
@@ -114,14 +115,14 @@ def _kept(folder: Path, place: str) -> tuple[RunLease, FolderSync]:
 
 @contextmanager
 def _held(lease: RunLease | None) -> Iterator[None]:
-    """Holds the lease of a folder: of two processes that keep one, the second does not begin."""
+    """Hold the lease of a folder in the block: a second process that copies the folder does not start."""
     if lease is None:
         yield
         return
     at_start(lease.acquire)
     try:
         yield
-    finally:  # a bucket that does not answer does not hold us up: the lease ends by itself
+    finally:  # do not wait long for a silent bucket: the lease expires without renewals
         releasing = threading.Thread(target=lease.release, name="release", daemon=True)
         releasing.start()
         releasing.join(RELEASE_S)
@@ -133,31 +134,31 @@ def _run_child(
     sync: FolderSync | None,
     every_s: float,
 ) -> int:
-    """Runs COMMAND to its end, its folder kept; what `run` exits with."""
+    """Run COMMAND to its end, and sync its folder. Return the exit status of `run`."""
     with Interruption(sources(), POLL_S) as interruption:
         word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
         with Keeper(sync, every_s) as keeper:
             status = child.wait(lambda: keeper.lost, keeper.soon)
         ends_with = status_of(status, interruption.reason, word)
-        if sync is not None:  # in here, so that no signal cuts it off
+        if sync is not None:  # inside the context, so that no signal cuts the upload off
             patience_s = PATIENCE_S if interruption.reason is Reason.NONE else NOTICE_PATIENCE_S
             keeper.finish(last=child.whole, within_s=patience_s)
     return ends_with
 
 
 class Keeper:
-    """Takes a folder over every so often, beside the program: an upload takes minutes, a notice has two."""
+    """Sync of a folder at intervals while the program runs: a notice may be too short for one upload."""
 
     def __init__(self, sync: FolderSync | None, every_s: float) -> None:
-        """Without a `sync` nothing is kept."""
+        """Prepare the thread; without a `sync` it does nothing."""
         self._sync, self._every_s = sync, every_s
-        self.lost = False  # another process has the run: what comes now is in vain
+        self.lost = False  # another process has the run: nothing more is saved
         self._ended, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="folder", daemon=True)
 
     def soon(self) -> None:
-        """Takes the folder over now, without waiting for it."""
+        """Start a sync now, without waiting for it."""
         self._wake.set()
 
     def __enter__(self) -> Self:
@@ -168,16 +169,17 @@ class Keeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """An upload that is on its way is given up: a last one follows, of a newer state."""
+        """Stop the thread and a running upload: a last upload of the newest state follows."""
         self._ended.set()
         self._wake.set()
         if self._sync is not None:
             self._sync.give_up()
 
     def finish(self, *, last: bool, within_s: float) -> None:
-        """Takes over what the folder has at the end; `last` as of FolderSync.up. Raises CheckpointError.
+        """Upload the final state of the folder; `last` means the same as in FolderSync.up.
 
-        SilentStoreError where the bucket moves nothing for SILENT_S; a request ends after 80 s by itself.
+        Raises CheckpointError, and SilentStoreError if the bucket moves nothing for SILENT_S; the client
+        itself would give up a request only after 80 s.
         """
         sync, failures = self._sync, list[CheckpointError]()
         assert sync is not None
@@ -214,33 +216,34 @@ class Keeper:
             except (IdentityError, RunLeaseError) as error:
                 self.lost = True
                 log.warning("event=folder-lost error=%r", str(error))
-            except CheckpointError as error:  # the last one decides
+            except CheckpointError as error:  # only the last upload must succeed
                 if not self._ended.is_set():
                     log.warning("event=folder-not-saved error=%r", str(error))
             pause_s = min(self._every_s, AGAIN_S) if self._sync.waits else self._every_s
 
 
 class Child:
-    """The running command in a session of its own, with all that it starts."""
+    """The running command in a session of its own, with all the processes that it starts."""
 
     def __init__(
         self, command: Sequence[str], interruption: Interruption, notice: signal.Signals, grace_s: float
     ) -> None:
-        """Starts it; raises CommandError when it cannot be."""
+        """Start it; raises CommandError if that fails."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
         self._notified_at_s: float | None = None
         self._notified: set[int] = set()
-        self.whole = False  # what it wrote: a program that was killed may have left a half-written file
+        self.whole = False  # its files are whole; a killed program may leave a half-written file
         try:
             self._process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             raise CommandError(f"{command[0]}: cannot be run: {error.strerror}") from error
 
     def wait(self, lost: Callable[[], bool], left: Callable[[], None]) -> int:
-        """The status at its end. Meanwhile a notice is passed on, and that the run is `lost` to another.
+        """Wait for the command. Return its status.
 
-        After a notice also for what the command leaves behind, in the time of grace; `left` is called at its
-        begin. A shell ends by the signal itself, and the program below it has to hear of it and to save.
+        A notice, or `lost` (another process has the run), sends it the signal, and a kill after the grace
+        period. After a notice it also waits for processes that the command leaves behind, and first calls
+        `left`: a shell ends at the signal, while the program below it still has to get the signal and save.
         """
         while True:
             left_behind.reap(self._process.pid)
@@ -267,9 +270,10 @@ class Child:
         return self._notified_at_s is not None and time.monotonic() - self._notified_at_s >= self._grace_s
 
     def _send(self, number: signal.Signals) -> None:
-        """To the command itself, which may start others; a kill to all of them.
+        """Send a signal to the command itself, or a kill to all processes of its session.
 
-        bash catches SIGINT and waits for its program, which the terminal is expected to have interrupted too.
+        SIGINT to bash goes to all of them too: bash waits for its program, because it expects the terminal to
+        interrupt that program itself.
         """
         try:
             if number is signal.SIGKILL or (number is signal.SIGINT and self._is_bash()):
@@ -286,7 +290,7 @@ class Child:
             return False
 
     def _wait_for_rest(self, status: int, left: Callable[[], None]) -> None:
-        """Notifies each process that is left behind, once; a daemon that stays is not killed."""
+        """Signal each process left behind, once, and wait in the grace period; a daemon is not killed."""
         rest = left_behind.running(self._process.pid)
         if not rest:
             return
@@ -305,7 +309,7 @@ class Child:
 
 
 def status_of(status: int, reason: Reason, word: outcome.NewWord | None) -> int:
-    """The exit status of exit_codes for a command that ended with `status` (below 0: by a signal)."""
+    """Return the exit status (see exit_codes) for a command's `status` (below 0: ended by a signal)."""
     if status and word is not None and word.failed:
         return exit_codes.FAILED_FOR_GOOD
     stopped = word is not None and word.ended == "stopped"
@@ -313,4 +317,4 @@ def status_of(status: int, reason: Reason, word: outcome.NewWord | None) -> int:
         reason is not Reason.NONE and status not in (exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
     ):
         return exit_codes.STOPPED
-    return status if status >= 0 else 128 - status  # as a shell reports a signal
+    return status if status >= 0 else 128 - status  # a shell reports a signal so

@@ -1,8 +1,8 @@
-"""`bench`: what the trainer costs beside a bare PyTorch loop, and how fast the ranks reduce gradients.
+"""`bench`: overhead of the trainer over a bare PyTorch loop, and speed of the ranks' gradient reduction.
 
-Both loops run in the same processes, in turns of some steps each, on equal models of their own. The bare loop
-has one batch on the device and does nothing but train on it; the trainer reads its data, watches for
-interruptions, measures and logs as in any run.
+Both loops run in the same processes, in turns of some steps, each on its own copy of the model. The bare loop
+trains only on one batch that is on the device. The trainer reads its data, watches for interruptions,
+measures and logs as in any run.
 """
 
 import statistics
@@ -33,13 +33,13 @@ from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.world import World, world
 
 MIB = 2**20
-SIZES_MIB = (1, 16, 64)  # of a gradient bucket (25 MiB by default), and to both sides of it
-REDUCTIONS = 5  # of each size, after one that warms up
+SIZES_MIB = (1, 16, 64)  # below, near and above a gradient bucket (25 MiB by default)
+REDUCTIONS = 5  # number for each size, after one to warm up
 
 
 @dataclass
 class StepTimes:
-    """Seconds per step, one number for each turn."""
+    """Seconds per step of both loops, one number for each turn."""
 
     trainer_s: list[float] = field(default_factory=list)
     bare_s: list[float] = field(default_factory=list)
@@ -48,17 +48,17 @@ class StepTimes:
 
     @property
     def ratios(self) -> list[float]:
-        """The bare step over the trainer's step, turn by turn: 1 is no overhead."""
+        """Bare step over the trainer's step, turn by turn: 1 is no overhead."""
         return [bare / trainer for bare, trainer in zip(self.bare_s, self.trainer_s, strict=True)]
 
     @property
     def ratio(self) -> float:
-        """The median of the ratios."""
+        """Median of the ratios."""
         return statistics.median(self.ratios)
 
 
 def measure(settings: config.Config, turns: int, steps: int) -> None:
-    """Joins the other ranks and measures; rank 0 prints. Raises TrainingError."""
+    """Join the other ranks and measure; rank 0 prints. Raises TrainingError."""
     with world(settings.parallel) as where:
         times = measure_steps(settings, where, turns, steps)
         bandwidths = measure_reductions(where, SIZES_MIB)
@@ -67,9 +67,9 @@ def measure(settings: config.Config, turns: int, steps: int) -> None:
 
 
 def measure_steps(settings: config.Config, where: World, turns: int, steps: int) -> StepTimes:
-    """Times `turns` turns of `steps` optimizer steps of each loop, after one turn that warms up.
+    """Time `turns` turns of `steps` optimizer steps of each loop, after one turn to warm up.
 
-    Raises ParallelError for other strategies than ddp: the bare loop would be another copy of our own code.
+    Raises ParallelError for other strategies than ddp: their bare loop would be a copy of the trainer's code.
     """
     if settings.parallel.strategy != "ddp":
         raise ParallelError(f"parallel.strategy = {settings.parallel.strategy!r}: bench compares ddp only")
@@ -92,11 +92,11 @@ def measure_steps(settings: config.Config, where: World, turns: int, steps: int)
 
 
 def _quiet(settings: config.Config, directory: str, steps: int) -> config.Config:
-    """The same run without checkpoints, evaluation and writers."""
+    """Return the settings without checkpoints, evaluation and optional writers."""
     run = settings.run.model_copy(
         update={"directory": directory, "steps": steps, "epochs": 0.0, "evaluate_every_steps": 0}
     )
-    schedule = settings.schedule.model_copy(update={"warmup_steps": 0})  # may be longer than the few steps
+    schedule = settings.schedule.model_copy(update={"warmup_steps": 0})  # else it may exceed the few steps
     checkpoint = config.Checkpoint(every_steps=0, every_s=0.0, resume=False)
     metrics = config.Metrics(progress=False)
     kept = {"run": run, "schedule": schedule, "checkpoint": checkpoint, "metrics": metrics}
@@ -104,7 +104,7 @@ def _quiet(settings: config.Config, directory: str, steps: int) -> config.Config
 
 
 class Turns(StepTrace):
-    """Sits where the trace does: times the trainer's steps, and gives the bare loop its turn between them."""
+    """Timer in place of the trace: times the trainer's steps, and runs the bare loop's turns between them."""
 
     def __init__(
         self, times: StepTimes, steps: int, device: torch.device, bare_turn: Callable[[], None]
@@ -116,7 +116,7 @@ class Turns(StepTrace):
         self._warm = False
 
     def clock(self) -> float:
-        """Seconds that stand still while the bare loop has its turn; for what paces itself by the steps."""
+        """Return seconds without the turns of the bare loop, for code that measures the pace of steps."""
         return time.perf_counter() - self._away_s
 
     def before_step(self, step: int) -> None:
@@ -125,10 +125,10 @@ class Turns(StepTrace):
             self._begin_s = self._now_s()
 
     def after_step(self, step: int) -> None:
-        """Nothing: what the loop does after a step belongs to it as well."""
+        """Do nothing: a turn includes the work of the loop after a step."""
 
     def finish(self) -> None:
-        """The trainer's turn is over; afterwards the bare loop has had its own."""
+        """End the trainer's turn, and run one of the bare loop."""
         trainer_s = self._now_s() - self._begin_s
         begin_s = self._now_s()
         self._bare_turn()
@@ -137,7 +137,7 @@ class Turns(StepTrace):
         if self._warm:
             self._times.trainer_s.append(trainer_s / self._turn_steps)
             self._times.bare_s.append(bare_s / self._turn_steps)
-        self._warm = self._begin_s > 0  # the first turn of each warms up
+        self._warm = self._begin_s > 0  # the first turn of each loop is a warm-up
 
     def _now_s(self) -> float:
         if self._device.type == "cuda":
@@ -146,7 +146,7 @@ class Turns(StepTrace):
 
 
 def bare_loop(run: PreparedRun, batch: Batch) -> Callable[[int], None]:
-    """A plain loop over one batch, as a tutorial of PyTorch writes it; call it with a number of steps."""
+    """Return a plain loop over one batch, as in a PyTorch tutorial; call it with a number of steps."""
     settings, where = run.settings, run.where
     model: nn.Module = build_model(run)
     ready(run, model)
@@ -185,10 +185,10 @@ def bare_loop(run: PreparedRun, batch: Batch) -> Callable[[int], None]:
 
 
 def measure_reductions(where: World, sizes_mib: Sequence[int]) -> dict[int, float]:
-    """Bus bandwidth in GB/s of a float32 all-reduce, by MiB; empty for one rank.
+    """Return the bus bandwidth in GB/s of a float32 all-reduce, by MiB; empty for one rank.
 
-    As nccl-tests defines it, 2 (n - 1) / n times the bytes over the time, which does not depend on the number
-    of ranks n: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    nccl-tests defines it as 2 (n - 1) / n times the bytes over the time, so that it does not depend on the
+    number of ranks n: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     if where.size == 1:
         return {}
@@ -211,7 +211,7 @@ def _reduction_s(tensor: torch.Tensor, where: World) -> float:
 
 
 def show(times: StepTimes, bandwidths: dict[int, float], where: World) -> None:
-    """Prints both measurements."""
+    """Print both measurements."""
     table = Table(title=f"{where.size} x {where.device.type}")
     for heading in ("measured", "trainer", "bare loop", "ratio"):
         table.add_column(heading, justify="left" if heading == "measured" else "right")

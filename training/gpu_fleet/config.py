@@ -1,4 +1,4 @@
-"""The configuration: a TOML file and `--section.key value` overrides, checked once, every error at once."""
+"""The configuration: a TOML file and `--section.key value` overrides. One check reports all errors."""
 
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from gpu_fleet.errors import ConfigError, suggestion
 
-LOCAL_ONLY = "none"  # checkpoint.uri on an instance of a fleet that is to upload nothing
+LOCAL_ONLY = "none"  # value of checkpoint.uri for an instance of a fleet that must upload nothing
 BUILT_IN_OPTIMIZERS = ("adamw", "sgd")
 MEANS = ("targets", "samples")
 
@@ -32,7 +32,7 @@ def _an_optimizer(name: str) -> str:
 
 
 def _a_path(path: str) -> str:
-    if path.startswith("~"):  # a run may be sent to an instance where another home would be meant
+    if path.startswith("~"):  # a run may be sent to an instance with another home
         raise PydanticCustomError("path", "only a shell knows what ~ is; write the whole path")
     return path
 
@@ -56,24 +56,24 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Frozen, no unknown keys, no silent conversions: "1" is not 1."""
+    """Section of the configuration: frozen, no unknown keys, no silent conversions ("1" is not 1)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _refuse(section: Section, keys: Iterable[str], why: str) -> None:
-    """Raises ValueError for a key that was set and that nothing would read."""
+    """Raise ValueError for a key that was set, but that nothing would read."""
     for key in keys:
         if (value := getattr(section, key)) != type(section).model_fields[key].default:
             raise ValueError(f"{key} = {value!r} {why}")
 
 
 class RunSection(Section):
-    """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
+    """Length of a run, its batch size, and its directory. Exactly one of `epochs` and `steps` is set."""
 
     directory: Annotated[str, Field(min_length=1), AfterValidator(_a_path)] = "runs/default"
-    branch_of: str = ""  # run.directory of the run whose newest weights this one begins with: --branch
-    owner: str = ""  # whose run it is, a part of its place in the bucket; empty: the account that starts it
+    branch_of: str = ""  # with --branch: run.directory of the run whose newest weights this one begins with
+    owner: str = ""  # owner of the run, a part of its URI in the bucket; empty: the account that starts it
     seed: Count = 0
     epochs: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     steps: Count = 0
@@ -93,38 +93,38 @@ class Model(Section):
     """A name of models.registry, AutoModelFor... of transformers, or FILE.py:NAME, and its options."""
 
     name: str
-    options: dict[str, Any] = {}  # of AutoModelFor...: keys of config.json to be changed
+    options: dict[str, Any] = {}  # for AutoModelFor...: keys of config.json to change
     weights: Place = ""  # a local folder of weights to begin with
-    config: Place = ""  # AutoModelFor... only: a config.json or its folder, where there are no weights
+    config: Place = ""  # AutoModelFor... only: a config.json or its folder, without weights
 
     @field_validator("config")
     @classmethod
     def folder_of(cls, config: str) -> str:
-        """A config.json and the folder that it is in are the same."""
+        """Return the folder for a path of a config.json; other paths do not change."""
         path = Path(config)
         return str(path.parent) if path.name == "config.json" else config
 
 
 class Data(Section):
-    """Where the samples are and how they are read: a prepared folder, or a data set of one's own by name."""
+    """Source and reading of the samples: a prepared folder, or a user's own data set by name."""
 
-    path: Place = ""  # a folder or a file; s3:// or oss://bucket/prefix of shards and records
+    path: Place = ""  # a folder or a file; s3:// or oss://bucket/prefix for shards and records
     kind: Literal["auto", "images", "shards", "tokens", "text"] = "auto"
     name: str = ""  # FILE.py:NAME or package.module:NAME of an own data set, in place of `path`
-    options: dict[str, Any] = {}  # of `name`
-    collate: str = ""  # FILE.py:NAME of what makes a batch of samples; empty: torch's default_collate
+    options: dict[str, Any] = {}  # arguments of `name`
+    collate: str = ""  # FILE.py:NAME of a function from samples to a batch; empty: torch's default_collate
     columns: tuple[str, ...] = Field(default=(), strict=False)  # of a table or records; none: all
-    held_out: Fraction = 0.1  # of data without splits of their own, for "val"
-    split_seed: Count = 0  # which of them; another run.seed holds out the same
-    image_size: Count = 0  # pixels of a side after augmentation; 0: as stored
-    decoder: Literal["pillow", "dali"] = "pillow"  # of shards; dali: NVIDIA's, on the GPU where there is one
+    held_out: Fraction = 0.1  # share for "val" of data without splits
+    split_seed: Count = 0  # decides which samples are held out; run.seed does not
+    image_size: Count = 0  # pixels of a side after augmentation; 0: the stored size
+    decoder: Literal["pillow", "dali"] = "pillow"  # for shards; dali: NVIDIA's, on the GPU if there is one
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
     workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes
     prefetch: Positive = 2  # batches read ahead, per worker and on the device
     corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
-    endpoint: str = ""  # of a bucket, where the cloud's own is not meant
-    retry_s: Seconds = 180.0  # how long a read from a bucket is tried again
+    endpoint: str = ""  # endpoint of a bucket, if not the cloud's own
+    retry_s: Seconds = 180.0  # longest time for retries of a read from a bucket
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
@@ -136,11 +136,11 @@ class Data(Section):
 
 
 class Loss(Section):
-    """An own loss; without one, cross-entropy, or the `loss` that a model gives for a batch of columns."""
+    """A user's own loss; without one, cross-entropy, or the `loss` of a model for a batch of columns."""
 
     name: str = ""
     options: dict[str, Any] = {}
-    mean_over: MeanOver = "targets"  # which weigh alike; those of -100 do not count. Or samples, FILE.py:NAME
+    mean_over: MeanOver = "targets"  # each target counts as one, -100 as none; or samples, or FILE.py:NAME
 
     @model_validator(mode="after")
     def options_of_one(self) -> Self:
@@ -150,7 +150,7 @@ class Loss(Section):
 
 
 class Metric(Section):
-    """Own metrics on the held-out data, of which the first counts; without, the one that suits the data."""
+    """A user's own metrics on held-out data; the first is the score. Without them the data decide."""
 
     name: str = ""
     options: dict[str, Any] = {}
@@ -163,10 +163,10 @@ class Metric(Section):
 
 
 class Optimizer(Section):
-    """How gradients become updates."""
+    """Optimizer: the rule from gradients to updates."""
 
     name: OptimizerName = "adamw"
-    options: dict[str, Any] = {}  # of an own optimizer
+    options: dict[str, Any] = {}  # for a user's own optimizer
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     momentum: Fraction = 0.9  # sgd only
@@ -177,7 +177,7 @@ class Optimizer(Section):
     def options_of_one(self) -> Self:
         if ":" in self.name:
             _refuse(self, ("momentum", "betas"), f"is not handed to {self.name}; set it in optimizer.options")
-            if "weight_decay" in self.options:  # a group's own value would win over it
+            if "weight_decay" in self.options:  # each group has its own value, which overrides it
                 raise ValueError(
                     f"options.weight_decay = {self.options['weight_decay']!r} is for no parameter, as all "
                     f"are handed to {self.name} with a decay; set optimizer.weight_decay"
@@ -188,22 +188,22 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate over the steps: linear warm-up, then the named shape."""
+    """Learning rate over the steps: linear warm-up, then the named shape."""
 
     name: Literal["constant", "cosine", "linear", "step"] = "cosine"
     warmup_steps: Count = 0
-    final_fraction: Fraction = 0.0  # of the learning rate, after the last step of cosine and linear
+    final_fraction: Fraction = 0.0  # part of the learning rate after the last step of cosine and linear
     step_every: Positive = 1000  # "step": steps between two decays
     step_factor: Fraction = 0.1
 
 
 class Average(Section):
-    """Weight averaging: the averaged model is the one that is evaluated and reported."""
+    """Weight averaging: the averaged model is evaluated and exported."""
 
     name: Literal["none", "ema", "swa"] = "none"
     decay: Fraction = 0.999  # ema
     start_step: Count = 0  # swa
-    batch_norm_batches: Count = 50  # training batches that set the batch-norm statistics; 0: the model's
+    batch_norm_batches: Count = 50  # training batches for its batch-norm statistics; 0: the model's own
 
 
 class Precision(Section):
@@ -213,23 +213,23 @@ class Precision(Section):
     compile: bool = False
     channels_last: bool = False
     cudnn_benchmark: bool = (
-        False  # cuDNN tries its algorithms at each new shape: faster, never the same twice
+        False  # cuDNN tries its algorithms at each new shape: faster, but not reproducible
     )
     activation_checkpointing: bool = False
 
 
 class Parallel(Section):
-    """How the model is spread over the processes."""
+    """Distribution of the model over the processes."""
 
     strategy: Literal["ddp", "fsdp", "tensor", "pipeline"] = "ddp"
     tensor: Positive = 1  # ranks that share each layer
     pipeline: Positive = 1  # ranks that share the depth of the model
     static_graph: bool | None = (
-        None  # ddp: whether all steps use the same parameters; unset: see replicas.graph_is_static
+        None  # ddp: all steps use the same parameters; unset: see replicas.graph_is_static
     )
     powersgd_rank: Count = 0  # ddp: rank of the gradient compression; 0: off
     sync_batch_norm: bool = False
-    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # of a collective; the watchdog is sooner
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # for a collective; the watchdog ends sooner
 
     @model_validator(mode="after")
     def one_strategy(self) -> Self:
@@ -249,32 +249,32 @@ class Parallel(Section):
 
 
 class Checkpoint(Section):
-    """When a checkpoint is taken, where it goes and which ones stay."""
+    """Schedule, location and retention of checkpoints."""
 
-    uri: str = ""  # s3://bucket/prefix or oss://bucket/prefix; empty: local only
-    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL, or what the instance's cloud has
+    uri: str = ""  # s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, else local only
+    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL, or that of the instance's cloud
     every_steps: Count = 500
     every_s: Seconds = 1800.0
     keep: Positive = 3
-    tries: Positive = 6  # in a row from one checkpoint, before the run is said to have failed for good
+    tries: Positive = 6  # tries in a row from one checkpoint, after which the run fails for good
     resume: bool = True
     allow: tuple[str, ...] = Field(
         default=(), strict=False
-    )  # keys in which a checkpoint may be of another run
-    branch_uri: str = ""  # where the run of run.branch_of has its checkpoints, if not in its place by default
+    )  # keys that may differ between checkpoint and run
+    branch_uri: str = ""  # URI of the checkpoints of the run of run.branch_of, if not its default URI
 
 
 class Interrupt(Section):
-    """How often notices are looked for and the ranks agree, and how long the last save may take."""
+    """Intervals of polling for notices and of the ranks' agreement, and the time for the last save."""
 
-    rebalance: bool = False  # stop at a recommendation, too: it ends nothing, and most never come to a notice
+    rebalance: bool = False  # also stop at a rebalance recommendation; most are not followed by a notice
     poll_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     agree_every_s: Seconds = 0.25  # 0: at every step
-    save_s: Positive = 90  # what the last save may take, of the two minutes that a spot notice gives on AWS
+    save_s: Positive = 90  # time for the last save, within the two minutes of a spot notice on AWS
 
 
 class Metrics(Section):
-    """Where measurements go, beside metrics.jsonl in the run directory."""
+    """Destinations of measurements, beside metrics.jsonl in the run directory."""
 
     tensorboard: bool = False
     prometheus_file: str = ""  # for the node exporter's textfile collector; empty: off
@@ -285,7 +285,7 @@ class Metrics(Section):
 
 
 class Config(Section):
-    """Everything one run needs; written beside its results and into every checkpoint."""
+    """All settings of one run; written beside its results and into every checkpoint."""
 
     run: RunSection
     model: Model
@@ -314,7 +314,7 @@ class Config(Section):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of `path` with `--section.key value` overrides laid over it; raises ConfigError."""
+    """Load the configuration of `path`, and apply `--section.key value` overrides; raises ConfigError."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -327,9 +327,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def may_leave_out(settings: Config) -> bool:
-    """Whether DistributedDataParallel may look for parameters that a step leaves out.
+    """Return whether DistributedDataParallel may have to search for parameters that a step leaves out.
 
-    Unless it is said, of what is not of this trainer; of the models of transformers their classes know more.
+    parallel.static_graph decides if it is set. Otherwise the answer is yes for a user's own model or loss,
+    and for every model of transformers, although their config.json may rule it out later.
     """
     if settings.parallel.strategy != "ddp" or settings.parallel.static_graph is not None:
         return settings.parallel.static_graph is False
@@ -338,15 +339,15 @@ def may_leave_out(settings: Config) -> bool:
 
 
 def names_of_code(settings: Config) -> tuple[str, ...]:
-    """All keys that may name code of a user; what has a colon does."""
+    """Return the values of all keys that may name a user's code; those with a colon do."""
     named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
     return (*named, settings.loss.mean_over, settings.metric.name, settings.optimizer.name)
 
 
 def branched(settings: Config, name: str) -> Config:
-    """The configuration of a new run `name`, beside the one it takes its first weights from.
+    """Return the configuration of a new run `name`, beside the run that gives its first weights.
 
-    Raises ConfigError when the name is none, or is the run's own.
+    Raises ConfigError if the name is no name, or is the run's own.
     """
     directory = Path(settings.run.directory)
     if not name or "/" in name or name in (".", "..", directory.name):
@@ -359,14 +360,14 @@ def branched(settings: Config, name: str) -> Config:
 
 
 def _beside(uri: str, name: str) -> str:
-    """The place `name` beside `uri` in its bucket; within it where the run has the whole bucket."""
+    """Return the URI `name` beside `uri` in its bucket; below the bucket if `uri` has no prefix."""
     scheme, _, place = uri.rstrip("/").partition("://")
     bucket, _, prefix = place.partition("/")
     return f"{scheme}://" + "/".join(filter(None, (bucket, prefix.rpartition("/")[0], name)))
 
 
 def from_table(table: dict[str, Any], source: str) -> Config:
-    """Checks a nested table; raises ConfigError with one line per wrong key."""
+    """Check a nested table; raises ConfigError with one line per wrong key."""
     try:
         return Config.model_validate(table)
     except ValidationError as error:
@@ -375,7 +376,7 @@ def from_table(table: dict[str, Any], source: str) -> Config:
 
 
 def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
-    """Reads `--section.key value` and `--section.key=value`; values as TOML, else as plain text."""
+    """Parse `--section.key value` and `--section.key=value`; a value is TOML, else plain text."""
     rest = list(arguments)
     while rest:
         flag = rest.pop(0)

@@ -1,4 +1,4 @@
-"""The one exception tree of this room. A user sees the message of these and never a traceback."""
+"""The exception tree of gpu_fleet. A user sees the message of these errors, and never a traceback."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,16 +7,16 @@ from gpu_fleet import exit_codes
 
 
 class TrainingError(Exception):
-    """Something a user can act on; the message says what, where and what is allowed."""
+    """An error on which a user can act; the message says what is wrong, where, and what is allowed."""
 
-    silent = False  # whether another rank says the same
-    shared = False  # whether every rank raises the same, so that rank 0 speaks for all
-    for_good = True  # whether another try would end the same way
-    at_once = True  # whether another try that may help may be made at once, as torchrun makes it
+    silent = False  # another rank reports the same error
+    shared = False  # every rank raises the same error, so rank 0 reports for all
+    for_good = True  # another try would end in the same way
+    at_once = True  # if another try may help, torchrun may start it at once
 
     @property
     def exit_status(self) -> int:
-        """Of the process that ends with this error."""
+        """Exit status of a process that ends with this error."""
         return exit_codes.FAILED_FOR_GOOD if self.for_good else exit_codes.FAILED_PERHAPS
 
 
@@ -33,7 +33,7 @@ class DataError(TrainingError):
 
 
 class SilentSourceError(DataError):
-    """The bucket of the data has not answered in time; another try may hear it again."""
+    """The bucket of the data has not answered in time; another try may get an answer."""
 
     for_good = False
 
@@ -47,7 +47,7 @@ class OwnCodeError(TrainingError):
 
 
 class PassingCodeError(OwnCodeError):
-    """A user's own code has met with a disk, a server or a network that failed; another try may go well."""
+    """A user's own code failed because of a disk, a server or a network; another try may succeed."""
 
     for_good = False
 
@@ -59,16 +59,17 @@ class ParallelError(TrainingError):
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written, read or trusted."""
 
-    for_good = False  # the bucket may answer again, another instance has another disk
+    for_good = False  # the bucket may answer again, or another instance may have a good disk
 
 
 class StoreError(CheckpointError):
-    """An object store does not answer, or refuses: nothing is known of what it holds."""
+    """An object store does not answer, or refuses: its content is unknown."""
 
     def __init__(self, message: str, *, passing: bool = False, answered: bool = False) -> None:
-        """`passing` says that the same question may well have another answer in a minute.
+        """Create the error.
 
-        `answered` says that there is a store, which a mistaken endpoint has not.
+        `passing` says that the same request may succeed a minute later. `answered` says that a store has
+        answered, so the endpoint is not wrong.
         """
         super().__init__(message)
         self.passing, self.answered = passing, answered
@@ -76,7 +77,7 @@ class StoreError(CheckpointError):
 
 
 class SilentStoreError(CheckpointError):
-    """An object store has not answered for so long that nobody waits for it; the request may still run."""
+    """An object store has not answered for too long, and the wait is over; the request may still run."""
 
 
 class IdentityError(CheckpointError):
@@ -86,20 +87,20 @@ class IdentityError(CheckpointError):
 
 
 class RunLeaseError(CheckpointError):
-    """Another process trains this run, on this instance or on another; it may end, or be about to."""
+    """Another process trains this run, on this or another instance; it may end later."""
 
-    at_once = False  # it was waited for
+    at_once = False  # a start has already waited for it
 
 
 class StoppedError(TrainingError):
     """A notice came before the first step, while another process had the run: there is nothing to save."""
 
     for_good = False
-    at_once = False  # the instance is about to go
+    at_once = False  # the instance is about to stop
 
     @property
     def exit_status(self) -> int:
-        """Of a process without torchrun, under which it is 0: see outcome.status_of."""
+        """Exit status without torchrun; under torchrun it is 0: see outcome.status_of."""
         return exit_codes.STOPPED
 
 
@@ -112,16 +113,16 @@ class DivergenceError(TrainingError):
 
 
 class OutOfMemoryError(TrainingError):
-    """The device has no room for the step; the message names the knobs that help."""
+    """The device has too little memory for the step; the message names the settings that help."""
 
 
 class FailedBeforeError(TrainingError):
-    """An earlier try of the same torchrun failed so that none of its others can help; the message is its."""
+    """An earlier try of the same torchrun failed, and no other can help; the message is that try's."""
 
     shared = True
 
     def __init__(self, message: str, *, for_good: bool = True) -> None:
-        """`for_good` as of that try's error."""
+        """Create the error with the message and `for_good` of that try's error."""
         super().__init__(message)
         self.for_good = for_good
 
@@ -143,7 +144,7 @@ class LaunchError(TrainingError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or all of them."""
+    """Return the end of a message about an unknown name: the nearest known name, or all of them."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(choices)}"

@@ -1,4 +1,4 @@
-"""The score of a model on held-out data: accuracy for classes, loss or bits per byte for text."""
+"""Score of a model on held-out data: accuracy for classes, loss or bits per byte for text."""
 
 import math
 from collections.abc import Callable
@@ -23,18 +23,19 @@ from gpu_fleet.world import World
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """What one evaluation found."""
+    """Result of one evaluation."""
 
     name: str
-    value: float | None  # None where there are no held-out data
+    value: float | None  # None without held-out data
     loss: float  # nats per target
-    targets: int  # how many counted
+    targets: int  # number of counted targets
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy () in nats over the targets that count; outputs (..., classes), targets (...) int64.
+    """Return the mean cross-entropy () in nats over the counted targets.
 
-    Where none counts it is no number. Outputs () are the loss itself, of a model that knows its own.
+    Outputs are (..., classes), targets (...) int64. The result is NaN if no target counts. Outputs () are the
+    loss itself, from a model that computes its own.
     """
     return _cross_entropy(outputs, targets, "mean") if outputs.ndim else outputs
 
@@ -46,7 +47,7 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The model to measure: what to switch to evaluation, and how to ask it."""
+    """Model to evaluate: the module to switch to evaluation, and the function that predicts."""
 
     module: nn.Module
     predict: Callable[[Tensor], Tensor | None]  # None on a rank that does not hold the end of the model
@@ -63,12 +64,12 @@ def evaluate(
     where: World,
     interrupted: Callable[[], bool],
 ) -> HeldOutScore | None:
-    """The score over all `size` samples, computed by all ranks together; None when `interrupted` said so.
+    """Compute the score over all `size` samples, with all ranks; None if `interrupted` returned True.
 
-    `interrupted` is called once per batch and answers the same on every rank. Raises DataError where a rank
-    has too many corrupt samples.
+    `interrupted` is called once per batch and returns the same on every rank. Raises DataError if a rank has
+    too many corrupt samples.
     """
-    corrupt: set[str] = set()  # those at the end may come twice
+    corrupt: set[str] = set()  # a set, since samples at the end may be read twice
     totals = torch.zeros(3, dtype=torch.float64, device=where.device)  # loss, correct, targets
     # Batches past the end wrap around to keep the ranks in step; only the first `counted` samples count.
     parts = list(evaluation_slices(size, share))
@@ -95,7 +96,7 @@ def evaluate(
 
 
 def _tally(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Summed loss, number of correct answers and of targets: (3,) float64, without waiting for the device."""
+    """Return summed loss and numbers of correct and of counted targets, (3,) float64, on the device."""
     counts = targets != IGNORED
     correct = ((outputs.argmax(dim=-1) == targets) & counts).sum()
     summed = _cross_entropy(outputs, targets, "sum")
@@ -103,7 +104,7 @@ def _tally(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def score(loss: float, correct: float, targets: int, description: Description) -> HeldOutScore:
-    """The metric that suits the data: accuracy of classes, bits per byte of text where known, else loss."""
+    """Return the metric that suits the data: accuracy for classes, bits per byte if known, else the loss."""
     mean = loss / max(1, targets)
     if description.classes:
         return HeldOutScore("accuracy", correct / max(1, targets), mean, targets)

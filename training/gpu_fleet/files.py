@@ -1,4 +1,4 @@
-"""Files and names in folders that are down before anything goes on."""
+"""Durable writes of files and folders, and errors of the operating system that may pass."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-# Of a disk, a file server or the network: the same may well go right on another instance, or in a minute.
+# Errors of a disk, a file server or the network: another instance, or a later try, may succeed.
 PASSING = (
     *DISK_FULL,
     *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT),
@@ -16,9 +16,10 @@ PASSING = (
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error is of a disk, a file server or the network, and another try may end otherwise.
+    """Return whether an error is of a disk, a file server or the network, so that another try may succeed.
 
-    A library that raises one of its own for it, as of an address that does not answer, has it as its cause.
+    Some libraries raise an OSError of their own, for example for an address that does not answer. Then the
+    error of the system is its cause.
     """
     if not isinstance(error, OSError):
         return False
@@ -31,7 +32,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is down."""
+    """Write a file and wait until it is on disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -39,7 +40,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are down."""
+    """Wait until the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

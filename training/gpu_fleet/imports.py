@@ -1,20 +1,22 @@
-"""Which files of a user a program imports, wherever in it: inside a function too. Nothing of it is run.
+"""Search for the user's files that a program imports, also inside its functions. It runs no user code.
 
-By the text alone. What a program imports by a name that it makes up while it runs is not seen.
+It reads only the text of a program. So it misses modules whose names a program computes while it runs.
 """
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-OURS = "gpu_fleet"  # instances have it, also where a user submits from our checkout
+OURS = "gpu_fleet"  # instances have this package; skip it if a user submits from a checkout of gpu-fleet
 
 
 def imported(contents: Mapping[str, bytes], here: Path) -> dict[str, bytes]:
-    """Path from ``here`` -> content of each module below it that these programs import, and those in turn.
+    """Return path from ``here`` -> content of each module below it that these programs import.
+
+    The result includes the modules that those modules import in turn.
 
     Args:
-        contents: path from ``here`` -> content, of what travels already.
+        contents: path from ``here`` -> content, of the files that are sent already.
         here: the folder of the run. Python looks for modules there, and beside each program.
     """
     modules: dict[str, bytes] = {}
@@ -32,10 +34,10 @@ def imported(contents: Mapping[str, bytes], here: Path) -> dict[str, bytes]:
 
 
 def _modules(text: bytes, path: PurePosixPath) -> Iterator[tuple[PurePosixPath | None, tuple[str, ...]]]:
-    """Every module that may be imported: the package that a relative one begins at, and its name."""
+    """Yield every module that may be imported: the package at which a relative name begins, and the name."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # the run itself says so
+    except (SyntaxError, ValueError):  # the run itself reports it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -49,7 +51,7 @@ def _modules(text: bytes, path: PurePosixPath) -> Iterator[tuple[PurePosixPath |
 def _files(
     module: tuple[PurePosixPath | None, tuple[str, ...]], roots: Iterable[PurePosixPath], here: Path
 ) -> Iterator[str]:
-    """The files of a module and of the packages above it; a name out of a module is none itself."""
+    """Yield the files of a module and of the packages above it; none for a name inside a module."""
     begins, names = module
     if begins is None and names[0] == OURS:
         return

@@ -1,4 +1,4 @@
-"""What the stack wrote for this instance: /etc/gpu-fleet/instance.toml. Other computers have none."""
+"""The stack's file for this instance: /etc/gpu-fleet/instance.toml. Other computers have none."""
 
 import getpass
 import os
@@ -14,7 +14,7 @@ DEFAULT_RUN_DIRECTORY = "/run/gpu-fleet"
 
 
 def table() -> dict[str, Any]:
-    """The whole file, empty where there is none; raises ConfigError when it cannot be read."""
+    """Return the whole file, empty if there is none; raises ConfigError if it cannot be read."""
     file = Path(os.environ.get("GPU_FLEET_INSTANCE_FILE", DEFAULT_FILE))
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -25,7 +25,7 @@ def table() -> dict[str, Any]:
 
 
 def account() -> str:
-    """Who runs this process: the account's name, or its number where it has no name (a container)."""
+    """Return the account that runs this process: its name, or its number if it has no name (a container)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # KeyError until Python 3.12
@@ -33,12 +33,15 @@ def account() -> str:
 
 
 def run_directory() -> Path:
-    """Where agent and trainer of an instance leave word for one another; holds the stop file."""
+    """Return the folder in which agent and trainer of an instance exchange files, such as the stop file."""
     return Path(os.environ.get("GPU_FLEET_RUN_DIR", DEFAULT_RUN_DIRECTORY))
 
 
 def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
-    """Where a run in `directory` keeps its checkpoints, empty for nowhere; `uri` and `owner` may be empty."""
+    """Return the URI for the checkpoints of a run in `directory`; empty if no bucket holds them.
+
+    `uri` and `owner` may be empty: then the stack's checkpoint bucket and this account count.
+    """
     if uri:
         return "" if uri == LOCAL_ONLY else uri
     shared = str(table().get("checkpoint_uri", "")).rstrip("/")
@@ -46,9 +49,9 @@ def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
 
 
 def run_id(directory: Path) -> str:
-    """Which of its owner's runs one is: its directory as it is written, so that a/run is not b/run.
+    """Return the id of a run among its owner's: the relative directory, so that a/run and b/run differ.
 
-    Of an absolute path the last part: on another instance the same run may lie on another disk.
+    For an absolute path it is the last part: on another instance the same run may be on another disk.
     """
     written = Path(os.path.normpath(directory))
     return directory.resolve().name if written.is_absolute() or ".." in written.parts else str(written)

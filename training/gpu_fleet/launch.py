@@ -1,4 +1,4 @@
-"""`launch`: starts torchrun on this instance together with the other instances of its pool."""
+"""`launch`: starts torchrun on this instance, together with the other instances of its pool."""
 
 import logging
 import os
@@ -31,14 +31,16 @@ from gpu_fleet.pool.network import control_environment, environment
 from gpu_fleet.pool.rendezvous import Assignment, Rendezvous, assignment, join
 from gpu_fleet.stopping.interrupt import nothing_to_save
 
-LOOK_EVERY_S = 0.5  # for word that the run has failed for good
-# Once a run has saved and stopped: torchrun waits five minutes for a peer that was ended, and hears no signal
+LOOK_EVERY_S = 0.5  # interval of checks whether the run has failed for good
+# Longest wait for torchrun after a run has saved and stopped. torchrun itself waits five minutes for a peer
+# that has ended, and ignores signals meanwhile.
 LEAVE_S = 5.0
-FAILED_TIMEOUT_S = 90  # for the other ranks to end, once one has failed for good
-# torch 2.13 else keeps one store over restarts, and a new rank may read the address of one that is gone
+FAILED_TIMEOUT_S = 90  # longest wait for the other ranks after one has failed for good
+# Otherwise torch 2.13 keeps one store over restarts, and a new rank may read the address of a rank that is
+# gone.
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # The flight recorder keeps the last collectives of each rank; the watchdog writes them to the same place:
-# https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html, names as of torch 2.13
+# https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html, with the names of torch 2.13
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 RECORDED_TO = "TORCH_FR_DUMP_TEMP_FILE"
 FIND_PEERS = {"aws": aws_peers, "alicloud": alicloud_peers}
@@ -47,19 +49,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One torchrun, as every instance of the job starts it."""
+    """Plan of one torchrun, which every instance of the job starts."""
 
     rendezvous: Rendezvous | None  # None: this instance alone
     processes: int  # per instance
     rendezvous_id: str
     max_restarts: int
-    save_s: int  # for the last save, before torchrun kills the ranks
-    arguments: tuple[str, ...]  # of `python -m gpu_fleet train`
+    save_s: int  # time for the last save before torchrun kills the ranks
+    arguments: tuple[str, ...]  # for `python -m gpu_fleet train`
     variables: Mapping[str, str]  # added to the environment
 
     @property
     def command(self) -> list[str]:
-        """The argument list of torchrun."""
+        """Argument list of torchrun."""
         words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self.processes}"]
         words += [f"--max-restarts={self.max_restarts}", f"--shutdown-timeout={self.save_s}"]
         if self.rendezvous is None:
@@ -69,7 +71,7 @@ class LaunchPlan:
         return [*words, "-m", "gpu_fleet", "train", *self.arguments]
 
     def __str__(self) -> str:
-        """A line for the shell that does the same."""
+        """Return a shell line that does the same."""
         return shlex.join([*(f"{name}={value}" for name, value in self.variables.items()), *self.command])
 
 
@@ -101,10 +103,10 @@ def launch(
 ) -> None:
     """Train CONFIG on all instances of this instance's pool; run it on each of them.
 
-    In a pod or a submitted run, it meets the others where PET_ variables say; see `render` and `submit`.
+    In a pod or a submitted run, the PET_ variables say where the others are; see `render` and `submit`.
 
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
-    other try can help; `train` takes the same overrides: --section.key value.
+    other try can help. `train` takes the same overrides: --section.key value.
     """
     with nothing_to_save():
         _refuse_where_terminated()
@@ -130,7 +132,7 @@ def launch(
 
 
 def _refuse_where_terminated() -> None:
-    """Raises LaunchError on an instance whose agent starts nothing more (image/reaper/agent/listening.py)."""
+    """Raise LaunchError on an instance whose agent allows no more work (image/reaper/agent/listening.py)."""
     try:
         raise LaunchError((run_directory() / "closed").read_text(encoding="utf-8").strip())
     except FileNotFoundError:
@@ -142,14 +144,14 @@ def _instance(identity: PoolIdentity | None) -> ThisInstance | None:
 
 
 def _scheduled(mine: Assignment, *, dry_run: bool) -> Rendezvous | None:
-    """The place of a scheduler, waited for."""
+    """Wait for the rendezvous that a scheduler has set. Return it; a dry run does not wait."""
     if dry_run and mine.nodes > 1:
         return Rendezvous(mine.nodes, mine.host, "OWN-ADDRESS", mine.rank == 0, mine.port)
     return join(mine)
 
 
 def _meeting(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Rendezvous | None:
-    """Where the instances of the pool meet: at the lowest address; None for this instance alone."""
+    """Return the rendezvous of the pool's instances, at the lowest address; None for this instance alone."""
     addresses = _addresses(identity, instance, peers)
     if instance is None or len(addresses) <= 1:
         return None
@@ -158,7 +160,7 @@ def _meeting(identity: PoolIdentity | None, instance: ThisInstance | None, peers
 
 
 def _addresses(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Sequence[str]:
-    """The addresses of the job, lowest first; none for this instance alone."""
+    """Return the addresses of the job, lowest first; empty or its own for this instance alone."""
     if identity is None or instance is None:
         if peers:
             raise LaunchError("--peers: needs an instance of a fleet, which has an instance.toml")
@@ -172,8 +174,8 @@ def _addresses(identity: PoolIdentity | None, instance: ThisInstance | None, pee
 
 
 def _processes(identity: PoolIdentity | None, instance: ThisInstance | None) -> int:
-    """The GPUs of this instance, or one process; raises LaunchError when the pool should have more."""
-    import torch  # noqa: PLC0415 - two seconds that --nproc-per-node need not pay
+    """Return the number of GPUs, at least 1; raises LaunchError if the pool promises more GPUs."""
+    import torch  # noqa: PLC0415 - two seconds, not needed with --nproc-per-node
 
     present = torch.cuda.device_count()
     expected = _expected(identity, instance).gpus
@@ -201,21 +203,21 @@ def _variables(
 
 
 def _rendezvous_id(identity: PoolIdentity | None, settings: config.Config) -> str:
-    """The same on every instance, another for every run directory; torchrun makes it a part of file names."""
+    """Return an id that is the same on every instance, and differs by run; torchrun uses it in file names."""
     run_name = Path(settings.run.directory).name
     parts = [identity.stack, identity.pool, run_name] if identity else [run_name]
     return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(parts))
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> int:
-    """Runs torchrun, hands SIGTERM and SIGINT on to it, and returns a status of gpu_fleet.exit_codes.
+    """Run torchrun, forward SIGTERM and SIGINT to it, and return a status of gpu_fleet.exit_codes.
 
-    torchrun itself returns 1 whatever has happened, and tries again what cannot go well; so the word that the
-    trainer leaves in `directory` decides.
+    torchrun itself returns 1 for every failure, and retries hopeless runs. So the files that the trainer
+    leaves in `directory` decide.
     """
     launched = _token(command)
     word = outcome.NewWord(directory, launched)
-    # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
+    # Its own session: a key press reaches torchrun only through this process, not also from the terminal.
     recorder = {**RECORDER, RECORDED_TO: str(directory.resolve() / COLLECTIVES)}
     given = {**recorder, **os.environ, **FRESH_STORE, **variables, outcome.LAUNCHED: launched}
     forwarded = Forwarded()
@@ -233,19 +235,19 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
 
 
 def _token(command: Sequence[str]) -> str:
-    """What the ranks of this launch write into their word.
+    """Return the token that the ranks of this launch write into their files.
 
-    Several instances have one: where they meet, and as what. Any of their ranks may fail for all, in a
-    directory that they may share. Alone, no other launch ever has the same.
+    Several instances share one token, made of the rendezvous and its id: any of their ranks may fail for all,
+    in a directory that they may share. An instance alone gets a unique token.
     """
     meeting = [word for word in command if word.startswith(("--rdzv-id=", "--rdzv-endpoint="))]
     return " ".join(meeting) or uuid.uuid4().hex
 
 
 def _status(torchrun: int, word: outcome.NewWord, directory: Path, refusal: Path, *, notified: bool) -> int:
-    """The status of gpu_fleet.exit_codes for that of torchrun and what the ranks have left.
+    """Return a status of gpu_fleet.exit_codes, from that of torchrun and the files of the ranks.
 
-    The file `refusal` says that another process has the run: a try may help, but not one at once.
+    The file `refusal` says that another process has the run: only a later try may help.
     """
     if word.failed:
         log.error("event=failed-for-good torchrun_status=%d", torchrun)
@@ -259,16 +261,16 @@ def _status(torchrun: int, word: outcome.NewWord, directory: Path, refusal: Path
     if refusal.exists():
         log.error("event=refused torchrun_status=%d", torchrun)
         return exit_codes.FAILED_PERHAPS
-    if torchrun == 0 and word.ended != "finished":  # a rank left by os._exit(0), or a library did
+    if torchrun == 0 and word.ended != "finished":  # a rank, or a library in it, called os._exit(0)
         log.error("event=ended-without-a-result directory=%r", str(directory))
         return exit_codes.FAILED_PERHAPS
-    return torchrun if torchrun >= 0 else 128 - torchrun  # as a shell reports a signal
+    return torchrun if torchrun >= 0 else 128 - torchrun  # a shell reports a signal so
 
 
 def _awaited(
     process: "subprocess.Popen[bytes]", hopeless: Callable[[], bool], stopped: Callable[[], bool]
 ) -> int:
-    """The status of torchrun, which is ended once its ranks have stopped, or another try would be in vain."""
+    """Wait for torchrun, and stop it once its ranks have stopped or cannot succeed. Return its status."""
     stopped_at_s: float | None = None
     while True:
         try:
@@ -283,7 +285,7 @@ def _awaited(
 
 
 def _ended(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
-    """The status of torchrun after a signal, or after its kill with all that it has started."""
+    """Send torchrun SIGTERM, and after `patience_s` kill it with all its processes. Return its status."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(patience_s)
@@ -293,10 +295,10 @@ def _ended(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
 
 
 class Forwarded:
-    """SIGTERM and SIGINT, from now on kept for a process, which gets them as soon as there is one.
+    """Forwarding of SIGTERM and SIGINT to a process; earlier signals wait until there is one.
 
-    One that came in between would otherwise end this process and leave the other to itself. A second SIGTERM
-    is not handed on: torchrun would leave its ranks in the midst of their last save.
+    Otherwise a signal during the start would end this process, and leave the new one alone. A second SIGTERM
+    is not forwarded: torchrun would leave its ranks in the middle of their last save.
     """
 
     def __init__(self) -> None:
@@ -319,7 +321,7 @@ class Forwarded:
             self._process.send_signal(number)
 
     def to(self, process: "subprocess.Popen[bytes]") -> None:
-        """The process that gets what came before and what comes."""
+        """Set the process that gets the earlier and the later signals."""
         self._process = process
         for number in self._early:
             process.send_signal(number)

@@ -16,7 +16,7 @@ from gpu_fleet.options import Name
 
 
 def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags of `train` and `launch` that say what to do with the checkpoints of another run."""
+    """Add the flags of `train` and `launch` about checkpoints of another run: --allow and --branch."""
     allow = click.option(
         "--allow",
         multiple=True,
@@ -34,20 +34,20 @@ def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def identity_flags(allow: Sequence[str], branch: str) -> list[str]:
-    """The same flags again, for the command that is started on each rank."""
+    """Return these flags as arguments, for the command of each rank."""
     words = [word for key in allow for word in ("--allow", key)]
     return [*words, "--branch", branch] if branch else words
 
 
 def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
-    """The configuration with overrides and flags laid over it; raises ConfigError."""
+    """Load the configuration, and apply overrides and flags; raises ConfigError."""
     allowed = ["--checkpoint.allow", json.dumps(list(allow))] if allow else []
     settings = config.load(file, [*overrides, *allowed])
     return config.branched(settings, branch) if branch else settings
 
 
 def imported(module: str) -> ModuleType:
-    """A module of ours, when it is needed; raises MissingPackageError where a package of its is not here."""
+    """Import a module of gpu_fleet; raises MissingPackageError if a package for it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -55,7 +55,7 @@ def imported(module: str) -> ModuleType:
 
 
 class LazyGroup(click.Group):
-    """A click group over a table of name -> "module:attribute"; shows TrainingErrors as one message."""
+    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message."""
 
     def __init__(self, *args: Any, table: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

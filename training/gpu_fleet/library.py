@@ -1,4 +1,4 @@
-"""For a training loop of one's own: exact resume, stops for notices, checkpoints on disk and in the bucket.
+"""Run, for a user's own training loop: exact resume, stops for notices, checkpoints on disk and in a bucket.
 
     from gpu_fleet import Run
 
@@ -8,8 +8,9 @@
             inputs, targets = next(batches)
             ...
 
-Resumed on as many ranks as before it ends with the bits of an undisturbed run. On more than two, the first
-step of DistributedDataParallel sums gradients in other groups than later ones do, which may round otherwise.
+A run that resumes on the same number of ranks ends with the same bits as an undisturbed run. On more than two
+ranks there is one exception: the first step of DistributedDataParallel sums gradients in other buckets than
+later steps, so rounding may differ.
 """
 
 import logging
@@ -50,14 +51,14 @@ from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
-DATA = "data"  # of the keys of an identity
+DATA = "data"  # section of the data in the keys of an identity
 PLAIN = (Tensor, bytes, complex, torch.dtype, torch.device, type(None))
 NUMBERS_AND_TEXT = (bool, int, float, str)
 log = logging.getLogger(__name__)
 
 
 class Saveable(Protocol):
-    """A model, an optimizer, a schedule, a scaler: anything with these two."""
+    """A model, an optimizer, a schedule, a scaler: any object with these two methods."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -65,7 +66,7 @@ class Saveable(Protocol):
 
 
 class Run:
-    """One run in one directory, from its newest checkpoint to its end or a notice; a context."""
+    """Context of one run in one directory, from its newest checkpoint to its end or to a notice."""
 
     def __init__(
         self,
@@ -79,31 +80,30 @@ class Run:
         allow: Sequence[str] = (),
         **objects: Saveable,
     ) -> None:
-        """Nothing is read or written before the context is entered.
+        """Check the objects; the context reads and writes files only when it is entered.
 
         Args:
-            directory: where the run has its files; another run needs another one.
-            config: what decides the result, such as the learning rate; a run with another is not resumed.
-                That of rank 0 counts.
-            uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, and none elsewhere.
-            every_steps: steps between two checkpoints; 0: by time alone.
-            every_s: seconds between two checkpoints; 0: none by time.
-            keep: checkpoints that stay.
-            allow: keys in which a checkpoint may be of another run: "code.train.py", "data.content".
-            objects: what is saved and restored, by name. DistributedDataParallel is saved as the model in it.
+            directory: folder of the run's files; each run needs its own.
+            config: values that decide the result, such as the learning rate. A run does not resume with other
+                values. The values of rank 0 count.
+            uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, or no bucket without
+            one. every_steps: steps between two checkpoints; 0: by time alone. every_s: seconds between two
+            checkpoints; 0: none by time. keep: number of checkpoints that stay. allow: keys that may differ
+            from the checkpoint, such as "code.train.py" or "data.content". objects: objects to save and
+            restore, by name. DistributedDataParallel is saved as its inner model.
         """
         self.directory = Path(directory).expanduser()
         self.step = 0
         self._entered = False
         self._apart = [name for name, thing in objects.items() if isinstance(thing, nn.Module)]
-        self._taken = self._taken_before = 0  # batches of the first data set; before this step
-        self._accumulation = 0  # batches of it that a step is said to take; 0: it is not known, or was said
+        self._taken = self._taken_before = 0  # batches taken from the first data set: now, at the last step
+        self._accumulation = 0  # batches per step by `batches`; 0: unknown, or a warning was given
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
         self._in_step = self._in_loop = False
-        self._data_sets: list[dict[str, Any]] = []  # what is known of those given before the first step
-        self._saved: local.Manifest | None = None  # that the run goes on from
+        self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
+        self._saved: local.Manifest | None = None  # of the checkpoint from which the run resumes
         self._resumed_from: int | None = None
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
@@ -119,11 +119,11 @@ class Run:
                 raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
 
     def __enter__(self) -> Self:
-        """Goes back to the newest checkpoint. What a user can act on ends the process with one message."""
+        """Restore the newest checkpoint. A TrainingError ends the process with one message."""
         self._interruption = Interruption(sources(), POLL_S)
         self._where = _where(self._objects)
         logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
-        self._interruption.__enter__()  # first: a notice does not cut a restore off
+        self._interruption.__enter__()  # first, so that a notice does not cut a restore off
         try:
             self._open()
         except BaseException as error:
@@ -140,7 +140,7 @@ class Run:
             raise ConfigError("Run: is used outside of its context; write: with Run(...) as run:")
 
     def _open(self) -> None:
-        # rank 0's counts: what the checkpoints carry; that of others may name their rank or device
+        # rank 0's counts, which checkpoints hold; on other ranks it may name their rank or device
         self._identity = self._where.on_first(lambda: run_identity.of_script(self._config, self.directory))
         self._root = self.directory / FOLDER
         uri = place_of_checkpoints(self._uri, "", self.directory)
@@ -164,7 +164,7 @@ class Run:
             if self._store is not None and self._lease is not None:
                 at_start(self._store.check_writable)
                 at_start(self._lease.acquire)
-            self._lock.mark()  # not before: who is refused leaves a folder that nothing locks to its holder
+            self._lock.mark()  # only now: without locks, a refused process must leave the holder's mark
             local.sweep(self._root)
             outcome.remove_failure(self.directory)
         except OSError as error:
@@ -174,21 +174,21 @@ class Run:
         return self._interruption.reason is not Reason.NONE
 
     def _release(self) -> None:
-        """Another process may have the run now, on this disk and in the bucket."""
+        """Release the run to other processes, on this disk and in the bucket."""
         if self._lease is not None:
             self._lease.release()
         if self._lock is not None:
             self._lock.close()
 
     def _check_held(self) -> None:
-        """Raises RunLeaseError where another process has the run by now."""
+        """Raise RunLeaseError if another process has taken the run over."""
         if self._lease is not None:
             self._lease.check_briefly()
         if self._lock is not None:
             self._lock.check()
 
     def _check_earlier(self) -> None:
-        """Raises CheckpointError where the run is known to be lost, or an earlier save has failed."""
+        """Raise CheckpointError if the run is known to be lost, or if an earlier save has failed."""
         if self._lease is not None:
             self._lease.raise_if_lost()
         if self._saver is not None:
@@ -210,20 +210,20 @@ class Run:
         log.info("event=resumed step=%d folder=%s", self.step, self._root)
 
     def _check_same(self, now: run_identity.Identity, allowed: Sequence[str]) -> None:
-        """Raises IdentityError where the checkpoint that the run goes on from is of another one."""
+        """Raise IdentityError if the checkpoint from which the run resumes is of another run."""
         if self._saved is None:
             return
         saved = self._saved.identity
-        if all(key.startswith(DATA) for key in now):  # which the loop gives after all else was compared
+        if all(key.startswith(DATA) for key in now):  # the loop gives its data after all else was compared
             saved = {key: value for key, value in saved.items() if key.startswith(DATA)}
         run_identity.check_script(
             saved, now, allowed, self._saved.step, str(self._root), how="Run(allow=[{keys}])"
         )
 
     def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:
-        """Makes the data that the loop begins with a part of the run's identity; raises IdentityError.
+        """Add the data from before the first step to the run's identity; raises IdentityError.
 
-        On each rank by itself, as one of them alone may read held-out data.
+        Each rank does so by itself, as only one of them may read held-out data.
         """
         if self._in_loop:
             return
@@ -244,7 +244,7 @@ class Run:
         for name, thing in self._objects.items():
             try:
                 thing.load_state_dict(shaped(saved["objects"][name], thing.state_dict()))
-            except Exception as error:  # of any object of theirs; no other try goes better
+            except Exception as error:  # a user's object may raise anything; no other try can succeed
                 reason = f"{type(error).__name__}: {error}"
                 raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
         if self._where.rank < len(saved["rng"]):
@@ -253,11 +253,11 @@ class Run:
             seed_rng(0, self._where.rank, saved["step"])
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps that are left, from 0; each is done when the next is asked for.
+        """Yield the numbers of the remaining steps, counted from 0; a step is done when the next one begins.
 
-        Saves when it is time and after the last one. After a notice it saves and ends the process: with 85,
-        or with 0 under torchrun, which would start it again at once. A step that the loop is left in, by
-        `break` on all ranks, counts as done and is saved too.
+        It saves when a checkpoint is due, and after the last step. After a notice it saves and ends the
+        process: with 85, or with 0 under torchrun, which would otherwise start it again at once. A `break`
+        on all ranks counts its step as done, and saves it.
         """
         self._check_entered()
         self._begin()
@@ -275,7 +275,7 @@ class Run:
         self.save()
 
     def _begin(self) -> None:
-        """The data that were given until now are those of the run, and are its own; raises DataError."""
+        """Begin the loop: fix the data of the run, and check them across ranks; raises DataError."""
         if not self._in_loop:
             run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
         if not self._in_loop and self._where.local_rank == 0:
@@ -292,19 +292,19 @@ class Run:
         seed: int = 0,
         collate: Collate = default_collate,
     ) -> Iterator[Any]:
-        """Batches on the CPU without end, from the step of this run on, in an order of seed and epoch.
+        """Yield batches on the CPU without end, from the present step on, in the order of seed and epoch.
 
         Args:
-            samples: anything with `__len__` and `__getitem__`, or an iterable.
+            samples: any object with `__len__` and `__getitem__`, or an iterable.
             batch_size: samples of a step over all ranks; each rank gets its share of them.
             workers: reader processes of this rank.
             accumulation: batches that a step takes on each rank.
-            seed: of the order, and of what samples draw from the generators of torch, numpy and random.
-            collate: makes a batch of a list of samples.
+            seed: seed of the order, and of the generators of torch, numpy and random for each sample.
+            collate: function from a list of samples to a batch.
 
         Raises:
             ConfigError: the sizes do not divide, or `samples` is no data set.
-            IdentityError: before the first step, the run goes on from a checkpoint of other data.
+            IdentityError: before the first step, if the run resumes from a checkpoint of other data.
         """
         self._check_entered()
         where = self._where
@@ -320,7 +320,7 @@ class Run:
         slices = training_slices(order, share, self.step * batch_size)
         settings = config.Data(path="samples", workers=workers)
         read = (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
-        if self._in_loop or len(self._data_sets) > 1:  # such as held-out data, which only some steps read
+        if self._in_loop or len(self._data_sets) > 1:  # such as held-out data for some steps only
             return read
         self._accumulation = accumulation
         return self._counted(read)
@@ -331,7 +331,7 @@ class Run:
             yield batch
 
     def _look_at_step(self) -> None:
-        """After a step: says, once each, what a resumed run or its result would not be exact for."""
+        """Check a step, and warn once of each reason why a resumed run would not be exact."""
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if (
             self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
@@ -356,7 +356,7 @@ class Run:
             self._apart = []
 
     def _differ(self) -> list[str]:
-        """The modules that no DistributedDataParallel keeps alike, and that are not alike on all ranks."""
+        """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
         sums = {
             name: [float(p.detach().double().sum()).hex() for p in cast("nn.Module", module).parameters()]
             for name, module in self._objects.items()
@@ -364,10 +364,10 @@ class Run:
         }
         first, *others = self._where.gather(sums)
         differ = [name for name in self._apart if any(other[name] != first[name] for other in others)]
-        return differ if self._where.leads else []  # which speaks for all
+        return differ if self._where.leads else []  # rank 0 warns for all
 
     def save(self) -> None:
-        """Takes a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
+        """Save a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
         self._check_entered()
         if self._saved_step == self.step:
             return
@@ -384,7 +384,7 @@ class Run:
     def _due_by_time(self) -> bool:
         if not self._where.leads:
             return False
-        lost = self._lease is not None and self._lease.lost  # the save then ends the run, on all ranks
+        lost = self._lease is not None and self._lease.lost  # the save then fails the run, on all ranks
         return lost or 0 < self._every_s <= time.monotonic() - self._saved_at
 
     def _end_for_notice(self) -> None:
@@ -393,7 +393,7 @@ class Run:
         sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
 
     def _end_of_loop(self) -> str:
-        """Why the loop has ended; saves the step that it was left in."""
+        """Save the step that a `break` has left, if any. Return the reason for the end of the loop."""
         if not self._in_step:
             return "all steps done"
         self._in_step = False
@@ -402,12 +402,12 @@ class Run:
         return "left the loop"
 
     def _close(self, how: str, reason: str, detail: str) -> None:
-        """Waits until the last checkpoint is where it belongs, and writes result.json."""
+        """Wait until the last checkpoint is on disk and uploaded, and write result.json."""
         saver, self._saver = self._saver, None
         self._where.on_first(lambda: saver.close() if saver else True)
-        self._where.on_first(self._check_held)  # still: it is released once this run has written all
+        self._where.on_first(self._check_held)  # the release follows only after the last write
         modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
-        modules.sort(key=lambda module: not any(True for _ in module.parameters()))  # such as a loss
+        modules.sort(key=lambda module: not any(True for _ in module.parameters()))  # losses last
         digest = parameters_sha256(modules[0], self._where) if modules else ""
         result = outcome.Outcome(
             outcome=cast("Any", how),
@@ -425,7 +425,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:  # with the signals held: a second notice must not cut the last upload off
+        try:  # signals are still caught: a second notice must not cut the last upload off
             if kind is None:
                 try:
                     self._close("finished", self._end_of_loop(), "")
@@ -440,10 +440,10 @@ class Run:
             self._interruption.__exit__(kind, error, trace)
 
     def _abandon(self, saver: Saver) -> None:
-        """Lets a save that has begun come to its end, under lock and lease, when the loop has failed."""
+        """Finish a save that has begun, under lock and lease, after the loop has failed."""
         try:
             saver.close()
-        except CheckpointError as error:  # what the loop has failed with is said
+        except CheckpointError as error:  # the error of the loop is the one to report
             log.error("event=checkpoint-lost error=%r", str(error))
 
     def _fail(self, error: TrainingError) -> NoReturn:
@@ -455,7 +455,7 @@ def _inner(thing: Any) -> Any:
 
 
 def _where(objects: Mapping[str, Any]) -> World:
-    """This process among those of the script's own process group."""
+    """Return this process as a member of the script's own process group."""
     modules = (thing for thing in objects.values() if isinstance(thing, nn.Module))
     tensors = (tensor for module in modules for tensor in chain(module.parameters(), module.buffers()))
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -469,7 +469,7 @@ def _where(objects: Mapping[str, Any]) -> World:
 
 
 def _generators() -> dict[str, Any]:
-    """All that a script may draw from: torch, its GPU, numpy, random."""
+    """Return the states of the generators that a script may use: torch, its GPU, numpy, random."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     version, words, gauss = random.getstate()
     numpy = [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest]
@@ -485,12 +485,12 @@ def _restore_generators(saved: dict[str, Any]) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A state that can be read again without running code; raises CheckpointError naming the object."""
-    if isinstance(value, np.generic):  # one of them is a float, too
+    """Return a state that can be loaded without running code; raises CheckpointError naming the object."""
+    if isinstance(value, np.generic):  # before float: np.float64 is a float too
         return value.item()
     if isinstance(value, PLAIN):
         return value
-    if isinstance(value, NUMBERS_AND_TEXT):  # not an IntEnum, which would be code
+    if isinstance(value, NUMBERS_AND_TEXT):  # converted: loading an IntEnum would need code
         return next(kind for kind in NUMBERS_AND_TEXT if isinstance(value, kind))(value)
     if isinstance(value, Mapping):
         return mapping_like(value, {_plain(name, key): _plain(name, item) for key, item in value.items()})

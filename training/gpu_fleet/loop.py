@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 def train(
     settings: config.Config, where: World, interruption: Interruption, tries: Tries | None = None
 ) -> Outcome:
-    """Trains from the newest checkpoint to the end, or to an interruption; raises TrainingError.
+    """Train from the newest checkpoint to the end, or to an interruption; raises TrainingError.
 
-    Either way the last step is saved before this returns, and result.json says what happened. `tries` counts
-    this one; None: nobody does.
+    In both cases the last step is saved before this returns, and result.json says what happened. `tries`
+    counts this try; None: no count.
     """
     with opened(settings, where, lambda: interruption.reason is not Reason.NONE) as run:
         state = fresh_state(run)
@@ -72,8 +72,8 @@ def train(
         run.checkpoints.flush()
         run.writer.write(run.book.record(state.step))
         result = conclude(run, state, stop, score, resumed_from_step)
-        run.checkpoints.check_held()  # still: it is released once this run has written all
-        # once per instance: each has a `launch` that looks for it, and may have a disk of its own
+        run.checkpoints.check_held()  # the release follows only after the last write
+        # once per instance: each has a `launch` that reads it, and may have its own disk
         where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
         if tries is not None:
             tries.end()
@@ -87,7 +87,7 @@ def train(
 
 
 def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
-    """Steps until the end of the run; True when the ranks agreed to stop before."""
+    """Run steps until the end of the run. Return whether the ranks agreed to stop before."""
     settings = run.settings
     last_step = state.step + run.steps_left(state)
     batches = run.batches(state)
@@ -97,7 +97,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     if state.step < last_step and stop.agreed_now():
         return True
     if evaluation_due(run, state, last_step) and not run.where.on_first(lambda: measured(run, state.step)):
-        evaluate_between(run, state, stop, meter)  # an earlier try came to its end in it
+        evaluate_between(run, state, stop, meter)  # an earlier try ended during it
     while state.step < last_step:
         if stop.agreed_soon():
             meter.check()  # a diverged state is not worth saving
@@ -123,13 +123,13 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
 
 
 def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:
-    """Whether this step is one of those between the first and the last that are evaluated."""
+    """Return whether an evaluation is due after this step, which is not the last one."""
     every = run.settings.run.evaluate_every_steps
     return bool(every) and 0 < state.step < last_step and state.step % every == 0
 
 
 def measured(run: PreparedRun, step: int) -> bool:
-    """Whether metrics.jsonl has the score of a step; that of a new disk has none. Raises ConfigError."""
+    """Return whether metrics.jsonl has the score of a step; on a new disk it has none. Raises ConfigError."""
     file = run.directory / JSON_LINES
     with named("run.directory", file):
         records = read_json_lines(file)
@@ -137,7 +137,7 @@ def measured(run: PreparedRun, step: int) -> bool:
 
 
 def evaluate_between(run: PreparedRun, state: State, stop: Stop, meter: Meter) -> None:
-    """An evaluation between two steps, which counts for neither."""
+    """Evaluate between two steps; the time counts for neither."""
     paused_at = meter.pause()
     measure(run, state, stop)
     meter.go_on(paused_at)
@@ -146,7 +146,7 @@ def evaluate_between(run: PreparedRun, state: State, stop: Stop, meter: Meter) -
 def take_step(
     run: PreparedRun, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool
 ) -> Tensor | None:
-    """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
+    """Take one optimizer step over all micro-batches. Return the norm of the gradients () if computed."""
     settings = run.settings
     micro_batches = watched(islice(batches, settings.run.accumulation), meter)
     with marked("forward and backward"):
@@ -169,7 +169,7 @@ def take_step(
 
 
 def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
-    """The same batches, with the wait for each measured and its corrupt samples counted."""
+    """Yield the batches, measure the wait for each, and count its corrupt samples."""
     while True:
         begin = meter.clock()
         with marked("data"):
@@ -181,18 +181,18 @@ def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
 
 
 def save(run: PreparedRun, state: State, meter: Meter) -> None:
-    """Takes a checkpoint, after a look at loss and weights: a diverged state must not replace a good one."""
+    """Check loss and weights, then save a checkpoint: a diverged state must not replace a good one."""
     meter.check()
     check_weights(run, state)
     with marked("checkpoint"):
         stall_s = run.checkpoints.save(state)
     meter.add_stall(stall_s)
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
-    run.writer.write(run.book.record(state.step))  # of a killed try, what came up to here is not lost
+    run.writer.write(run.book.record(state.step))  # a try that is killed later keeps the time so far
 
 
 def check_weights(run: PreparedRun, state: State) -> None:
-    """Raises DivergenceError naming step and rank; a loss may be a number whose gradients are none."""
+    """Raise DivergenceError naming step and rank; a finite loss may have gradients that are not finite."""
     of_ranks = run.where.gather_numbers(precision.all_finite(state.parameters))
     bad = [rank for rank, (finite,) in enumerate(of_ranks) if not finite]
     if bad:
@@ -206,7 +206,7 @@ def check_weights(run: PreparedRun, state: State) -> None:
 
 
 def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
-    """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
+    """Compute the score on held-out data and write it to the metrics; None if the ranks agreed to stop."""
     run.where.share_buffers(state.model)
     if state.averaged is not None:
         run.settle_batch_norm(state.averaged)
@@ -227,7 +227,7 @@ def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
 
 
 def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | None, dict[str, float]]:
-    """The score, and all metrics of a user's own; no score when the ranks agreed to stop."""
+    """Compute the score, and all of a user's own metrics; no score if the ranks agreed to stop."""
     if run.held_out is None:
         return HeldOutScore("", None, math.nan, 0), {}
     if run.is_task:
@@ -255,7 +255,7 @@ def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | N
 
 
 def export(run: PreparedRun, state: State) -> None:
-    """Writes the finished model into the run's folder, where model.weights of another run finds it."""
+    """Write the finished model into the run's folder, for model.weights of another run."""
     module = run.evaluated(state).module
     weights = whole_weights(module, run.where, state.spread.other_layers is not None)
     if isinstance(module, Task):
@@ -268,7 +268,7 @@ def export(run: PreparedRun, state: State) -> None:
 def conclude(
     run: PreparedRun, state: State, stop: Stop, score: HeldOutScore | None, resumed_from_step: int | None
 ) -> Outcome:
-    """What result.json says about this run; a score means that it came to its end."""
+    """Return the content of result.json for this run; a score means that the run has finished."""
     return Outcome(
         outcome="stopped" if score is None else "finished",
         reason=stop.reason.label if score is None else "all steps done",

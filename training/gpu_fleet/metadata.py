@@ -1,4 +1,4 @@
-"""What the cloud says about this instance, by its metadata service."""
+"""The cloud's metadata service: facts about this instance."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from gpu_fleet.errors import LaunchError
 
 AWS_METADATA = "http://169.254.169.254"
 ALICLOUD_METADATA = "http://100.100.100.200"
-TIMEOUT_S = 1.0  # of one question to the metadata service, which is on the same host
+TIMEOUT_S = 1.0  # for one request to the metadata service, which is on the same host
 TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
 CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class ThisInstance(BaseModel):
-    """This instance, in its own words."""
+    """Facts about this instance."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,7 +38,7 @@ class ThisInstance(BaseModel):
 class Service:
     """The metadata service of a cloud."""
 
-    variable: str  # of the environment, with another address than the usual one
+    variable: str  # environment variable that overrides the address
     address: str
     token_header: str
     type_path: str
@@ -66,17 +66,17 @@ SERVICES = {
 
 
 class MetadataClient:
-    """What the cloud says about this instance; asked with a token, as both clouds want."""
+    """Client of the metadata service. It uses a token, which both clouds require."""
 
     def __init__(self, cloud: str) -> None:
-        """Raises LaunchError when the service is silent."""
+        """Get a token; raises LaunchError if the service does not answer."""
         self.service = SERVICES[cloud]
         self._base = os.environ.get(self.service.variable, self.service.address).rstrip("/")
         ttl = {f"{self.service.token_header}-ttl-seconds": str(TOKEN_TTL_S)}
         self._proof = {self.service.token_header: _answer(f"{self._base}/latest/api/token", ttl, "PUT")}
 
     def read(self, path: str) -> str:
-        """The text below /latest/meta-data/; raises LaunchError when there is none."""
+        """Return the text at `path` below /latest/meta-data/; raises LaunchError if there is none."""
         return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
 
     def role_keys(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class MetadataClient:
         return _keys(self.read(ROLES + role))
 
     def instance(self) -> ThisInstance:
-        """Id, type and address of this instance."""
+        """Return id, type and address of this instance."""
         return ThisInstance(
             instance_id=self.read("instance-id"),
             instance_type=self.read(self.service.type_path),
@@ -126,7 +126,7 @@ def _asked(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int,
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
-    """Status and body of one question; status 0 when nobody answers, which is no reason to stop."""
+    """Send one request. Return status and body; status 0 if there is no answer, which is no error."""
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -1,4 +1,4 @@
-"""From gradients to weights: the optimizer, the learning rate over time, the averaged model."""
+"""Optimization: the optimizer, the learning rate over time, the averaged model."""
 
 import inspect
 import math
@@ -14,16 +14,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from gpu_fleet import config
 from gpu_fleet.own_code import Own
 
-# Keys whose change, where it is allowed, changes what an optimizer is constructed with.
+# Keys whose change, if it is allowed, changes the arguments of an optimizer's constructor.
 DECIDES_SETTINGS = ("code.", "optimizer.name", "optimizer.options", "optimizer.betas", "optimizer.momentum")
 
 
 def build_optimizer(
     model: nn.Module, settings: config.Optimizer, own: Own | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer; weight decay spares biases and norms (tensors of one dimension or none).
+    """Build the optimizer; weight decay excludes biases and norms (tensors with at most one dimension).
 
-    An own one gets the same groups and the learning rate. Raises OwnCodeError or ConfigError.
+    A user's own optimizer gets the same groups and the learning rate. Raises OwnCodeError or ConfigError.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
@@ -40,20 +40,21 @@ def build_optimizer(
     if settings.name == "sgd":
         momentum = settings.momentum
         return torch.optim.SGD(groups, settings.learning_rate, momentum=momentum, nesterov=momentum > 0)
-    real = all(p.is_floating_point() for p in parameters)  # a fused step knows no complex numbers
+    real = all(p.is_floating_point() for p in parameters)  # a fused step cannot take complex numbers
     return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=real)
 
 
 def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """One list for each mesh of ranks that they are spread over, as a fused step refuses to mix them."""
+    """Return one list for each device mesh of the parameters: a fused step refuses to mix meshes."""
     meshes = {p: p.device_mesh if isinstance(p, DTensor) else None for p in parameters}
     return [[p for p in parameters if meshes[p] == mesh] for mesh in dict.fromkeys(meshes.values())] or [[]]
 
 
 def decided(optimizer: torch.optim.Optimizer, allow: Iterable[str]) -> list[dict[str, Any]]:
-    """What the configuration decides of each group, as the optimizer was built; the rest is state.
+    """Return the values of each group that the configuration decides; the rest is state.
 
-    Of a run whose code and options are as before, state may have any name: rate and decay alone are decided.
+    These are learning rate and decay. If `allow` lets the optimizer's settings change, all arguments of its
+    constructor count too.
     """
     names = {"lr", "weight_decay"}
     if any(key.startswith(DECIDES_SETTINGS) for key in allow):
@@ -67,7 +68,7 @@ def decided(optimizer: torch.optim.Optimizer, allow: Iterable[str]) -> list[dict
 
 
 def keep_decided(optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]]) -> None:
-    """Puts back what the configuration decides, after saved state was loaded."""
+    """Restore the values that the configuration decides, after saved state was loaded."""
     for group, own in zip(optimizer.param_groups, chosen, strict=True):
         group.update(own)
 
@@ -75,9 +76,10 @@ def keep_decided(optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]])
 def load_moments(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], chosen: list[dict[str, Any]]
 ) -> None:
-    """Takes over the moments of a saved state, laid out in memory as the weights are.
+    """Load the moments of a saved state, in the memory layout of the weights.
 
-    A group may have got more keys by its first step. Raises ValueError for the state of another optimizer.
+    A saved group may have more keys than a new one, from its first step. Raises ValueError for the state of
+    another optimizer.
     """
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         if not group.keys() <= saved_group.keys():
@@ -86,11 +88,11 @@ def load_moments(
     keep_decided(optimizer, chosen)
     for group in optimizer.param_groups:
         for name, value in group.items():
-            if isinstance(value, Tensor) and group["params"]:  # torch moves the moments alone to the device
+            if isinstance(value, Tensor) and group["params"]:  # torch moves only the moments to the device
                 group[name] = value.to(group["params"][0].device)
     for weight, moments in optimizer.state.items():
         for name, value in moments.items():
-            # a fused step goes through the memory of both side by side (CPU), or refuses to (CUDA)
+            # a fused step reads both in memory order (CPU), or refuses different layouts (CUDA)
             if isinstance(value, Tensor) and value.shape == weight.shape:
                 moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
@@ -98,10 +100,10 @@ def load_moments(
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]], factor: float, base: float
 ) -> float:
-    """Sets the rate of the next step; a pure function of the step needs no saved state.
+    """Set the learning rate of the next step; it depends on the step alone, so it needs no saved state.
 
-    Each group has that which it was built with, times the factor; one that has none, the base. Returns base
-    times factor.
+    Each group gets the rate with which it was built, times the factor; without such a rate, `base` times the
+    factor. Returns base times factor.
     """
     for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue=dict[str, Any]()):
         group["lr"] = float(own.get("lr", base)) * factor
@@ -109,9 +111,10 @@ def set_learning_rate(
 
 
 def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> float:
-    """The rate of step `step` (from 0) of `steps`, as a fraction of optimizer.learning_rate.
+    """Return the rate of step `step` (from 0) of `steps`, as a fraction of optimizer.learning_rate.
 
-    Linear warm-up, then the shape of schedule.name down to schedule.final_fraction after the last step.
+    It is a linear warm-up, then the shape of schedule.name. Cosine and linear fall to schedule.final_fraction
+    after the last step.
     """
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
@@ -125,7 +128,7 @@ def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> fl
 
 
 def build_average(model: nn.Module, settings: config.Average) -> AveragedModel | None:
-    """The averaged copy of the model; None when averaging is off."""
+    """Build the averaged copy of the model; None if averaging is off."""
     if settings.name == "none":
         return None
     if settings.name == "ema":
@@ -137,6 +140,6 @@ def build_average(model: nn.Module, settings: config.Average) -> AveragedModel |
 def update_average(
     average: AveragedModel | None, model: nn.Module, settings: config.Average, step: int
 ) -> None:
-    """Takes the weights after `step` steps into the average; SWA waits for average.start_step."""
+    """Add the weights after `step` steps to the average; SWA waits for average.start_step."""
     if average is not None and (settings.name == "ema" or step >= settings.start_step):
         average.update_parameters(model)

@@ -9,10 +9,10 @@ from click.core import ParameterSource
 
 
 class Name(click.types.StringParamType):
-    """A text that is not empty where it is given: `--branch "$NAME"` of an unset NAME is no run without."""
+    """Text that must not be empty on the command line: `--branch "$NAME"` with an unset NAME is an error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse an empty one; a default is not looked at."""
+        """Refuse an empty text from the command line; a default may be empty."""
         source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
         if not value and source is ParameterSource.COMMANDLINE:
             self.fail("is empty", param, ctx)
@@ -20,7 +20,7 @@ class Name(click.types.StringParamType):
 
 
 class FolderPath(click.Path):
-    """A folder by its path; "" would be the one where the caller stands."""
+    """Path of a folder; an empty path would mean the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
@@ -33,10 +33,10 @@ class FolderPath(click.Path):
 
 
 class FiniteRange(click.FloatRange):
-    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
+    """Range without NaN: comparisons with NaN are false, so click's own range accepts it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse what is outside of the range, and what is no number or no end."""
+        """Refuse a value outside of the range, NaN, and infinity."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r} must be a finite number", param, ctx)

@@ -1,4 +1,4 @@
-"""result.json: how a run ended, and its results. It is also the marker that says why a run stopped."""
+"""result.json: the end of a run, and its results; files that report a failure to `launch` and to restarts."""
 
 import json
 import os
@@ -13,36 +13,36 @@ from gpu_fleet import exit_codes
 from gpu_fleet.errors import CheckpointError, FailedBeforeError, StoppedError, TrainingError
 from gpu_fleet.files import sync_folder, write_bytes
 
-BEGUN = ".begun"  # in the run directory
+BEGUN = ".begun"  # this file and the next two are in the run directory
 RESULT = "result.json"
 FAILURE = "failure.json"
-REFUSED = "GPU_FLEET_REFUSED"  # a file of one `launch` alone, see write_refusal
-LAUNCHED = "GPU_FLEET_LAUNCHED"  # set by `launch` for its ranks, to distinguish their word from another's
-COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
+REFUSED = "GPU_FLEET_REFUSED"  # variable with the path of a file of one `launch`, see write_refusal
+LAUNCHED = "GPU_FLEET_LAUNCHED"  # `launch` sets it for its ranks: a token that marks their files
+COLLECTIVES = "collectives-rank-"  # and the rank: torch's flight record of a run that hung
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What result.json holds."""
+    """Content of result.json."""
 
     outcome: Literal["finished", "stopped"]
-    reason: str  # of a stop: sigterm, spot-notice...; else "all steps done", or "left the loop" of Run
-    detail: str  # for users: what the notice said, on which rank
+    reason: str  # of a stop: sigterm, spot-notice...; else "all steps done", or "left the loop" by Run
+    detail: str  # for users: text of the notice, and its rank
     step: int  # optimizer steps done
     epoch: float  # passes over the training data
     parameters_sha256: str  # of parameters and buffers, see state.parameters_sha256
     resumed_from_step: int | None
-    checkpoint: str  # where a resumed run will find this step
+    checkpoint: str  # URI or folder from which a run resumes at this step
     metric_name: str = ""
-    metric: float | None = None  # on the held-out data; None when the run stopped before it was measured
+    metric: float | None = None  # on the held-out data; None if the run stopped before the evaluation
     baseline_name: str = ""
     baseline: float | None = None  # the same metric of a simple method on the same data
 
 
 def write(directory: Path, outcome: Outcome) -> None:
-    """Writes result.json as a whole or not at all; several instances may do so in one shared folder.
+    """Write result.json as a whole or not at all; several instances may do so in one shared folder.
 
-    Raises CheckpointError when the disk takes no more.
+    Raises CheckpointError if the disk refuses it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -59,38 +59,38 @@ def _replace(file: Path, table: dict[str, Any]) -> None:
 
 
 def remove_failure(directory: Path) -> None:
-    """Removes why an earlier run failed, once this one has the directory; raises OSError."""
+    """Remove the failure of an earlier run, once this run has the directory; raises OSError."""
     if not restarted():
         (directory / FAILURE).unlink(missing_ok=True)
 
 
 def remove_result(directory: Path) -> None:
-    """Removes how an earlier run ended, before this one's first step; raises OSError.
+    """Remove the result of an earlier run, right before this run's first step; raises OSError.
 
-    No sooner: a start that is refused leaves it.
+    An earlier removal would be wrong: a refused start must leave the result.
     """
     if not restarted():
         (directory / RESULT).unlink(missing_ok=True)
 
 
 def write_failure(directory: Path, error: str, rank: int) -> None:
-    """Leaves word, for `launch` and a restarted rank, that no other try can help; makes the folder."""
+    """Write failure.json for `launch` and for restarted ranks: no other try can help. Creates the folder."""
     directory.mkdir(parents=True, exist_ok=True)
     _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()} | _launched())
 
 
 def write_refusal(error: str, *, stopped: bool = False) -> None:
-    """Leaves word, for `launch` and a restarted rank, that another try may help, but none of this torchrun.
+    """Write a refusal for `launch` and for restarted ranks: another try may help, but none of this torchrun.
 
-    `stopped` says that a notice ended the wait. Not in the run directory, which may be another process's:
-    that is what is refused. Raises OSError.
+    `stopped` says that a notice ended the wait. The file is not in the run directory, which may belong to the
+    process that has the run. Raises OSError.
     """
     if file := os.environ.get(REFUSED):
         _replace(Path(file), {"error": error, "stopped": stopped})
 
 
 def stopped_waiting(refusal: Path) -> bool:
-    """Whether the ranks were refused because a notice came while they waited."""
+    """Return whether the ranks were refused because a notice came while they waited."""
     try:
         return bool(json.loads(refusal.read_text(encoding="utf-8"))["stopped"])
     except (OSError, ValueError, KeyError):
@@ -98,37 +98,37 @@ def stopped_waiting(refusal: Path) -> bool:
 
 
 def _launched() -> dict[str, str]:
-    """The token of the `launch` that has started this rank, by which it knows its own word."""
+    """Return the token of the `launch` that has started this rank, by which it recognises the files."""
     return {"launched": os.environ.get(LAUNCHED, "")}
 
 
 def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
-    """Ends a program that is not ours with one message; of what all ranks raise alike rank 0 speaks.
+    """End a user's program with one message; rank 0 reports an error that all ranks share.
 
-    Where no other try can help it leaves word of that: torchrun itself ends with 1, whatever has happened.
+    If no other try can help, it also writes that to a file, since torchrun ends with 1 after any failure.
     """
     if rank == 0 or not error.shared:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the program has no command line of ours
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - not a click command
     leave_word(directory, error, rank)
     sys.exit(status_of(error))
 
 
 def status_of(error: TrainingError) -> int:
-    """What this process ends with; under torchrun, which starts others again at once, a stop is 0."""
+    """Return the exit status; a stop is 0 under torchrun, which restarts other statuses at once."""
     return exit_codes.FINISHED if isinstance(error, StoppedError) and attempt() else error.exit_status
 
 
 def leave_word(directory: Path, error: TrainingError, rank: int) -> None:
-    """Leaves word of an error that no other try of this torchrun can heal, if it is one."""
-    with suppress(OSError):  # the disk may be why it failed; the exit status says it too
+    """Write a file about an error that no other try of this torchrun can help, if it is one."""
+    with suppress(OSError):  # the disk may be the cause; the exit status also shows the failure
         if error.for_good and (rank == 0 or not error.shared):
             write_failure(directory, str(error), rank)
-        if not (error.for_good or error.at_once):  # each instance has a `launch` that is to hear of it
+        if not (error.for_good or error.at_once):  # on every rank: each instance has a `launch`
             write_refusal(str(error), stopped=isinstance(error, StoppedError))
 
 
 def failed_before(directory: Path) -> FailedBeforeError | None:
-    """What no other try of this very torchrun can heal, of a try before this one; None without."""
+    """Return the error of an earlier try that no other try of this torchrun can help; None without one."""
     if not restarted():
         return None
     try:
@@ -145,26 +145,26 @@ def failed_before(directory: Path) -> FailedBeforeError | None:
 
 
 def attempt() -> str:
-    """What torchrun calls this run; empty without torchrun."""
+    """Return torchrun's id of this run; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this rank again."""
+    """Return whether torchrun has restarted this rank."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def note_begin(directory: Path) -> None:
-    """Leaves word that this try does its first step; by one rank of each instance."""
-    with suppress(OSError):  # a full disk is named by what has to be written
+    """Write a file that says that this try begins its first step; one rank of each instance does it."""
+    with suppress(OSError):  # necessary writes report a full disk
         _replace(directory / BEGUN, _launched())
 
 
 class NewWord:
-    """What a run leaves in its directory from now on; no clock counts, as it may be set, or a server's.
+    """Files that a run writes into its directory from now on. No clock is used, as it may be wrong.
 
-    A file is new where it is another one than now, and of this launch where it has its token. Without a token
-    in it, as of programs that are not ours, or without one here, any new file counts.
+    A file is new if it differs from the present one, and belongs to this launch if it has its token. If the
+    file has no token (as from a user's own program), or there is no token here, any new file counts.
     """
 
     def __init__(self, directory: Path, launched: str = "") -> None:
@@ -173,20 +173,20 @@ class NewWord:
 
     @property
     def failed(self) -> bool:
-        """Whether the run has failed for good.
+        """True if the run has failed for good.
 
-        What somebody else starts in the same directory by mistake, and is refused, does not end this one.
+        A second start in the same directory by mistake, which is refused, does not count.
         """
         return self._read(FAILURE) is not None
 
     @property
     def ended(self) -> str:
-        """The outcome of the run, `finished` or `stopped`; empty while there is none."""
+        """Outcome of the run, `finished` or `stopped`; empty while there is none."""
         return str((self._read(RESULT) or {}).get("outcome", ""))
 
     @property
     def begun(self) -> bool:
-        """Whether the run has begun its first step."""
+        """True if the run has begun its first step."""
         return self._read(BEGUN) is not None
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -207,7 +207,7 @@ class NewWord:
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:
-    """Another one for each time that a file is written; None where there is none."""
+    """Return a value that changes each time a file is written; None without a file."""
     try:
         status = file.stat()
     except OSError:

@@ -1,7 +1,7 @@
 """A user's own code by name: "my_model.py:build" or "package.module:Class", checked before it is called.
 
-Names are looked up from the folder in which the run is started, then in `run.directory`/code, which holds a
-copy of every file that a run has used; each checkpoint carries the same files as code.zip.
+A name is searched in the folder in which the run is started, then in `run.directory`/code. That folder holds
+a copy of every file that a run has used; each checkpoint has the same files as code.zip.
 """
 
 import importlib
@@ -34,7 +34,7 @@ from gpu_fleet.reachable import reachable
 FOLDER = "code"  # in the run directory
 ARCHIVE = "code.zip"  # in a checkpoint
 TRACEBACK = "GPU_FLEET_TRACEBACK"
-# How each kind is called; the words of the errors and of the README.
+# Signature of each kind of code, as errors and the README show it.
 EXPECTED = {
     "model.name": "NAME(**model.options) -> torch.nn.Module",
     "data.name": 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"',
@@ -68,7 +68,7 @@ PEER_GONE = (
     "Timed out waiting",
     "Gloo connectFullMesh failed",
 )
-ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the format's earliest time, for all files: the content alone counts
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Own:
     options: Mapping[str, Any]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls it; raises OwnCodeError naming key, file and line where it fails."""
+        """Call it; raises OwnCodeError naming key, file and line if it fails."""
         with explained(f"{self.key} = {self.name!r}"):
             return self.function(*arguments, **named, **self.options)
 
     def wrong(self, problem: str) -> ConfigError:
-        """The error of a result that is not what was expected."""
+        """Return the error about a result of the wrong kind."""
         return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key]}")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What of a run is a user's own; None where it is not."""
+    """Parts of a run that are a user's own; None for the trainer's."""
 
     model: Own | None = None
     data: Own | None = None
@@ -104,12 +104,12 @@ class Parts:
 
     @property
     def any(self) -> bool:
-        """Whether there is a user's code in the run."""
+        """True if any part of the run is a user's code."""
         return any(part is not None for part in vars(self).values())
 
 
 def parts(settings: config.Config) -> Parts:
-    """Loads all that a configuration names; raises ConfigError or OwnCodeError."""
+    """Load all code that a configuration names; raises ConfigError or OwnCodeError."""
     directory = settings.run.directory
 
     def part(key: str, name: str, options: Mapping[str, Any] | None = None) -> Own | None:
@@ -130,22 +130,23 @@ def parts(settings: config.Config) -> Parts:
 
 
 def is_named(settings: config.Config) -> bool:
-    """Whether a configuration names any code of a user."""
+    """Return whether a configuration names any code of a user."""
     return any(is_own(name) for name in config.names_of_code(settings))
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is of a user's code and not of this trainer's."""
+    """Return whether a name is of a user's code and not of this trainer's."""
     return ":" in name
 
 
 def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
-    """What `name` is, ready to be called as EXPECTED[key] says; raises ConfigError or OwnCodeError.
+    """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or OwnCodeError.
 
     Args:
-        key: of the configuration, such as "model.name".
+        key: key of the configuration, such as "model.name".
         name: "FILE.py:NAME" or "package.module:NAME".
-        directory: the run's, whose folder `code` is looked into last.
+        options: its options.
+        directory: the run directory, whose folder `code` is searched last.
     """
     place, _, attribute = name.partition(":")
     if not place or not attribute:
@@ -198,7 +199,7 @@ def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # a module that theirs needs
+            raise  # the user's module needs a module that is missing
         raise ConfigError(
             f"{key} = {name!r}: there is no module {error.name}, neither below {Path.cwd()} nor installed"
         ) from error
@@ -210,17 +211,17 @@ def _importable(folder: Path) -> None:
 
 
 def _kept_importable(kept: Path) -> None:
-    """Last: what was kept of modules from elsewhere lies there by their names."""
+    """Append the folder of kept files to the path, last; modules from elsewhere are there by their names."""
     folder = str(kept.resolve())
     if kept.is_dir() and folder not in sys.path:
         sys.path.append(folder)
 
 
 def _check_signature(own: Own) -> None:
-    """Raises ConfigError when the call of EXPECTED cannot be made."""
+    """Raise ConfigError if the call of EXPECTED does not fit the signature."""
     try:
         signature = inspect.signature(own.function)
-    except (TypeError, ValueError):  # of some built-in functions nobody knows it
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return
     named = {"lr": 0.0} if own.key == "optimizer.name" else {}
     try:
@@ -231,9 +232,10 @@ def _check_signature(own: Own) -> None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turns what a user's code raises into one message with file and line; a full device stays one.
+    """Turn an exception of a user's code into an OwnCodeError with file and line.
 
-    Raises OwnCodeError. GPU_FLEET_TRACEBACK=1 shows where it came from.
+    An out-of-memory error of the device, an error of a peer and a ConfigError pass unchanged.
+    GPU_FLEET_TRACEBACK=1 shows the traceback.
     """
     try:
         yield
@@ -248,13 +250,13 @@ def explained(what: str) -> Iterator[None]:
 
 
 def raised(error: Exception, what: str = "") -> OwnCodeError:
-    """The message of what a user's code has raised, after `what`; says whether another try may help."""
+    """Return the error for an exception of a user's code, after `what`; it says if another try may help."""
     kind = PassingCodeError if may_pass(error) else OwnCodeError
     return kind(f"{what}{description(error)}{_as_package(error)}")
 
 
 def of_exit(error: SystemExit, what: str = "") -> OwnCodeError:
-    """The message of a user's code that ends the program, which with 0 would pass for a finished run."""
+    """Return the error for user code that ends the program: with 0 it would look like a finished run."""
     return OwnCodeError(
         f"{what}ends the program: {description(error)}; what a script does by itself, such as reading "
         "its command line, belongs below: if __name__ == '__main__':"
@@ -262,9 +264,9 @@ def of_exit(error: SystemExit, what: str = "") -> OwnCodeError:
 
 
 def is_of_peer_or_device(error: Exception) -> bool:
-    """Whether an error is of a device or of another rank, wherever in a user's code it came to light.
+    """Return whether an error is of a device or of another rank, wherever in a user's code it appeared.
 
-    Another try may end otherwise.
+    Another try may succeed.
     """
     if isinstance(error, torch.AcceleratorError):
         return INDEX_ON_GPU not in str(error)
@@ -273,13 +275,13 @@ def is_of_peer_or_device(error: Exception) -> bool:
 
 
 def _as_package(error: Exception) -> str:
-    """What helps where a file has relative imports; empty where it has none."""
+    """Return advice about an error of relative imports; empty for another error."""
     relative = "no known parent package" in str(error)
     return "; name a module of a package as package.module:NAME, not as FILE.py" if relative else ""
 
 
 def description(error: BaseException) -> str:
-    """Kind and text of an error, and the innermost line of the user's code it came through."""
+    """Return kind and text of an error, and the innermost line of the user's code in its traceback."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     text, where = " ".join(str(error).split()) or "without a message", place_of(error)
@@ -289,45 +291,45 @@ def description(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """FILE:LINE in FUNCTION of the innermost frame in a user's code; empty where there is none."""
+    """Return FILE:LINE in FUNCTION of the innermost frame in a user's code; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_of_user(frame.filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def is_of_user(file: str) -> bool:
-    """Whether a source file is neither installed nor of this trainer."""
+    """Return whether a source file is neither installed nor of this trainer."""
     return not file.startswith("<") and not _is_installed(str(Path(file).parent.absolute()))
 
 
 @cache
 def _is_installed(folder: str) -> bool:
-    """Asked for the thousands of modules of torch, which lie in some hundred folders, at each start.
+    """Return whether a folder is of installed packages; cached, as torch has thousands of modules.
 
-    Of the folder, since some installers make links of the files in it.
+    The folder counts, not the file: some installers link each file from elsewhere.
     """
     place = Path(folder).resolve()
-    of_packages = not PACKAGES.isdisjoint(place.parts)  # another environment's too, which this one sees
+    of_packages = not PACKAGES.isdisjoint(place.parts)  # also those of another environment on the path
     return of_packages or not NOT_OF_USERS.isdisjoint((place, *place.parents))
 
 
 def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
-    """The sources of all modules of the user, those that functions import later too: path -> content.
+    """Return path -> content of all the user's modules, including those that functions import later.
 
-    Paths are from where the run was started, or from the folder `code` of its directory; a module from
-    elsewhere goes by its name. `with_main` says that the program itself is the user's.
+    Paths are relative to the folder in which the run was started, or to the folder `code` of its directory; a
+    module from elsewhere has its module name as path. `with_main` says that the program itself is the user's.
     """
     loaded = _loaded(with_main=with_main)
     places = {name: Path(str(module.__file__)) for name, module in loaded.items()}
     sources = {}
-    for name, path in (reachable(loaded, is_of_user) | places).items():  # what is loaded counts most
-        with nullcontext() if name in places else suppress(OSError):  # its import would say so
+    for name, path in (reachable(loaded, is_of_user) | places).items():  # loaded modules take precedence
+        with nullcontext() if name in places else suppress(OSError):  # its import would report it
             sources[_title(path.resolve(), name, directory)] = path.read_bytes()
     return dict(sorted(sources.items()))
 
 
 def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
-    """The user's modules that are imported by now."""
+    """Return the user's modules that are imported by now."""
     modules = {}
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
@@ -343,7 +345,7 @@ def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
 
 
 def _title(path: Path, name: str, directory: Path) -> str:
-    """A file's path from the folder `code` of the run or from where it was started, or its module's."""
+    """Return a file's path relative to the run's folder `code` or this folder, else one from its module."""
     roots = (directory / FOLDER).resolve(), Path.cwd().resolve()
     root = next((root for root in roots if path.is_relative_to(root)), None)
     inner = "/__init__.py" if path.stem == "__init__" else ".py"
@@ -351,12 +353,12 @@ def _title(path: Path, name: str, directory: Path) -> str:
 
 
 def identity(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """What the user's code adds to the identity of a run: a key for each file, its hash as JSON."""
+    """Return the part of a run's identity from the user's code: a key for each file, its hash as JSON."""
     return {f"{FOLDER}.{name}": json.dumps(sha256(text).hexdigest()[:16]) for name, text in sources.items()}
 
 
 def archive(sources: Mapping[str, bytes]) -> bytes:
-    """The files as a zip archive, the same bytes for the same files."""
+    """Pack the files as a zip archive, with the same bytes for the same files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in sources.items():
@@ -365,13 +367,13 @@ def archive(sources: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(packed: bytes, directory: Path) -> None:
-    """Lays the files of an archive into the folder `code` of a run directory; raises OSError."""
+    """Unpack an archive into the folder `code` of a run directory; raises OSError."""
     with zipfile.ZipFile(io.BytesIO(packed)) as opened:
         opened.extractall(directory / FOLDER)
 
 
 def keep(sources: Mapping[str, bytes], directory: Path) -> None:
-    """Copies the files into the folder `code` of a run directory; raises OSError."""
+    """Copy the files into the folder `code` of a run directory; raises OSError."""
     for name, content in sources.items():
         file = directory / FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)

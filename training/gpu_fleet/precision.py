@@ -16,7 +16,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_matrix_format(settings: config.Precision) -> None:
-    """Lets matrix products round to TF32, and cuDNN try its algorithms, when asked; fp32 keeps them whole."""
+    """Set the format of matrix products (TF32 only for dtype tf32) and cuDNN's benchmark mode."""
     chosen = "tf32" if settings.dtype == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = chosen
     torch.backends.cudnn.benchmark = settings.cudnn_benchmark
@@ -24,20 +24,21 @@ def set_matrix_format(settings: config.Precision) -> None:
 
 
 def autocast(settings: config.Precision, device: torch.device) -> AbstractContextManager[None]:
-    """The context of a forward pass."""
+    """Return the context for a forward pass."""
     dtype = DTYPES.get(settings.dtype)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def scaler(settings: config.Precision, device: torch.device) -> torch.amp.GradScaler:
-    """Scales the loss for fp16, whose gradients would underflow; does nothing for the other formats."""
+    """Return a scaler of the loss for fp16, whose gradients would underflow; no effect for other formats."""
     return torch.amp.GradScaler(device.type, enabled=settings.dtype == "fp16")
 
 
 def clip(parameters: Sequence[nn.Parameter], limit: float, others: dist.ProcessGroup | None = None) -> Tensor:
-    """The norm of all gradients () float32, which are scaled down to `limit` when above it; 0 never clips.
+    """Scale the gradients down to the norm `limit` if they exceed it. Return their norm () float32.
 
-    `parameters` are all of this rank, at least one; `others` are the ranks that hold the other layers.
+    A limit of 0 never clips. `parameters` are all of this rank, at least one. `others` are the ranks that
+    hold the other layers.
     """
     kinds: dict[object, list[Tensor]] = {}  # by device mesh
     for parameter in parameters:
@@ -64,7 +65,7 @@ def clip(parameters: Sequence[nn.Parameter], limit: float, others: dist.ProcessG
 
 
 def all_finite(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether there is neither NaN nor infinity in what this rank holds of them; waits for the device."""
+    """Return whether this rank's part of the parameters has no NaN or infinity; waits for the device."""
     own = [p.to_local() if isinstance(p, DTensor) else p for p in (p.detach() for p in parameters)]
     filled = [tensor for tensor in own if tensor.numel()]
     return not filled or bool(torch.nn.utils.get_total_norm(filled, math.inf).isfinite())

@@ -1,4 +1,4 @@
-"""One run, put together: data, model, optimizer, checkpoints and writers, checked before the first step."""
+"""Preparation of one run: data, model, optimizer, checkpoints and writers, checked before the first step."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -66,14 +66,14 @@ from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, count_of, try_held_out, try_out
 from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
-FEW = 2  # samples on which a model of transformers is tried
-CUT = "mixed torch.Tensor and DTensor"  # what torch says of a part among whole tensors
-RECORDS = "records"  # the kind of tars of any keys
+FEW = 2  # samples for the first test of a model of transformers
+CUT = "mixed torch.Tensor and DTensor"  # torch's words about a shard among whole tensors
+RECORDS = "records"  # the kind of tars with any keys
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What stays the same from the first step to the last."""
+    """Parts of a run that stay the same from the first step to the last."""
 
     settings: config.Config
     where: World
@@ -94,19 +94,19 @@ class PreparedRun:
 
     @property
     def is_task(self) -> bool:
-        """Whether the model gives its own loss, for batches of any kind: see gpu_fleet.task."""
+        """True if the model computes its own loss, for batches of any kind: see gpu_fleet.task."""
         return gives_its_loss(self.training, self.own)
 
     @property
     def order(self) -> SampleOrder:
-        """Of the training samples."""
+        """Order of the training samples."""
         seed = self.settings.run.seed
         if isinstance(self.training, Stream):
             return SampleOrder(ENDLESS, seed, shuffle=False)
         return SampleOrder(len(self.training), seed)
 
     def reader(self, dataset: Dataset | OwnData, model: nn.Module | None = None) -> ReadsBatches:
-        """What reads whole batches of a data set; without the `model` they may weigh otherwise in a step."""
+        """Return a reader of whole batches of a data set; without the `model` batch weights may differ."""
         seed, over = self.settings.run.seed, self.own.mean_over or self.settings.loss.mean_over
         shifted = model is not None and pretrained.shifts_labels(model)
         count = partial(count_of, over=over, shifted=shifted)
@@ -122,7 +122,7 @@ class PreparedRun:
         return PairedReader(read, count) if self.is_task else read
 
     def keep_code(self) -> None:
-        """Lays the user's files into the run directory, once per instance; raises CheckpointError."""
+        """Copy the user's files into the run directory, once per instance; raises CheckpointError."""
         try:
             if self.where.local_rank == 0:
                 keep(self.code, self.directory)
@@ -130,11 +130,11 @@ class PreparedRun:
             raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
 
     def epoch(self, state: State) -> float:
-        """Passes over the training data so far."""
+        """Return the number of passes over the training data so far."""
         return state.position / len(self.training)
 
     def steps_left(self, state: State) -> int:
-        """Optimizer steps from `state` to the end of the run."""
+        """Return the number of optimizer steps from `state` to the end of the run."""
         run = self.settings.run
         if run.steps:
             return max(0, run.steps - state.step)
@@ -142,7 +142,7 @@ class PreparedRun:
         return max(0, -(-samples // run.batch_size))
 
     def evaluated(self, state: State) -> Evaluated:
-        """The model that is measured and kept: the average as soon as it is one of any weights."""
+        """Return the model to evaluate and export: the average, once it has taken in any weights."""
         average = state.averaged
         if average is None:
             return Evaluated(state.model, state.spread.predict)
@@ -150,12 +150,12 @@ class PreparedRun:
         return Evaluated(module, Whole(module, module, self.settings, self.where.device).predict)
 
     def settle_batch_norm(self, average: AveragedModel) -> None:
-        """Sets the batch-norm statistics of averaged weights: the mean of those that each rank finds."""
+        """Set the batch-norm statistics of averaged weights to the mean of those that each rank computes."""
         if self.settings.average.batch_norm_batches:
             count = self.settings.average.batch_norm_batches
             slices = islice(training_slices(self.order, self.share, position=0), count)
             read = batches(self.reader(self.training), slices, self.settings.data, pinned=False)
-            # as lists of one, of which update_bn takes the first, whatever it is
+            # lists of one item: update_bn takes the first item, of any type
             update_bn(([batch.to(self.where.device).inputs] for batch in read), average.module)
             statistics = ("running_mean", "running_var")
             buffers = (value for name, value in average.module.named_buffers() if name.endswith(statistics))
@@ -163,7 +163,7 @@ class PreparedRun:
         self.where.share_buffers(average.module)
 
     def batches(self, state: State) -> Iterator[Batch]:
-        """The micro-batches of this rank from the position of `state` on, on the device."""
+        """Return the micro-batches of this rank from the position of `state` on, on the device."""
         slices = training_slices(self.order, self.share, state.position)
         pinned = self.where.device.type == "cuda"
         read = batches(self.reader(self.training, state.model), slices, self.settings.data, pinned)
@@ -171,12 +171,12 @@ class PreparedRun:
 
 
 def gives_its_loss(training: Dataset | OwnData, own: Parts) -> bool:
-    """Whether the loss is a user's own, or of a model that is one."""
+    """Return whether loss or metric is a user's own, or the data are: then the model computes the loss."""
     return isinstance(training, OwnData) or bool(own.loss or own.metric)
 
 
 def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -> None:
-    """Raises ConfigError for a mean over what the trainer's own loss does not know."""
+    """Raise ConfigError for a loss.mean_over that the trainer's own loss does not support."""
     if settings.mean_over != "targets" and not gives_its_loss(training, own):
         raise ConfigError(
             f"loss.mean_over = {settings.mean_over!r}: the loss of these data is the mean over targets; "
@@ -188,9 +188,9 @@ def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -
 def opened(
     settings: config.Config, where: World, stopping: Callable[[], bool] = lambda: False
 ) -> Iterator[PreparedRun]:
-    """Checks and opens everything a run needs; every fault is raised on every rank before the first step.
+    """Check and open everything that a run needs; every rank raises every error, before the first step.
 
-    `stopping` says whether a notice has come, which ends the wait for another process that holds the run.
+    `stopping` returns whether a notice has come, which ends the wait for another process that holds the run.
     """
     readers = where.together(lambda: check_sizes(settings, where.size))
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
@@ -252,7 +252,10 @@ def opened(
 def open_data(
     settings: config.Config, own: Parts
 ) -> tuple[Description, Dataset | OwnData, Dataset | OwnData | None]:
-    """What the data are, and their splits; an own data set may have no held-out one. Raises TrainingError."""
+    """Open the data: description, training split and held-out split (None if a user's own data have none).
+
+    Raises TrainingError.
+    """
     chosen = settings.data
     root = Path(chosen.path)
     described = None
@@ -277,9 +280,9 @@ def open_data(
 
 
 def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
-    """What distinguishes a user's own data, on several ranks; nothing where no code of theirs reads.
+    """Return what distinguishes a user's own data, if several ranks read them by user code; else nothing.
 
-    Raises DataError for data that share themselves out over the ranks, OwnCodeError.
+    Raises DataError if ranks read different samples, and OwnCodeError.
     """
     if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
         return {}
@@ -289,7 +292,7 @@ def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
 
 
 def check_stacked(settings: config.Data, description: Description) -> None:
-    """Raises ConfigError where batches are asked for that these data do not make."""
+    """Raise ConfigError for data.collate or data.columns with data of a kind that ignores them."""
     for key in ("collate", "columns") if description.kind not in (OWN_DATA, RECORDS) else ():
         if value := getattr(settings, key):
             raise ConfigError(
@@ -299,32 +302,32 @@ def check_stacked(settings: config.Data, description: Description) -> None:
 
 
 def kind_of(settings: config.Data, description: Description) -> str:
-    """The kind of the data, as they say or as the configuration does."""
+    """Return the kind of the data: that of the configuration, or their own with data.kind = "auto"."""
     return description.kind if settings.kind == "auto" else settings.kind
 
 
 def with_readers(
     settings: config.Config, description: Description, training: Dataset | OwnData
 ) -> config.Config:
-    """The configuration with a number of reader processes, where it leaves that open."""
+    """Return the configuration with a default number of reader processes, if it sets none."""
     if settings.data.workers is not None:
         return settings
     kind = kind_of(settings.data, description)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     workers = reader_processes(kind, len(os.sched_getaffinity(0)), ranks_here)
-    if isinstance(training, Stream):  # which one process reads
+    if isinstance(training, Stream):  # only one process can read it
         workers = 0
     return settings.model_copy(update={"data": settings.data.model_copy(update={"workers": workers})})
 
 
 def all_steps(settings: config.Config, samples: int) -> int:
-    """Optimizer steps of the whole run on so many samples."""
+    """Return the number of optimizer steps of the whole run on `samples` samples."""
     run = settings.run
     return run.steps or -(-round(run.epochs * samples) // run.batch_size)
 
 
 def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
-    """Raises ConfigError for a batch that the data cannot fill, or a warm-up or a run that never ends."""
+    """Raise ConfigError for a batch larger than the data, and for a warm-up or a run that never ends."""
     samples = len(training)
     if samples == ENDLESS and not settings.run.steps:
         raise ConfigError(f"run.epochs = {settings.run.epochs}: the data have no length; set run.steps")
@@ -353,20 +356,20 @@ def _make_directory(directory: Path) -> None:
 
 
 def fresh_state(run: PreparedRun) -> State:
-    """The state before step 1: the same weights on every rank, another dropout on each."""
+    """Build the state before step 1: the same weights on every rank, different dropout on each."""
     settings, where = run.settings, run.where
     precision.set_matrix_format(settings.precision)
     seed_rng(settings.run.seed, rank=0, step=0)
     model = where.together(lambda: build_model(run))
     used = utilisation_of(run, model)
-    cut_first = settings.parallel.strategy in ("fsdp", "tensor")  # no device then ever holds the whole
+    cut_first = settings.parallel.strategy in ("fsdp", "tensor")  # no device ever holds the whole model
     if not cut_first:
         where.together(lambda: ready(run, model))
     average = optimization.build_average(model, settings.average)
     model, spread = where.together(lambda: spread_model(model, settings, where))
     if cut_first:
         where.together(lambda: ready(run, model))
-    if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled one by one
+    if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled singly
         model.compile()
     seed_rng(settings.run.seed, where.rank, step=0)
     optimizer = where.together(
@@ -384,7 +387,7 @@ def fresh_state(run: PreparedRun) -> State:
 
 
 def ready(run: PreparedRun, model: nn.Module) -> None:
-    """Gives a model its values and its place on the device, and tries it; raises TrainingError."""
+    """Set the values of a model, move it to the device, and test it; raises TrainingError."""
     settings, device = run.settings, run.where.device
     if is_pretrained(settings.model.name):
         fill(model, settings.model.weights, device, settings.run.seed)
@@ -395,11 +398,11 @@ def ready(run: PreparedRun, model: nn.Module) -> None:
         with cut_explained(settings):
             try_model(run, model)
         if isinstance(model, FSDPModule):
-            model.reshard()  # the optimizer is to have the parts
+            model.reshard()  # the optimizer needs the shards
 
 
 def try_model(run: PreparedRun, model: nn.Module) -> None:
-    """One pass of a model that is not of this trainer, or has a loss of its own; raises TrainingError."""
+    """Test one pass of a model that is not the trainer's, or has its own loss; raises TrainingError."""
     what = f"model.name = {run.settings.model.name!r}"
     batch = first_batch(run, model=model)
     if run.is_task or run.own.any:
@@ -413,7 +416,7 @@ def try_model(run: PreparedRun, model: nn.Module) -> None:
 
 @contextmanager
 def cut_explained(settings: config.Config) -> Iterator[None]:
-    """Says that it is the cut that a model cannot do with; raises ParallelError."""
+    """Turn an error of a model that cannot compute on shards into a ParallelError."""
     try:
         yield
     except OwnCodeError as error:
@@ -426,13 +429,13 @@ def cut_explained(settings: config.Config) -> Iterator[None]:
 
 
 def a_few(batch: Batch) -> Batch:
-    """The first two samples of a batch of tensors; one would do, but not for a batch norm."""
+    """Return the first two samples of a batch of tensors; batch norm needs more than one."""
     inputs, targets = batch.inputs[:FEW], batch.targets[:FEW]
     return Batch(inputs, targets, counted=int((targets != IGNORED).sum()))
 
 
 def rehearse(run: PreparedRun, state: State) -> None:
-    """Passes before the first step, where it would matter whether there were some before; leaves no trace."""
+    """Run passes before the first step, if earlier passes would change the steps; restores generators."""
     before = capture_rng()
     state.model.train()
     state.spread.rehearse(run.where.together(lambda: first_batch(run)))
@@ -440,8 +443,8 @@ def rehearse(run: PreparedRun, state: State) -> None:
 
 
 def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
-    """Computes the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
-    if run.where.device.type != "cuda" or run.is_task:  # whose batches cannot be cut to one sample
+    """Return the calculator of the part of the GPUs' peak; None if no peak is known, as on the CPU."""
+    if run.where.device.type != "cuda" or run.is_task:  # a task's batch cannot be cut to one sample
         return None
     inputs = first_batch(run).inputs[:1]
     name = torch.cuda.get_device_name(run.where.device)
@@ -451,9 +454,9 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
 def first_batch(
     run: PreparedRun, held_out: Dataset | OwnData | None = None, model: nn.Module | None = None
 ) -> Batch:
-    """One micro-batch on the device, the same on every rank, of training or `held_out`.
+    """Read one micro-batch to the device, the same on every rank, of training or `held_out`.
 
-    Raises DataError, also where it is none for the `model`.
+    Raises DataError, also if the `model` cannot take the batch.
     """
     width = run.share.micro_batch
     if held_out is None:
@@ -466,7 +469,7 @@ def first_batch(
 
 
 def build_model(run: PreparedRun) -> nn.Module:
-    """The whole model on the CPU, as the configuration and the data have it; raises ModelError."""
+    """Build the whole model on the CPU, from configuration and data; raises ModelError and others."""
     settings, description = run.settings, run.description
     chosen = settings.model
     if chosen.config and not is_pretrained(chosen.name):
@@ -494,7 +497,7 @@ def build_model(run: PreparedRun) -> nn.Module:
 
 
 def own_model(build: Own, weights: str) -> nn.Module:
-    """A user's model; raises OwnCodeError, ConfigError or ModelError."""
+    """Build a user's model; raises OwnCodeError, ConfigError or ModelError."""
     model = build()
     if not isinstance(model, nn.Module):
         raise build.wrong(f"gave a {type(model).__name__}")
@@ -508,7 +511,7 @@ def own_model(build: Own, weights: str) -> nn.Module:
 
 
 def spread_model(model: nn.Module, settings: config.Config, where: World) -> tuple[nn.Module, Spread]:
-    """What this rank holds of the model, and how it is used; raises ParallelError."""
+    """Return this rank's part of the model, and the Spread that uses it; raises ParallelError."""
     if settings.parallel.strategy == "ddp":
         alone = where.size == 1
         return model, Whole(model, model, settings, where.device) if alone else Replicas(

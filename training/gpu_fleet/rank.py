@@ -1,4 +1,4 @@
-"""One rank of a run: joins the others and trains; says what a user can do about an error."""
+"""One rank of a run: it joins the others and trains, and turns errors into advice for users."""
 
 import os
 import re
@@ -29,13 +29,13 @@ from gpu_fleet.world import ranks_per_replica, world
 
 GRAPH_GONE = "Trying to backward through the graph a second time"
 READER_ENDED = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
-NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
-# Of DistributedDataParallel, where the parameters of a step are not those that it expects.
+NO_ROOM = "can't allocate memory"  # torch's words on the CPU, in a plain RuntimeError
+# DistributedDataParallel's words if a step uses other parameters than it expects.
 MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
 
 
 def run_rank(settings: config.Config) -> Outcome:
-    """Joins the others and trains; raises TrainingError."""
+    """Join the other ranks and train; raises TrainingError."""
     tries = Tries(Path(settings.run.directory), settings.checkpoint.tries)
     try:
         return _trained(settings, tries)
@@ -59,13 +59,13 @@ def _trained(settings: config.Config, tries: Tries) -> Outcome:
         raise
     except SystemExit as error:
         raise (of_exit(error) if place_of(error) else error) from error.__cause__
-    except Exception as error:  # torch raises nothing finer for most, users' code whatever it likes
+    except Exception as error:  # torch seldom raises a narrower class, users' code may raise anything
         raise explained(error, settings) from error
 
 
 @contextmanager
 def first_of_ranks() -> Iterator[None]:
-    """Of what several ranks may notice of the graph in the same step, the first to do so speaks for all."""
+    """Let only the first rank report an error of the graph, which several ranks may meet in the same step."""
     try:
         yield
     except RuntimeError as error:
@@ -79,19 +79,19 @@ def first_of_ranks() -> Iterator[None]:
 
 
 def is_of_graph(error: Exception) -> bool:
-    """Whether DistributedDataParallel complains of the parameters that a step uses."""
+    """Return whether DistributedDataParallel complains about the parameters that a step uses."""
     return any(sign in str(error) for sign in (MARKED_TWICE, *GRAPH_CHANGED))
 
 
 def explained(error: Exception, settings: config.Config) -> Exception:
-    """What a user can do about an error of torch or of their own code; the error itself where none knows."""
+    """Return an error with advice for an error of torch or of user code; the error itself if unknown."""
     text = str(error)
     known = of_resources(error, settings)
     if known is not None:
         return known
     if isinstance(error, dist.DistError) or any(sign in text for sign in PEER_GONE):
         lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
-        lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
+        lost.shared = True  # the failed rank reports its own error, rank 0 for the others
         return lost
     if is_of_graph(error):
         return other_graph(twice=MARKED_TWICE in text)
@@ -99,7 +99,7 @@ def explained(error: Exception, settings: config.Config) -> Exception:
 
 
 def of_resources(error: Exception, settings: config.Config) -> TrainingError | None:
-    """What is full, or has been ended for that: device, memory, disk; None for any other error."""
+    """Return the error about a full device, memory or disk, or a killed reader; None for any other error."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
         return no_room(error, settings)
@@ -122,7 +122,7 @@ def of_resources(error: Exception, settings: config.Config) -> TrainingError | N
 
 
 def of_own_code(error: Exception) -> OwnCodeError | None:
-    """What a user's code has done, where the error shows it; None where it does not."""
+    """Return the error about a user's code, if the error shows its place or cause; else None."""
     text = str(error)
     if INDEX_ON_GPU in text:
         return OwnCodeError(
@@ -138,7 +138,7 @@ def of_own_code(error: Exception) -> OwnCodeError | None:
 
 
 def other_graph(*, twice: bool) -> ParallelError:
-    """The message of a step whose parameters are not those that DistributedDataParallel expects."""
+    """Return the error about a step with other parameters than DistributedDataParallel expects."""
     if twice:
         return ParallelError(
             "parallel.static_graph = false: a step computes with some parameters twice, as checkpoint with "
@@ -151,7 +151,7 @@ def other_graph(*, twice: bool) -> ParallelError:
 
 
 def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
-    """The message of a device that is full, with what to do about it: what a run with checkpoints accepts."""
+    """Return the error about a full device, with changes that a run with checkpoints accepts."""
     chosen, parallel = settings.precision, settings.parallel
     advice = []
     if finer := finer_accumulation(settings):
@@ -172,7 +172,7 @@ def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
 
 
 def finer_accumulation(settings: config.Config) -> int | None:
-    """The next larger run.accumulation that divides the batch of a rank; None where it has one sample."""
+    """Return the next larger run.accumulation that divides the batch of a rank; None if there is none."""
     run = settings.run
     readers = int(os.environ.get("WORLD_SIZE", "1")) // ranks_per_replica(settings.parallel)
     finer = range(run.accumulation + 1, run.batch_size // readers + 1)

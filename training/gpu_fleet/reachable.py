@@ -1,8 +1,8 @@
-"""Which modules those that are loaded may still import, inside their functions. Nothing is run or imported.
+"""Search for modules that loaded modules may still import inside functions. It runs and imports nothing.
 
-Each name is looked for as Python would look for it now: among what is loaded, then by the import system, so a
-file that a loaded or an installed module hides is none. What loaded modules import at their top has been
-imported, or has been passed over, and is not looked for again.
+It resolves each name as Python would now: first among the loaded modules, then by the import system. So a
+file that a loaded or an installed module hides does not count. Imports at the top of loaded modules are done,
+or were skipped, and are not searched again.
 """
 
 import ast
@@ -23,20 +23,20 @@ HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 @dataclass(frozen=True)
 class Located:
-    """Where a module is."""
+    """Location of a module."""
 
     name: str
-    package: str  # that its relative imports begin at; empty: it has none
-    file: Path | None  # None where it is no source
-    folders: tuple[str, ...] = ()  # of a package, in which its modules are
+    package: str  # start of its relative imports; empty: it has none
+    file: Path | None  # None if there is no source
+    folders: tuple[str, ...] = ()  # for a package: the folders of its modules
 
 
 def reachable(loaded: Mapping[str, ModuleType], is_wanted: Callable[[str], bool]) -> dict[str, Path]:
-    """Name -> file of each module that is not loaded yet and that these may import, and those in turn.
+    """Return name -> file of each module that is not loaded yet, and that these may import, also indirectly.
 
     Args:
-        loaded: where the imports begin, by the names in sys.modules.
-        is_wanted: whether a source file counts; what others import is not looked for.
+        loaded: the modules at which the search begins, by the names in sys.modules.
+        is_wanted: returns whether a source file counts; imports of other files are not searched.
     """
     places = _Places(is_wanted)
     modules: dict[str, Path] = {}
@@ -52,14 +52,14 @@ def reachable(loaded: Mapping[str, ModuleType], is_wanted: Callable[[str], bool]
 
 
 class _Places:
-    """Of modules, each looked for once."""
+    """Locations of modules; each module is searched once."""
 
     def __init__(self, is_wanted: Callable[[str], bool]) -> None:
         self._is_wanted = is_wanted
         self._known: dict[str, Located | None] = {}
 
     def on_the_way_to(self, name: str) -> Iterator[Located]:
-        """Those of the packages above a module, which Python imports first, and its own."""
+        """Yield the locations of the packages above a module, which Python imports first, and its own."""
         above: Located | None = None
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
@@ -72,7 +72,7 @@ class _Places:
             yield above
 
     def _find(self, name: str, above: Located | None) -> Located | None:
-        """None of what is not there, or is not a source that counts."""
+        """Return the location of a module; None if it is missing, or not a source that counts."""
         if name in sys.modules:
             return _of_loaded(name, sys.modules[name])
         package, _, tail = name.rpartition(".")
@@ -88,7 +88,7 @@ class _Places:
 
 
 def _of_loaded(name: str, module: Any) -> Located:
-    known = getattr(module, "__dict__", {})  # some make up each attribute that they are asked for
+    known = getattr(module, "__dict__", {})  # not getattr: some modules invent any attribute
     source = known.get("__file__") or ""
     return Located(
         name,
@@ -99,7 +99,7 @@ def _of_loaded(name: str, module: Any) -> Located:
 
 
 def _is_at_its_top(name: str, module: ModuleType) -> bool:
-    """Whether a module may not have come to its last line, as the program that is running."""
+    """Return whether a module may still be running its top level, like the main program."""
     spec = vars(module).get("__spec__")
     return name == TOP or spec is None or getattr(spec, "_initializing", False)
 
@@ -107,27 +107,27 @@ def _is_at_its_top(name: str, module: ModuleType) -> bool:
 def _spec(name: str) -> Any:
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):  # of an importer that does not know it either
+    except (ImportError, ValueError, AttributeError):  # an importer does not find it either
         return None
 
 
 def _spec_within(tail: str, folders: tuple[str, ...]) -> Any:
-    """By the last part of its name: by the whole one the import system would import the packages above."""
+    """Find a module by the last part of its name: the full name would make Python import its packages."""
     return PathFinder.find_spec(tail, list(folders)) if folders else None
 
 
 def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
-    """The full names of what a module imports; else what its functions import."""
+    """Yield the full names that a module imports; without `all_of_it`, only those inside its functions."""
     try:
         source = importer.file.read_bytes() if importer.file else b""
         imports = _imports_in(source, as_program=importer.name == TOP, all_of_it=all_of_it)
-    except (OSError, SyntaxError, ValueError, RecursionError):  # the run itself says so
+    except (OSError, SyntaxError, ValueError, RecursionError):  # the run itself reports it
         return
     for node in imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif base := _base(node, importer.package):
-            yield base  # and what may be a module of it, unless it is known for a name in it
+            yield base  # below: names that may be modules of it, except names that it already has
             known = getattr(sys.modules.get(base), "__dict__", {})
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name not in known)
 
@@ -136,12 +136,12 @@ def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
 def _imports_in(
     source: bytes, *, as_program: bool, all_of_it: bool
 ) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Imports of a source, which is parsed once: a run asks several times, and parsing takes milliseconds."""
+    """Return the imports of a source; cached, as a run asks several times and parsing takes milliseconds."""
     return tuple(_statements(ast.parse(source), as_program=as_program, all_of_it=all_of_it))
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:
-    """What `from ... import` names, in full; empty where it leads out of the package."""
+    """Return the full name after `from`; empty if it is outside of the package."""
     if not node.level:
         return node.module or ""
     parts = package.split(".") if package else []
@@ -153,7 +153,7 @@ def _base(node: ast.ImportFrom, package: str) -> str:
 def _statements(
     tree: ast.Module, *, as_program: bool, all_of_it: bool
 ) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that may run when a module is imported or its functions are called; else in these alone."""
+    """Yield imports that may run at the import or in a function; without `all_of_it`, only in a function."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, all_of_it)]
     while waiting:
         node, counts = waiting.pop()
@@ -165,7 +165,7 @@ def _statements(
 
 
 def _that_may_run(node: ast.AST, *, as_program: bool) -> Iterable[ast.AST]:
-    """The children of a node, but those of a branch for type checkers, or for the program alone."""
+    """Return the children of a node, without branches for type checkers or (in a module) for the program."""
     if not isinstance(node, ast.If):
         return ast.iter_child_nodes(node)
     test, branch, other = node.test, node.body, node.orelse
@@ -181,7 +181,7 @@ def _is_for_types(test: ast.expr) -> bool:
 
 
 def _is_of_program(test: ast.expr) -> bool:
-    """Whether it is `__name__ == "__main__"`."""
+    """Return whether a test is `__name__ == "__main__"`."""
     if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq)):
         return False
     sides = [test.left, *test.comparators]

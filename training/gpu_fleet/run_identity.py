@@ -1,7 +1,7 @@
-"""What makes a run the one it is: everything that changes its result. Checkpoints of another are not resumed.
+"""Identity of a run: everything that changes its result. A run does not resume from another run's checkpoint.
 
-Each checkpoint carries the identity of its run; `differences` says, key by key, how a configuration and its
-data differ from it.
+Each checkpoint holds the identity of its run. `differences` compares it, key by key, with that of a
+configuration and its data.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from gpu_fleet.errors import DataError, IdentityError, suggestion
 
 Identity = dict[str, str]  # key, as `section.key` -> its value as JSON
 
-# Keys of a configuration that change no weight, or none beyond rounding -> why.
+# Keys of a configuration that change no weight, or only its rounding -> the reason.
 HARMLESS = {
     "run.directory": "where the files go",
     "run.owner": "whose run it is; the place of its checkpoints follows from it",
@@ -47,20 +47,21 @@ HARMLESS = {
     "interrupt.*": "when to stop",
     "metrics.*": "what is written down",
 }
-# Schedules that do not ask how long the run is: with these a longer run begins with the shorter one.
+# Schedules that do not depend on the length of the run: a longer run begins with the same steps as a shorter
+# one.
 UNBOUNDED_SCHEDULES = ("constant", "step")
-CONFIG, CODE = "run.", "code."  # of the keys of a user's own program
+CONFIG, CODE = "run.", "code."  # prefixes of the keys of a user's own program
 OF_SCRIPT = (CONFIG, CODE)
-NONE = "(none)"  # of a key of its configuration that only a checkpoint has, or only the run
+NONE = "(none)"  # value of a configuration key that only the checkpoint has, or only the run
 LENGTH = ("run.epochs", "run.steps")
-ANOTHER = "another at each reading"  # the content of data that draw from a generator of their own
-SHAPE = "data*.shape"  # is a key of such data alone
-# What a trainer did that saved no such key, with an own loss: each micro-batch weighed by its samples.
+ANOTHER = "another at each reading"  # content of data that draw from a generator of their own
+SHAPE = "data*.shape"  # a key of such data only
+# Meaning of a missing key, with a user's own loss: earlier trainers weighed each micro-batch by its samples.
 EMPTY = json.dumps("")
 BEFORE_MEAN_OVER = {"loss.mean_over": json.dumps("samples")}
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function or an object, as Python shows it
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of a function or an object
 log = logging.getLogger(__name__)
-LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second on a slow file system
+LOOKED_AT = 512  # samples in the fingerprint, evenly spaced: a second on a slow file system
 
 
 def of_run(
@@ -70,9 +71,9 @@ def of_run(
     code: Identity,
     looked_at: Mapping[str, Any] | None = None,
 ) -> Identity:
-    """The identity of a run on its training data, with what the user's own `code` adds to it.
+    """Return the identity of a run on its training data, with the part of the user's own `code`.
 
-    `looked_at` is what of_data says of the data; empty or None: they have not been looked at yet.
+    `looked_at` is the result of of_data; if it is empty or None, of_data is called here.
     """
     identity = of_configuration(settings.model_dump(mode="json")) | code
     identity["data.samples"] = json.dumps(len(training))
@@ -83,7 +84,7 @@ def of_run(
 
 
 def of_configuration(table: Mapping[str, Any]) -> Identity:
-    """The part of the identity that a configuration, as a nested table, decides."""
+    """Return the part of the identity from a configuration, given as a nested table."""
     flat = dict(flattened(table))
     bounded = flat.get("schedule.name") not in {json.dumps(name) for name in UNBOUNDED_SCHEDULES}
     return {
@@ -94,30 +95,30 @@ def of_configuration(table: Mapping[str, Any]) -> Identity:
 
 
 def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(`section.key`, value as JSON) of a nested table."""
+    """Yield (`section.key`, value as JSON) of a nested table."""
     for section, keys in table.items():
         for key, value in keys.items():
             yield f"{section}.{key}", json.dumps(value, sort_keys=True, default=_text)
 
 
 def _text(value: Any) -> Any:
-    """What is the same in every process of a value that JSON does not know."""
+    """Return a form of a value unknown to JSON that is the same in every process."""
     if isinstance(value, set | frozenset):
         return sorted(str(_text(item)) for item in value)
     return ADDRESS.sub("", str(value))
 
 
 def of_script(settings: Mapping[str, Any], directory: Path) -> Identity:
-    """The part of the identity that a user's own program and its configuration decide."""
+    """Return the part of the identity from a user's own program and its configuration."""
     table = dict(flattened({CONFIG.rstrip("."): settings}))
     return table | own_code.identity(own_code.files(directory, with_main=True))
 
 
 def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
-    """What distinguishes data from others of equal length, without reading all: their `content`.
+    """Return the `content`: a digest that distinguishes data of equal length, without reading all samples.
 
-    Users' samples are read twice. Where they are others then, their `shape` stands for it, and a warning
-    `says` that no resume can be exact.
+    Users' samples are read twice. If the second reading differs, the result has their `shape` instead, and
+    with `says` a warning reports that no resume can be exact.
     """
     if not isinstance(samples, OwnData):
         return {"content": fingerprint(samples)}
@@ -139,10 +140,10 @@ def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
 
 
 def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> None:
-    """Raises DataError, the same on all ranks, where a rank has other data than the first.
+    """Raise DataError, the same on all ranks, if a rank has other data than rank 0.
 
-    Each rank gives what it knows of its data sets; one that has more of them than another may have those.
-    Data that are drawn anew at each reading say nothing.
+    `of_ranks` has the identities of the data sets of each rank. A rank may have more data sets than another.
+    Data that differ at each reading are not compared.
     """
     known = [
         {json.dumps(data, sort_keys=True) for data in given if data["content"] != ANOTHER}
@@ -161,7 +162,7 @@ def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> 
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Hex digits that distinguish one data set from another of equal length, without reading all of it."""
+    """Return hex digits that distinguish data sets of equal length, without reading all samples."""
     return _digest(dataset.fingerprint(place) for place in _places(len(dataset), LOOKED_AT))
 
 
@@ -177,9 +178,9 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> list[tuple[str, str, str]]:
-    """(key, saved, now) for all keys that both know and that differ, but those in `allowed`.
+    """Return (key, saved, now) for all keys that both have and that differ, except those in `allowed`.
 
-    Raises IdentityError for an allowed key that there is not.
+    Raises IdentityError for an allowed key that does not exist.
     """
     for key in allowed:
         if key not in now and key not in LENGTH and not fnmatch(key, SHAPE):
@@ -193,9 +194,9 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
 def check(
     saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str, *, how: str = ""
 ) -> None:
-    """Raises IdentityError with a table of what differs between a checkpoint and this run.
+    """Raise IdentityError with a table of the differences between a checkpoint and this run.
 
-    `how` says how the {keys} are allowed; empty: by the flags of `train`.
+    `how` is the code by which a user allows the {keys}; empty: the flags of `train`.
     """
     changed = differences(saved, now, allowed)
     if not changed:
@@ -218,13 +219,13 @@ def check(
 def check_script(
     saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str, *, how: str
 ) -> None:
-    """The same for a user's own program, whose configuration also differs by a key that is new or gone."""
+    """Run `check` for a user's own program; a configuration key that is new or gone is a difference too."""
     gone, new = ({key: NONE for key in table if key.startswith(CONFIG)} for table in (saved, now))
     check(new | saved, gone | now, allowed, step, where, how=how)
 
 
 def say_not_compared(saved: Identity, now: Identity, step: int) -> None:
-    """Names the user's files that a checkpoint says nothing of: an earlier trainer's, or of other code."""
+    """Warn about the user's files that the checkpoint does not have, and which are not compared."""
     known = {key for key in saved if key.startswith(CODE)}
     new = sorted(key for key in now if key.startswith(CODE) and key not in known) if known else []
     if new:

@@ -1,4 +1,4 @@
-"""Everything that makes the next step what it is: saved, restored, and condensed into one hash."""
+"""State of a run between two steps: everything that decides the next step; save, restore and hash of it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,36 +17,39 @@ from gpu_fleet.optimization import load_moments
 from gpu_fleet.parallel.spread import Spread
 from gpu_fleet.world import World
 
-STREAM = {"samples": "data.samples", "seed": "run.seed"}  # what the order follows from -> its key
+STREAM = {"samples": "data.samples", "seed": "run.seed"}  # value that decides the order -> its key
 
 
 @dataclass
 class State:
-    """One run between two steps."""
+    """State of one run between two steps."""
 
-    model: nn.Module  # the parameters of this rank, by the names they have in the whole model
-    spread: Spread  # how the steps use them
+    model: nn.Module  # the parameters of this rank, by their names in the whole model
+    spread: Spread  # runs the steps with them
     optimizer: torch.optim.Optimizer
-    chosen: list[dict[str, Any]]  # what the configuration decides of each of its groups
+    chosen: list[dict[str, Any]]  # values of each of its groups that the configuration decides
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
-    utilisation: Utilisation | None  # of the peak; measured, not saved
+    utilisation: Utilisation | None  # for measurements only, not saved
     step: int = 0  # optimizer steps done
     position: int = 0  # samples consumed by all ranks since the first step
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
-        """Those of the model, looked up once: to walk a small model takes a thirtieth of its step."""
+        """Parameters of the model, cached: a walk over a small model takes a thirtieth of its step."""
         return list(self.model.parameters())
 
     @property
     def averaged(self) -> AveragedModel | None:
-        """The average when it has taken in any weights; before, it is what the model was at its start."""
+        """The average, once it has taken in any weights; before that it holds the model's first weights."""
         return self.average if self.average is not None and int(self.average.n_averaged) else None
 
 
 def capture(state: State, settings: config.Config, samples: int, where: World) -> dict[str, Any]:
-    """What every strategy saves as it is: the position, and what each rank has of its own; called by all."""
+    """Return the state that every strategy saves alike: the position, and each rank's own part.
+
+    All ranks call it.
+    """
     return {
         "scaler": state.scaler.state_dict(),
         "rng": where.gather(capture_rng()),
@@ -58,7 +61,7 @@ def capture(state: State, settings: config.Config, samples: int, where: World) -
 
 
 def capture_tensors(state: State) -> dict[str, Any]:
-    """The tensors of a model that this rank holds whole; they change with the next update, and not before."""
+    """Return the tensors of a model that this rank holds whole; they do not change before the next update."""
     return {
         "model": _with_own_buffers(state.model),
         "optimizer": state.optimizer.state_dict(),
@@ -67,13 +70,13 @@ def capture_tensors(state: State) -> dict[str, Any]:
 
 
 def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Its parameters, and copies of its buffers, which batch norm changes in every forward pass."""
+    """Return the parameters, and copies of the buffers, which batch norm changes in every forward pass."""
     buffers = {name for name, _ in module.named_buffers()}
     return {name: value.clone() if name in buffers else value for name, value in module.state_dict().items()}
 
 
 def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:
-    """Puts position and generators back; raises IdentityError when they are of other samples."""
+    """Restore position and generators; raises IdentityError if they are of other samples."""
     stream = {"samples": samples, "seed": settings.run.seed}
     differs = {key for key in stream if saved["stream"].get(key) != stream[key]}
     if any(STREAM[key] not in settings.checkpoint.allow for key in differs):
@@ -81,7 +84,7 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
             f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
             "data and run.seed, or another run.directory and checkpoint.uri"
         )
-    if saved["scaler"]:  # of another number format than fp16 there is none: the scale begins anew
+    if saved["scaler"]:  # only fp16 saves one; without it the scale begins anew
         state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
     state.spread.take_up(saved.get("carried", []))  # a checkpoint of an older trainer has none
@@ -92,7 +95,7 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
 
 
 def apply_tensors(state: State, saved: dict[str, Any]) -> None:
-    """Puts captured tensors back; raises IdentityError when they are of a model of another shape."""
+    """Restore captured tensors; raises IdentityError if they are of a model of another shape."""
     try:
         state.model.load_state_dict(saved["model"])
         load_moments(state.optimizer, saved["optimizer"], state.chosen)
@@ -103,7 +106,7 @@ def apply_tensors(state: State, saved: dict[str, Any]) -> None:
 
 
 def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
-    """Begins with these weights; raises IdentityError when they are of a model of another shape."""
+    """Load these weights at the begin of a run; raises IdentityError if the model has another shape."""
     try:
         state.model.load_state_dict(weights)
     except RuntimeError as error:
@@ -111,7 +114,7 @@ def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
 
 
 def capture_rng() -> dict[str, Tensor]:
-    """The generators that dropout draws from; data order and augmentation need none."""
+    """Return the states of dropout's generators; data order and augmentation need none."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -119,33 +122,33 @@ def capture_rng() -> dict[str, Tensor]:
 
 
 def restore_rng(states: dict[str, Tensor]) -> None:
-    """Puts the generators of this rank back."""
+    """Restore the generators of this rank."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
 
 def seed_rng(seed: int, rank: int, step: int) -> None:
-    """Starts the generators of a rank that has no saved ones, apart from those of the other ranks."""
+    """Seed the generators of a rank without saved ones, differently from other ranks."""
     digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "big"))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded, on the CPU; called by all ranks alike."""
+    """Return the whole of a tensor that may be sharded, on the CPU; all ranks call it."""
     gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return gathered.detach().cpu().contiguous()
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, without what a module's get_extra_state gives."""
+    """Return parameters and buffers, without the extra state of modules."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def whole_weights(model: nn.Module, where: World, by_depth: bool) -> dict[str, Tensor]:
-    """All parameters and buffers on the CPU, each with memory of its own; called by all ranks.
+    """Return all parameters and buffers on the CPU, each with its own memory; all ranks call it.
 
-    `by_depth` says that the ranks hold different layers, which are then brought together.
+    `by_depth` says that the ranks hold different layers, which are then gathered.
     """
     mine = {name: whole(tensor).clone() for name, tensor in _tensors(model).items()}
     parts = where.gather(mine) if by_depth else [mine]
@@ -153,13 +156,13 @@ def whole_weights(model: nn.Module, where: World, by_depth: bool) -> dict[str, T
 
 
 def parameters_sha256(model: nn.Module, where: World) -> str:
-    """Hex SHA-256 over names and bytes of all parameters and buffers, in name order, wherever they lie.
+    """Return the hex SHA-256 over names and bytes of all parameters and buffers, in name order.
 
-    The same for one set of weights however it is spread; called by all ranks.
+    It does not depend on how the model is spread. All ranks call it.
     """
     mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in _tensors(model).items()}
     everything: dict[str, str] = {}
-    for part in reversed(where.gather(mine)):  # the buffers of rank 0 are those that count
+    for part in reversed(where.gather(mine)):  # last, so that the buffers of rank 0 count
         everything.update(part)
     lines = "".join(f"{name} {everything[name]}\n" for name in sorted(everything))
     return hashlib.sha256(lines.encode()).hexdigest()

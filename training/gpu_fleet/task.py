@@ -1,4 +1,4 @@
-"""A model together with what it is trained for, where that is a user's own: it gives its loss itself."""
+"""Task: a model together with its loss and metrics, for a user's own data, loss or metric."""
 
 import logging
 import math
@@ -18,15 +18,15 @@ from gpu_fleet.own_code import EXPECTED, Own, explained
 from gpu_fleet.state import capture_rng, restore_rng
 from gpu_fleet.world import World
 
-MEAN = math.nan  # in place of the count, where a metric gives its mean over the samples
+MEAN = math.nan  # in place of the count of a metric that is the mean over the samples
 LossOfBatch = Callable[[nn.Module, Any], Tensor]
 log = logging.getLogger(__name__)
 
 
 class Task(nn.Module):
-    """Takes a whole batch; gives the loss () in training, and else loss and metrics beside their counts.
+    """Module from a whole batch to the loss () in training, else to loss and metrics with their counts.
 
-    These are (2, 1 + n): a mean and MEAN, or a sum and the number of what it sums.
+    The latter are (2, 1 + n): a mean and MEAN, or a sum and the number of its items.
     """
 
     def __init__(self, model: nn.Module, loss: Own | None, metric: Own | None) -> None:
@@ -46,7 +46,7 @@ class Task(nn.Module):
         return torch.stack([number.to(loss.device, torch.float64) for number in numbers]).reshape(-1, 2).T
 
     def _measured(self, batch: Any) -> list[tuple[Any, Any]]:
-        """A pair for each metric."""
+        """Return a pair for each metric."""
         if self._metric is None:
             return []
         measured = self._metric(self.model, batch)
@@ -59,7 +59,7 @@ class Task(nn.Module):
         return [self._pair(name, measured[name]) for name in self.metric_names]
 
     def _pair(self, name: Any, value: Any) -> tuple[Any, Any]:
-        """A number and how many it is over; raises ConfigError for what is none."""
+        """Return a sum and its count, or a mean and MEAN; raises ConfigError for other values."""
         assert self._metric is not None
         if not isinstance(name, str) or name == "loss":
             raise self._metric.wrong(
@@ -94,10 +94,11 @@ def _listed(names: Iterable[Any]) -> str:
 
 
 def given_loss(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of a batch where no own one is set.
+    """Return the loss of a batch if the user has set none.
 
-    Columns by name go to the model, which gives its `loss`, as the models of transformers do. Of a pair the
-    first goes to the model, and the second are the classes. Raises ConfigError for other batches.
+    A model gets named columns as arguments, and returns its `loss`, like the models of transformers. The
+    first item of a pair goes to the model, and the second holds the classes. Raises ConfigError for other
+    batches.
     """
     if isinstance(batch, Mapping):
         output = model(**batch)
@@ -121,7 +122,7 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
-    """Over how many of a batch its loss is the mean, as loss.mean_over says; None: over its samples.
+    """Return over how many items of a batch its loss is the mean, by loss.mean_over; None: its samples.
 
     `shifted` says that the first label of each row counts in no loss. Raises OwnCodeError.
     """
@@ -138,7 +139,7 @@ def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
 
 
 def given_targets(batch: Any, *, shifted: bool) -> Tensor | None:
-    """The labels of named columns, or the classes of a pair; None where there are none."""
+    """Return the labels of named columns, or the classes of a pair; None if there are none."""
     if isinstance(batch, Mapping):
         labels = batch.get("labels")
         if not isinstance(labels, Tensor) or labels.is_floating_point():
@@ -150,7 +151,7 @@ def given_targets(batch: Any, *, shifted: bool) -> Tensor | None:
 
 
 def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
-    """Loss and metrics of held-out samples before the first step, and not first at the end of a long run.
+    """Test loss and metrics on held-out samples before the first step, not only at the end of a long run.
 
     Raises OwnCodeError or ConfigError.
     """
@@ -162,7 +163,7 @@ def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
 
 
 def try_out(model: nn.Module, batch: Batch, what: str) -> None:
-    """One forward pass before the first step, so that what does not fit is reported at once; leaves no trace.
+    """Test one forward pass before the first step, to report a misfit at once; restores all state.
 
     Raises OwnCodeError or ConfigError.
     """
@@ -190,7 +191,10 @@ def evaluate_task(
     where: World,
     interrupted: Callable[[], bool],
 ) -> tuple[HeldOutScore, dict[str, float]] | None:
-    """Score and metrics over `size` held-out samples, by all ranks; None when `interrupted` said so."""
+    """Compute score and metrics over `size` held-out samples; None if `interrupted` returned True.
+
+    All ranks call it.
+    """
     was_training = model.module.training
     model.module.eval()
     totals: Tensor | None = None
@@ -212,29 +216,29 @@ def evaluate_task(
     names = ("loss", *cast("Task", model.module).metric_names)
     means = dict(zip(names, (sums / counts).tolist(), strict=True))
     scores = {name: mean for name, mean in means.items() if counts[names.index(name)] > 0}
-    if len(scores) < len(names):  # a mean over none is no number, and no best of all
+    if len(scores) < len(names):  # a mean over nothing is NaN, and no score
         log.warning("event=nothing-counted metrics=%r", sorted(means.keys() - scores.keys()))
     if endless := sorted(name for name, mean in scores.items() if not math.isfinite(mean)):
-        log.warning("event=no-number metrics=%r", endless)  # JSON knows none either
+        log.warning("event=no-number metrics=%r", endless)  # JSON has no such numbers
         scores = {name: mean for name, mean in scores.items() if math.isfinite(mean)}
     name = names[1] if len(names) > 1 else "loss"
     return HeldOutScore(name, scores.get(name), scores.get("loss", math.nan), int(counts[0])), scores
 
 
 def _weighed(values: Tensor, targets: int, samples: int) -> Tensor:
-    """Sums and counts (2, 1 + n) of what a Task gave for a batch with so many targets and samples."""
+    """Return sums and counts (2, 1 + n) of a Task's result for a batch with these targets and samples."""
     given, counts = values
     weights = torch.full_like(counts, samples)
     weights[0] = targets
     by_mean = counts.isnan()
     sums = torch.where(by_mean, given * weights, given)
     counts = torch.where(by_mean, weights, counts)
-    # a mean over none is no number; samples that were read to fill a batch count nothing
+    # a mean over nothing is NaN; samples that only fill a batch do not count
     return torch.stack([sums, counts]).where((weights > 0) & (counts != 0), 0.0)
 
 
 def _cut(slices: list[tuple[Slice, int]]) -> Iterator[Slice]:
-    """Without the samples that count no more; a whole batch of them keeps the ranks in step."""
+    """Yield the slices without samples that do not count; a whole batch of them keeps the ranks in step."""
     for part, counted in slices:
         kept = counted or len(part.indices)
         yield Slice(part.epochs[:kept], part.indices[:kept])

@@ -1,4 +1,4 @@
-"""`train` and `bench`: one process of a run; torchrun starts as many as there are devices."""
+"""`train` and `bench`: one process of a run; torchrun starts one for each device."""
 
 import logging
 import os
@@ -31,14 +31,15 @@ def train(
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself.
 
     Exits with 0 when the run is complete, and with 85 when it was stopped and has saved: run it again. Under
-    torchrun, which would start it again at once, with 0 in both cases; result.json says which.
+    torchrun it exits with 0 in both cases, as torchrun restarts other statuses at once; result.json says
+    which.
     """
     with shown_errors():
         with nothing_to_save():
             chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
             settings = configured(config_file, [*overrides, *chosen], allow, branch)
             spare_advice(settings)
-            run_rank = imported("gpu_fleet.rank").run_rank  # torch: seconds that --help need not pay
+            run_rank = imported("gpu_fleet.rank").run_rank  # torch takes seconds, not needed for --help
         with noted_failure(Path(settings.run.directory)):
             ended = run_rank(settings)
     if ended.outcome == "stopped" and not outcome.attempt():
@@ -52,7 +53,7 @@ def train(
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of each turn.")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Per turn.")
 def bench(*, config_file: Path, overrides: tuple[str, ...], turns: int, steps: int) -> None:
     """Measure the run of CONFIG against a bare loop of the same model; torchrun starts it on all ranks."""
     with shown_errors():
@@ -61,7 +62,7 @@ def bench(*, config_file: Path, overrides: tuple[str, ...], turns: int, steps: i
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Reads "A..B", or "A" for one step; raises ConfigError naming --profile."""
+    """Parse "A..B", or "A" for one step; raises ConfigError naming --profile."""
     first, dots, last = text.partition("..")
     try:
         steps = int(first), int(last if dots else first)
@@ -74,7 +75,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 @contextmanager
 def noted_failure(directory: Path) -> Iterator[None]:
-    """Leaves word of an error that no other try can heal; where there is such word, it is the error."""
+    """Write a file about an error that no other try can help; raise the error of such a file from before."""
     if before := outcome.failed_before(directory):
         raise before
     try:
@@ -86,7 +87,7 @@ def noted_failure(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def shown_errors() -> Iterator[None]:
-    """Starts the log of a rank, shows a TrainingError once for all ranks, and exits with its status."""
+    """Start the log of a rank, show a TrainingError once for all ranks, and exit with its status."""
     rank = int(os.environ.get("RANK", "0"))
     start_logging(rank)
     try:
@@ -99,17 +100,18 @@ def shown_errors() -> Iterator[None]:
 
 
 def spare_advice(settings: config.Config) -> None:
-    """Keeps the warnings of torch's C++ out where DistributedDataParallel may look for unused parameters.
+    """Silence torch's C++ warnings if DistributedDataParallel may search for unused parameters.
 
-    Each rank then has advice about that, in words that name none of our keys; rank 0 gives it in ours. There
-    is no finer way: the level is read when torch is imported, after this, and is one for all of its C++.
+    Otherwise each rank prints advice that names none of the trainer's keys; rank 0 gives the same advice with
+    the keys. A narrower switch does not exist: torch reads one level for all of its C++ when it is imported,
+    which is after this.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and config.may_leave_out(settings):
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def start_logging(rank: int) -> None:
-    """One event a line on stderr; ranks other than 0 speak only when something is wrong."""
+    """Log one event a line on stderr; ranks other than 0 log only warnings and errors."""
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format=f"time=%(asctime)s level=%(levelname)s rank={rank} %(message)s",
@@ -117,5 +119,6 @@ def start_logging(rank: int) -> None:
     )
     for library in ("botocore", "boto3", "urllib3", "torch"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    # two collectives in place of one, for the norm and the hash of tensors that are cut both ways
+    # It warns of two collectives in place of one, for the norm and hash of tensors that are sharded both
+    # ways.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

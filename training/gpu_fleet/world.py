@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet and agree."""
+"""The processes of a run: their groups, collectives and agreement."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -17,27 +17,27 @@ from gpu_fleet import config
 from gpu_fleet.errors import ParallelError, TrainingError
 
 T = TypeVar("T")
-NOBODY = cast("dist.ProcessGroup", None)  # the group of a world of one, which never asks it
+NOBODY = cast("dist.ProcessGroup", None)  # the group of a world of one, which never uses it
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """This process as a member of the run."""
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
     control: dist.ProcessGroup  # gloo on the CPU, apart from the collectives of the model
-    saving: dist.ProcessGroup  # the same again, for checkpoints that are written beside the training
+    saving: dist.ProcessGroup  # gloo too, for checkpoints that are written during training
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes what only one may write."""
+        """True on rank 0, which writes the files that only one process may write."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank. The values are pickled: small things only."""
+        """Return every rank's value, in rank order, on every rank. Values are pickled, so keep them small."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -45,7 +45,10 @@ class World:
         return values
 
     def gather_numbers(self, *numbers: float) -> list[list[float]]:
-        """As many numbers of every rank, in rank order, on every rank: in a fifth of the time of `gather`."""
+        """Return every rank's numbers, in rank order, on every rank, in a fifth of the time of `gather`.
+
+        Each rank gives the same count of numbers.
+        """
         if self.size == 1:
             return [[float(number) for number in numbers]]
         mine = torch.tensor(numbers, dtype=torch.float64)
@@ -54,7 +57,7 @@ class World:
         return [row.tolist() for row in rows]
 
     def gather_on_first(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on rank 0; nothing on the others."""
+        """Return every rank's value, in rank order, on rank 0; an empty list on the others."""
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.leads else None
@@ -62,7 +65,7 @@ class World:
         return values or []
 
     def together(self, action: Callable[[], T]) -> T:
-        """Runs `action` on every rank; when it fails on one, all ranks raise that rank's TrainingError."""
+        """Run `action` on every rank; if it fails on one, all ranks raise that rank's TrainingError."""
         value: T | None = None
         failure: TrainingError | None = None
         try:
@@ -75,30 +78,30 @@ class World:
         return cast("T", value)
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """Runs `action` on rank 0 and hands its result to all; its TrainingError is raised on every rank."""
+        """Run `action` on rank 0 and return its result on all; every rank raises its TrainingError."""
         return cast("T", self.gather(self.together(lambda: action() if self.leads else None))[0])
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Gives every rank the buffers of rank 0: the batch-norm statistics that are saved and measured."""
+        """Copy the buffers of rank 0 to every rank: the batch-norm statistics to save and evaluate."""
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Gives every rank the mean of all ranks' values, in place."""
+        """Replace the values on every rank by the mean over all ranks, in place."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
                 tensor.div_(self.size)
 
     def barrier(self) -> None:
-        """Waits for every rank."""
+        """Wait for every rank."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
 
 def _of_rank(rank: int, error: TrainingError) -> TrainingError:
-    shared = copy(error)  # with all that it knows, such as whether another try may help
+    shared = copy(error)  # with its attributes, such as for_good
     shared.args = (str(error) if rank == 0 else f"rank {rank}: {error}",)
     shared.shared = True
     return shared
@@ -106,10 +109,10 @@ def _of_rank(rank: int, error: TrainingError) -> TrainingError:
 
 @contextmanager
 def world(settings: config.Parallel) -> Iterator[World]:
-    """Joins the process group that torchrun describes in the environment.
+    """Join the process group that torchrun describes in the environment.
 
-    Without torchrun a process is alone, and has a group only where the strategy asks for one: three threads
-    of gloo wake a hundred times a second each, which takes up to 1 % of a step of 9 ms.
+    Without torchrun a process is alone, and has a group only if the strategy needs one: three threads of gloo
+    wake a hundred times a second each, which takes up to 1 % of a step of 9 ms.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = _device(local_rank)
@@ -143,7 +146,7 @@ def _device(local_rank: int) -> torch.device:
 
 
 def check_sizes(settings: config.Config, size: int) -> int:
-    """The number of ranks that read different samples; raises ParallelError naming what would fit."""
+    """Return the number of ranks that read different samples; raises ParallelError naming sizes that fit."""
     run, parallel = settings.run, settings.parallel
     share = ranks_per_replica(parallel)
     if size % share:
@@ -161,20 +164,20 @@ def check_sizes(settings: config.Config, size: int) -> int:
 
 
 def ranks_per_replica(parallel: config.Parallel) -> int:
-    """How many ranks share one copy of the samples."""
+    """Return the number of ranks that read the same samples."""
     return {"tensor": parallel.tensor, "pipeline": parallel.pipeline}.get(parallel.strategy, 1)
 
 
 def divisors(number: int) -> str:
-    """The divisors of a number, for messages."""
+    """Return the divisors of a number, for messages."""
     return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)
 
 
 class Agreement:
-    """A few small numbers that all ranks agree on, each as the largest of theirs, read some time later.
+    """Agreement of all ranks on a few small numbers: each is the largest of theirs, known some time later.
 
-    The reduction runs beside the step on the control group, so that nobody waits for it: `settle` returns
-    what was agreed on the values that the ranks handed to the last `hand_in`.
+    The reduction runs on the control group during the step, so that no rank waits for it. `settle` returns
+    the result for the values that the ranks gave to the last `hand_in`.
     """
 
     def __init__(self, where: World, count: int) -> None:
@@ -186,7 +189,7 @@ class Agreement:
         self._settled = True
 
     def hand_in(self, *values: int) -> None:
-        """This rank's values, as many as `count`; what was handed in before must be settled."""
+        """Start the exchange of this rank's `count` values; the exchange before must be settled."""
         for index, value in enumerate(values):
             self._values[index] = value
         self._settled = False
@@ -194,7 +197,7 @@ class Agreement:
             self._pending = self._group.allreduce([self._values], self._options)
 
     def settle(self) -> list[int] | None:
-        """Waits for what was handed in last and returns it, once; None when there is nothing to settle."""
+        """Wait for the last exchange and return its result, once; None if there is nothing to settle."""
         if self._settled:
             return None
         if self._pending is not None:

@@ -1,1 +1,1 @@
-"""For the loops of other libraries: guard.py what they share, then one module for each library."""
+"""Support for the training loops of other libraries: guard.py is shared, and each library has a module."""

@@ -1,6 +1,6 @@
-"""For loops with Accelerate: `for batch in FleetSteps(accelerator, "runs/mine").over(loader, steps=1000)`.
+"""Loops with Accelerate: `for batch in FleetSteps(accelerator, "runs/mine").over(loader, steps=1000)`.
 
-Exact at the same number of processes where the loader shuffles by a seed of its own:
+A resume is exact with the same number of processes, if the loader shuffles with its own seed:
 `Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))`.
 """
 
@@ -15,7 +15,7 @@ DONE = "whole"  # written last
 
 
 class FleetSteps:
-    """The steps of a loop: from the newest checkpoint on, saved now and then, ended at a notice."""
+    """Steps of a loop that begins at the newest checkpoint, saves every so often, and stops at a notice."""
 
     def __init__(
         self,
@@ -27,9 +27,10 @@ class FleetSteps:
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """Everything that is saved has to be prepared or registered with `accelerator` before `over`.
+        """Open the run in `directory`. Prepare or register what is saved with `accelerator` before `over`.
 
-        What decides the result, such as the learning rate, is in `config`; `allow` as of Run.
+        `config` holds the values that decide the result, such as the learning rate. `uri` and `allow` mean
+        the same as in Run.
         """
         self._accelerator, self._every_steps = accelerator, every_steps
         self._guard = Guard(
@@ -38,7 +39,7 @@ class FleetSteps:
         self.step = 0
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
-        """The batches of a prepared loader, epoch after epoch, until `steps` are done."""
+        """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
         if not self._accelerator.dataloader_config.use_seedable_sampler:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
@@ -68,12 +69,12 @@ class FleetSteps:
         due = False
         for number, batch in enumerate(rest):
             if done and number == 0:
-                restore_rng(generators)  # a new iterator has drawn a seed, which one that went on would not
+                restore_rng(generators)  # the new iterator drew a seed, which an undisturbed run does not
             yield batch
             self.step += 1
             stopping = self._guard.stopping()
             due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)
-            whole = self._accelerator.sync_gradients  # else those of some micro-batches are in no checkpoint
+            whole = self._accelerator.sync_gradients  # else a checkpoint lacks gradients of micro-batches
             if self.step == steps or (due and whole):
                 self._save()
                 due = False

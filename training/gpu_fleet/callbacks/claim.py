@@ -1,7 +1,7 @@
-"""Whose folder of checkpoints it is: one process at a time has it, and no other run goes on in it.
+"""Claim on a folder of checkpoints: one process at a time holds it, and no other run continues in it.
 
-As `Run` does: a lock on this disk, a lease in the bucket, and what decides the result beside the checkpoints,
-in gpu-fleet.json, as it was at the last save. Rank 0 holds all three.
+The claim has three parts, as in `Run`: a lock on this disk, a lease in the bucket, and gpu-fleet.json beside
+the checkpoints, with the values that decided the result at the last save. Rank 0 holds all three.
 """
 
 import atexit
@@ -24,18 +24,18 @@ from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
 from gpu_fleet.storage.object_store import at_start
 
-IDENTITY = "gpu-fleet.json"  # in the folder, and with it in the bucket
-ARGUMENTS = "arguments"  # of the library, in the keys of an identity
+IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
+ARGUMENTS = "arguments"  # section of the library's arguments in the keys of an identity
 log = logging.getLogger(__name__)
 
 
 class FolderClaim:
-    """On a folder and on its place in the bucket; empty for none."""
+    """Claim on a folder, and on its URI in the bucket (empty for none)."""
 
     def __init__(
         self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
     ) -> None:
-        """`how` says, with {keys}, what a user writes to allow some of what differs."""
+        """Prepare the claim; `how` is the code, with {keys}, by which a user allows some differences."""
         self._directory, self._place, self._how = directory, place, how
         self._config, self._allow = dict(config), tuple(allow)
         self._lock: local.FolderLock | None = None
@@ -43,7 +43,10 @@ class FolderClaim:
         self._identity: Identity = {}
 
     def take(self) -> None:
-        """Raises CheckpointError while another process has the folder, RunLeaseError of the place."""
+        """Take the lock and the lease.
+
+        Raises CheckpointError while another process has the folder, RunLeaseError while one has the URI.
+        """
         if self._lock is not None:
             return
         ours = self._directory / OURS
@@ -54,13 +57,13 @@ class FolderClaim:
                 lease = RunLease(CheckpointStore(self._place), Holder.this())
                 at_start(lease.acquire)
                 self._lease = lease
-                atexit.register(self.release)  # whatever the library's loop ends with
-            self._lock.mark()  # not before: who is refused leaves the folder to its holder
+                atexit.register(self.release)  # however the library's loop ends
+            self._lock.mark()  # only now: a refused process leaves the folder to its holder
         except OSError as error:
             raise CheckpointError(f"{self._directory}: cannot be written: {error.strerror}") from error
 
     def check(self, checkpoint: str | None) -> None:
-        """Raises IdentityError where the checkpoint is of another configuration or other code."""
+        """Raise IdentityError if the checkpoint is of another configuration or of other code."""
         self._identity = run_identity.of_script(self._config, self._directory)
         allowed = [key for key in self._allow if key.startswith(run_identity.OF_SCRIPT)]
         self._compare(checkpoint, allowed)
@@ -68,7 +71,10 @@ class FolderClaim:
             run_identity.say_not_compared(self._saved(), self._identity, _step_of(checkpoint))
 
     def check_all(self, checkpoint: str | None, arguments: Mapping[str, Any], samples: Any) -> None:
-        """The same with the library's `arguments` and the data set, which are known only later."""
+        """Check configuration, code, the library's `arguments` and the data set; raises IdentityError.
+
+        The arguments and the data set are known later than configuration and code, which `check` compares.
+        """
         further = dict(run_identity.flattened({ARGUMENTS: arguments, "data": _described(samples)}))
         self._identity = run_identity.of_script(self._config, self._directory) | further
         self._compare(checkpoint, self._allow)
@@ -84,7 +90,7 @@ class FolderClaim:
             )
 
     def _saved(self) -> Identity:
-        """Empty of a folder that an earlier trainer left, which compares nothing."""
+        """Return the identity at the last save; empty (nothing to compare) if an earlier trainer saved."""
         file = self._directory / IDENTITY
         try:
             return dict(json.loads(file.read_text(encoding="utf-8")))
@@ -103,14 +109,14 @@ class FolderClaim:
             raise CheckpointError(f"{file}: cannot be written: {error.strerror}") from error
 
     def saved(self) -> None:
-        """A checkpoint of this run is down. Raises RunLeaseError when another process has the run by now."""
+        """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
         if self._lease is not None:
             self._lease.check()
         if self._identity != self._saved():
             self._write()
 
     def release(self) -> None:
-        """Others may begin."""
+        """Release lease and lock, so that another process may take the folder."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -125,7 +131,7 @@ def _step_of(checkpoint: str) -> int:
 
 
 def _described(samples: Any) -> dict[str, Any]:
-    """What is known of a data set that the library's loader reads by a sampler of its own."""
+    """Return the length and content digest of a data set; empty if it cannot be read by number."""
     if samples is None:
         return {}
     try:
@@ -135,6 +141,6 @@ def _described(samples: Any) -> dict[str, Any]:
         ConfigError,
         DataError,
         OwnCodeError,
-    ) as error:  # its sampler may ask for other things than numbers
+    ) as error:  # the library's sampler may index it by something other than numbers
         log.warning("event=data-not-compared error=%r", str(error))
         return {}

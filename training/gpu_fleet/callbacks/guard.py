@@ -1,4 +1,4 @@
-"""A notice for a library's own loop, and its folder of checkpoints: claimed, and kept in the bucket."""
+"""Notices for a library's own loop, and its folder of checkpoints, claimed and copied to the bucket."""
 
 import logging
 import os
@@ -24,17 +24,17 @@ from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 POLL_S = 1.0
-# Of patience with a disturbed bucket: while the loop stands; of the two minutes of a notice; at the end
+# Longest wait for a disturbed bucket: while the loop waits; within the two minutes of a notice; at the end
 BETWEEN_S, NOTICE_S, LAST_S = 30.0, 60.0, 180.0
-# Of a process, by Lightning's own launcher, srun and mpirun: all are 0 of the first alone.
+# Numbers of a process from Lightning's own launcher, srun and mpirun: all are 0 only in the first process.
 PLACES = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-CLAIM_WITHIN = timedelta(minutes=10)  # rank 0 waits for a bucket that is disturbed, and for another holder
-MEETINGS = count()  # of this process, which every rank comes to alike
+CLAIM_WITHIN = timedelta(minutes=10)  # rank 0 may wait for a disturbed bucket or for another holder
+MEETINGS = count()  # meetings of this process so far: the same number on every rank
 log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Listens for notices from `begin` to `end`; every rank has one and calls it alike."""
+    """Listens for notices from `begin` to `end`. Every rank has one and makes the same calls."""
 
     def __init__(
         self,
@@ -47,10 +47,16 @@ class Guard:
         allow: Sequence[str] = (),
         name: str = "FleetCallback",
     ) -> None:
-        """Checkpoints are entries `pattern`, which has one * for the step, with the file `mark` in them.
+        """Open the folder of checkpoints.
 
-        `uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere. `config` and `allow` as of
-        Run; `name` is what a user calls it by.
+        Args:
+            directory: the folder.
+            uri: like checkpoint.uri: empty means the stack's bucket on a fleet, and no bucket elsewhere.
+            pattern: names of the checkpoints, with one * for the step.
+            mark: a file that only a whole checkpoint has.
+            config: values that decide the result, as in Run.
+            allow: keys that may differ from the checkpoint, as in Run.
+            name: the class that a user creates, for messages.
         """
         self.directory = Path(directory)
         self._pattern, self._mark = pattern, mark
@@ -63,14 +69,14 @@ class Guard:
             self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
-        self._chosen: list[str | None] = []  # the name that `newest` gave; empty: it was not asked
+        self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
 
     def newest(self) -> str | None:
-        """The newest whole checkpoint, from the bucket where this disk has none; None for a new run.
+        """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run.
 
-        The others wait until rank 0 has the claim, since the holder before may save until then; then one rank
-        of each instance brings it, while the others wait at the folder. Every rank asks, since there may be
-        no process group yet, and Lightning makes its own only later.
+        The other ranks wait until rank 0 has the claim, since the previous holder may save until then. After
+        that, one rank of each instance downloads the folder while the others wait for it. Every rank calls
+        this: there may be no process group yet (Lightning creates its own later).
         """
         with self._leaving():
             if self._claim is not None:
@@ -88,9 +94,10 @@ class Guard:
         return checkpoint
 
     def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
-        """From now on notices are heard. Ends a run that goes on with other `arguments` or `samples`.
+        """Listen for notices from now on.
 
-        Ends it on all ranks, for another try, where they would go on from different checkpoints.
+        Ends the process if the checkpoint is of other `arguments` or `samples`. Ends all ranks, for another
+        try, if they would resume from different checkpoints.
         """
         with self._leaving():
             self._check_chosen()
@@ -101,12 +108,12 @@ class Guard:
         self._interruption.__enter__()
 
     def _check_chosen(self) -> None:
-        """Raises CheckpointError on all ranks where `newest` has given them different checkpoints."""
+        """Raise CheckpointError on all ranks if `newest` gave them different checkpoints."""
         if not dist.is_initialized():
             return
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, self._chosen)
-        first: dict[str | None, int] = {}  # rank that goes on from it
+        first: dict[str | None, int] = {}  # checkpoint -> first rank that resumes from it
         for rank, chosen in enumerate(everyone):
             for name in chosen:
                 first.setdefault(name, rank)
@@ -120,7 +127,7 @@ class Guard:
             raise error
 
     def stopping(self) -> bool:
-        """Whether any rank has heard a notice; called by all ranks after each step."""
+        """Return whether any rank has got a notice; all ranks call it after each step."""
         heard = self._interruption.reason is not Reason.NONE
         if dist.is_initialized() and dist.get_world_size() > 1:
             device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -132,7 +139,7 @@ class Guard:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[None]:
-        """Writes checkpoint `name` anew, on all ranks; killed meanwhile, `newest` finds it as before."""
+        """Replace checkpoint `name` in the block, on all ranks; if killed, `newest` restores the old one."""
         former = self.directory / OURS / name
         if self._claim is not None and (self.directory / name).is_dir():
             with self._leaving(), _on_disk(former):
@@ -147,7 +154,7 @@ class Guard:
             shutil.rmtree(former, ignore_errors=True)
 
     def _bring_back(self) -> None:
-        """Puts back what was to be replaced by a process that was killed; raises CheckpointError."""
+        """Restore checkpoints whose replacement was killed half-way; raises CheckpointError."""
         for former in (self.directory / OURS).glob(self._pattern):
             place = self.directory / former.name
             with _on_disk(place):
@@ -158,9 +165,9 @@ class Guard:
                     former.rename(place)
 
     def saved(self, *, last: bool = False) -> None:
-        """A checkpoint is on this disk; called by all ranks, each of which may have written its own files.
+        """Upload after a save; all ranks call it, since each may have written its own files.
 
-        A bucket that does not answer for a while ends the process at the `last` one alone.
+        A bucket that does not answer for a while ends the process only after the `last` checkpoint.
         """
         if dist.is_initialized():
             dist.barrier()
@@ -183,7 +190,7 @@ class Guard:
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
-        """What a user can act on ends the process with one message, as no caller knows our errors."""
+        """End the process with one message at a TrainingError, as the calling library does not know it."""
         try:
             yield
         except TrainingError as error:
@@ -193,14 +200,17 @@ class Guard:
             outcome.leave(self.directory, error, _rank())
 
     def finish(self) -> None:
-        """The training is over: the last upload, and others may have the folder."""
+        """End the training: upload the last checkpoint and release the folder."""
         self.saved(last=True)
         if self._claim is not None:
             self._claim.release()
-        self._interruption.__exit__(None, None, None)  # only now: no signal cuts the last upload off
+        self._interruption.__exit__(None, None, None)  # last, so that no signal cuts the upload off
 
     def end(self) -> None:
-        """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
+        """Finish, and after a notice end the process: with 85, or with 0 under torchrun.
+
+        At any other status torchrun would start it again at once.
+        """
         self.finish()
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)
@@ -216,10 +226,11 @@ def _on_disk(place: Path) -> Iterator[None]:
 
 
 def _meet() -> None:
-    """Waits until rank 0 has come here too, in the same call by count; raises PeerError if it never does.
+    """Wait until rank 0 makes the same call (by count); raises PeerError if it does not in CLAIM_WITHIN.
 
-    Before there is a process group that is by torchrun's store, which is there before the ranks and is
-    another one for each try. Without torchrun nobody waits: `begin` compares what was chosen.
+    Without a process group the ranks meet in torchrun's store, which exists before the ranks start. The key
+    holds the number of the restart, so that each restart meets anew. Without torchrun no rank waits: `begin`
+    compares the chosen checkpoints.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -241,7 +252,10 @@ def _meet() -> None:
 
 
 def _rank() -> int:
-    """Before the ranks have met, as the launcher says it; of some launchers only whether it is the first."""
+    """Return the rank, before there is a process group from the launcher's variables.
+
+    For some launchers the result only shows whether this is the first process: it is 0 for that one alone.
+    """
     if dist.is_initialized():
         return dist.get_rank()
     if "RANK" in os.environ:
@@ -250,7 +264,10 @@ def _rank() -> int:
 
 
 def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
-    """The entry `pattern` (with one *, a step) of the greatest step, with the file `mark` in it."""
+    """Return the entry of the greatest step with the file `mark` in it; None if there is none.
+
+    `pattern` has one * for the step.
+    """
     before, _, after = pattern.partition("*")
     by_step: dict[int, Any] = {}
     for entry in directory.glob(pattern):

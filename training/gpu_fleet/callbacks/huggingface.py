@@ -1,11 +1,11 @@
-"""For the Trainer of transformers: `Trainer(..., callbacks=[callback])`.
+"""Callback for the Trainer of transformers: `Trainer(..., callbacks=[callback])`.
 
     callback = FleetCallback(arguments.output_dir)
     trainer.train(resume_from_checkpoint=callback.newest())
 
-Exact at the same number of processes: the Trainer restores generators, optimizer and schedule, and passes
-over the batches that were read. A notice in an evaluation ends it after the batch: the resumed run begins
-with it anew, and so comes to the same best checkpoint.
+A resume is exact with the same number of processes: the Trainer restores generators, optimizer and schedule,
+and skips the batches that were read. A notice during an evaluation stops it after the present batch. The
+resumed run repeats that evaluation, and so finds the same best checkpoint.
 """
 
 import inspect
@@ -36,7 +36,7 @@ WRITTEN_LAST = "trainer_state.json"  # a checkpoint of a killed save has none
 
 
 class FleetCallback(TrainerCallback):
-    """Saves and ends at a notice, and keeps the checkpoints of `output_dir` in the bucket."""
+    """Callback that saves and ends the run at a notice, and copies `output_dir` to the bucket."""
 
     def __init__(
         self,
@@ -46,16 +46,20 @@ class FleetCallback(TrainerCallback):
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """What decides the result beside data, code and arguments is in `config`; `allow` as of Run."""
+        """Open the folder of checkpoints.
+
+        `config` holds the values that decide the result beside data, code and the Trainer's arguments;
+        `allow` means the same as in Run.
+        """
         self._guard = Guard(
             output_dir, uri, pattern="checkpoint-*", mark=WRITTEN_LAST, config=config, allow=allow
         )
-        self._trainer: Any = None  # while it trains
-        self._generators: dict[str, Any] | None = None  # before the evaluation that is due
-        self._done = False  # with all steps: what is left of an epoch is passed over
+        self._trainer: Any = None  # set while it trains
+        self._generators: dict[str, Any] | None = None  # their state before the evaluation that is due
+        self._done = False  # all steps are done: the rest of an epoch is skipped
 
     def newest(self) -> str | None:
-        """The newest whole checkpoint, from the bucket where this disk has none; None for a new run."""
+        """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run."""
         return self._guard.newest()
 
     def on_train_begin(
@@ -71,7 +75,7 @@ class FleetCallback(TrainerCallback):
             self._evaluate(args, state, control)
         if control.should_training_stop or 0 < state.max_steps <= state.global_step:
             self._done = control.should_training_stop = True
-            self._trainer.get_batch_samples = _no_batches  # it looks at the flag after a step only
+            self._trainer.get_batch_samples = _no_batches  # the Trainer checks the flag only after a step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._guard.stopping():
@@ -79,16 +83,16 @@ class FleetCallback(TrainerCallback):
         self._note_generators(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._done:  # that epoch has ended before
+        if self._done:  # an earlier try has ended that epoch
             control.should_evaluate = control.should_save = False
         self._note_generators(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer gathers after each batch, so all ranks come here as often."""
+        """Stop at a notice; the Trainer gathers after each batch, so all ranks make the same calls."""
         if self._trainer is not None and self._guard.stopping():
-            if self._generators is not None:  # the evaluation draws again
+            if self._generators is not None:  # the repeated evaluation draws the same numbers
                 restore_rng(self._generators)
-            control.should_evaluate = True  # is a part of the checkpoint
+            control.should_evaluate = True  # the checkpoint keeps this flag
             self._save(args, state, control)
             self._guard.end()
 
@@ -105,7 +109,7 @@ class FleetCallback(TrainerCallback):
         self._generators = capture_rng() if control.should_evaluate else None
 
     def _evaluate(self, args: Any, state: Any, control: Any) -> None:
-        """The evaluation in which an earlier try has ended, and the checkpoint of its step with it."""
+        """Repeat the evaluation in which an earlier try has ended, and save the checkpoint of its step."""
         trainer = self._trainer
         trainer._load_rng_state(str(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
         self._generators = capture_rng()
@@ -115,9 +119,9 @@ class FleetCallback(TrainerCallback):
         self._save(args, state, control)
 
     def _save(self, args: Any, state: Any, control: Any) -> None:
-        """As the Trainer does between two steps."""
+        """Save as the Trainer does between two steps."""
         trainer = self._trainer
-        if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free one has two sets of weights
+        if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free optimizer has two sets
             trainer.optimizer.train()
         with self._guard.replacing(f"checkpoint-{state.global_step}"):
             trainer._save_checkpoint(trainer.model, None)
@@ -125,13 +129,13 @@ class FleetCallback(TrainerCallback):
 
 
 def _evaluation_due(state: Any) -> bool:
-    """Whether the checkpoint was saved in the midst of an evaluation: its control asks for one."""
+    """Return whether the checkpoint was saved during an evaluation: its control state asks for one."""
     saved = state.stateful_callbacks.get("TrainerControl") or {}
     return bool(saved.get("args", {}).get("should_evaluate"))
 
 
 def _calling_trainer() -> Any:
-    """The Trainer that has called this callback, which hands itself to none; None outside of one."""
+    """Find the Trainer that called this callback; None outside of one. The Trainer passes no reference."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -146,7 +150,7 @@ def _no_batches(*_: Any) -> tuple[list[Any], None]:
 
 
 def deciding(args: Any) -> dict[str, Any]:
-    """Those of the Trainer's arguments that change its result; the length where the schedule asks for it."""
+    """Return the Trainer's arguments that change its result; the length only if the schedule uses it."""
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     names = [*DECIDING, *([] if schedule in UNBOUNDED else LENGTH)]
     chosen = {name: getattr(args, name) for name in names if hasattr(args, name)}

@@ -1,11 +1,12 @@
-"""For the Trainer of Lightning: `Trainer(callbacks=[callback])`, `fit(model, ckpt_path=callback.newest())`.
+"""Callback for Lightning: `Trainer(callbacks=[callback])`, `fit(model, ckpt_path=callback.newest())`.
 
-Lightning goes on in mid-epoch only with a loader that has `state_dict` and `load_state_dict`, such as
-ResumableLoader here or StatefulDataLoader of torchdata; with any other it reads the first batches again, and
-says so.
+Lightning resumes in mid-epoch only with a loader that has `state_dict` and `load_state_dict`, such as
+ResumableLoader here or StatefulDataLoader of torchdata. With any other loader it reads the first batches
+again, and the callback prints that.
 
-A step that a validation or the end of an epoch follows is over with the next one: a resumed run would pass
-over what Lightning does between them, such as the schedule that looks at a validation.
+After some steps Lightning does more before the next step: a validation, the end of an epoch, or a schedule
+that reads a validation. A resumed run would skip that, so the checkpoint of such a step waits for the next
+step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +22,14 @@ from torch.utils.data import DataLoader
 from gpu_fleet.callbacks.guard import Guard
 from gpu_fleet.state import capture_rng, restore_rng
 
-ORDER = "order"  # in what is saved of a rank: see ResumableLoader.begun_with
+ORDER = "order"  # key in the saved state of a rank: see ResumableLoader.begun_with
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that knows how far it is; a resumed one reads what was read of the epoch and drops it."""
+    """DataLoader that counts its batches; a resumed one reads the batches of before again and drops them."""
 
     _done = _begin = 0
-    begun_with: Tensor | None = None  # what the order of this epoch was drawn from; FleetCallback keeps it
+    begun_with: Tensor | None = None  # generator state for the order of this epoch; FleetCallback saves it
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # an iterator does, torch's hint is narrower
         self._done, self._begin = self._begin, 0
@@ -42,16 +43,16 @@ class ResumableLoader(DataLoader[Any]):
                 yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Batches of this epoch that were given."""
+        """Return the number of batches of this epoch so far."""
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """The next epoch begins after those."""
+        """Make the next iteration begin after the batches in `state`."""
         self._begin = state["done"] % len(self)
 
 
 class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
-    """Saves and ends at a notice, and keeps a folder of checkpoints in the bucket."""
+    """Callback that saves and ends the run at a notice, and copies a folder of checkpoints to the bucket."""
 
     def __init__(
         self,
@@ -62,21 +63,25 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """What decides the result beside data, code and hyperparameters is in `config`; `allow` as of Run."""
+        """Open the folder of checkpoints.
+
+        `config` holds the values that decide the result beside data, code and hyperparameters; `allow` means
+        the same as in Run.
+        """
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
         self._loader: Any = None
-        self._step = 0  # of the optimizer, as Lightning counts: less often than batches where it accumulates
-        self._due = False  # a checkpoint that waits for the next step
-        self._cut = False  # a checkpoint is of the midst of what Lightning does in a step
+        self._step = 0  # steps of the optimizer, as Lightning counts: fewer than batches if it accumulates
+        self._due = False  # a checkpoint waits for the next step
+        self._cut = False  # the checkpoint is from before all that Lightning does in a step is done
 
     def newest(self) -> str | None:
-        """The newest checkpoint, from the bucket where this disk has none; None for a new run."""
+        """Return the newest checkpoint, from the bucket if this disk has none; None for a new run."""
         return self._guard.newest()
 
     def state_dict(self) -> dict[str, Any]:
-        """The generators of every rank, which Lightning does not save; called by all ranks alike."""
+        """Return the generator states of every rank, which Lightning does not save; all ranks call it."""
         mine = capture_rng()
         if isinstance(self._loader, ResumableLoader) and self._loader.begun_with is not None:
             mine[ORDER] = self._loader.begun_with
@@ -89,7 +94,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._cut = bool(state_dict.get("cut"))
         saved = state_dict["generators"]
-        saved = saved if isinstance(saved, list) else [saved]  # of an earlier trainer: of rank 0 alone
+        saved = saved if isinstance(saved, list) else [saved]  # earlier trainers saved only rank 0's
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if len(saved) == ranks:
             self._generators = saved[rank]
@@ -123,7 +128,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         if self._generators is not None:  # only now: making the loader's iterator draws from them
             restore_rng(self._generators)
             self._generators = None
-        if trainer.fit_loop.restarting:  # until the epoch's end, where it would pass over ReduceLROnPlateau
+        if trainer.fit_loop.restarting:  # if it stays set, the epoch's end skips ReduceLROnPlateau
             trainer.fit_loop.restarting = False
 
     def on_train_batch_end(
@@ -131,15 +136,15 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     ) -> None:
         before, self._step = self._step, trainer.global_step
         step, stopping = self._step, self._guard.stopping()
-        if step == before:  # gradients of some micro-batches, which no checkpoint holds
+        if step == before:  # a checkpoint would lack the gradients of the micro-batches so far
             return
         waited, self._due = self._due, False
         if not (waited or stopping or (self._every_steps and step % self._every_steps == 0)):
             return
-        # agreed, as a rank may have nothing to validate
+        # all ranks agree on it, as a rank may have nothing to validate
         self._cut = trainer.strategy.reduce_boolean_decision(_goes_on_in_step(trainer), all=False)
         last = _is_last(trainer)
-        self._due = self._cut and not waited and not last  # where each step is such a one it waits no longer
+        self._due = self._cut and not waited and not last  # wait for one step only: each may be like this
         if stopping or not self._due:
             self._save(trainer)
         if stopping and not self._due and not last:
@@ -153,12 +158,12 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard.saved()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Of a training that has ended by itself: what the program does next is its own, notice or not."""
+        """Upload and release the folder after a training that ended by itself; the program goes on."""
         self._guard.finish()
 
 
 def _goes_on_in_step(trainer: Any) -> bool:
-    """Whether more than the next batch follows this one: a validation, the end of an epoch, a schedule."""
+    """Return whether Lightning does more before the next batch: a validation, an epoch's end, a schedule."""
     fit = trainer.fit_loop
     plateau = any(
         schedule.reduce_on_plateau and schedule.interval == "step"
@@ -169,7 +174,7 @@ def _goes_on_in_step(trainer: Any) -> bool:
 
 
 def _is_last(trainer: Any) -> bool:
-    """Whether no other step comes, by what is known before a validation."""
+    """Return whether this is the last step, as far as it is known before a validation."""
     epochs = trainer.max_epochs
     of_epochs = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
     of_steps = 0 <= trainer.max_steps <= trainer.global_step

@@ -1,1 +1,1 @@
-"""Checkpoints: local.py commits folders, store.py in object stores, saver.py both beside the training."""
+"""Checkpoints: local.py commits to disk, store.py to object stores, saver.py to both while training runs."""

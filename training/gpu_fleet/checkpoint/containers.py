@@ -1,4 +1,4 @@
-"""The containers of a saved state, which come back as what they were: a schedule counts with its Counter."""
+"""Containers of a saved state, which a restore gives back in their kind: a schedule needs its Counter."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,28 +9,28 @@ import torch
 
 
 def mapping_like(value: Mapping[Any, Any], items: Mapping[Any, Any]) -> dict[Any, Any]:
-    """`items` in the kind of mapping that `value` is; a dict for a kind that torch reads no file of."""
+    """Return `items` in the kind of mapping of `value`; a dict for kinds that torch.load refuses."""
     if type(value) is Counter:
         return Counter(items)
     if type(value) is OrderedDict:
         ordered = OrderedDict(items)
-        vars(ordered).update(vars(value))  # _metadata of a module: the version of each layer's state
+        vars(ordered).update(vars(value))  # a module's _metadata: the version of each layer's state
         return ordered
     return dict(items)
 
 
 def sequence_like(value: Sequence[Any] | set[Any], items: Iterable[Any]) -> Any:
-    """The same for lists, tuples and sets."""
+    """Return `items` in the kind of `value`: a list, tuple or set, or a torch.Size."""
     if isinstance(value, torch.Size):
         return torch.Size(items)
     return next(kind for kind in (list, tuple, set) if isinstance(value, kind))(items)
 
 
 def shaped(saved: Any, live: Any) -> Any:
-    """A state that was read, with each container in the kind that the `live` state has in its place.
+    """Return a saved state with each container in the kind that the `live` state has in its place.
 
-    For kinds that torch reads no file of, such as a defaultdict or a named tuple, and for checkpoints of
-    trainers that saved plain ones alone.
+    This serves kinds that torch.load refuses, such as a defaultdict or a named tuple, and checkpoints of
+    trainers that saved only plain containers.
     """
     if isinstance(saved, dict) and isinstance(live, Mapping):
         items = {key: shaped(item, live[key]) if key in live else item for key, item in saved.items()}

@@ -1,11 +1,13 @@
-"""A folder of any program's checkpoints, kept in an object store as it was at one moment.
+"""Copy of a folder of any program's checkpoints in an object store, as the folder was at one moment.
 
-Contents go up under their hash, and then one list of names and hashes, which is the commit: an instance that
-is lost in the midst of it leaves the list before, and all that it names. While a file is being written
-nothing is committed for a while, so that neither a half-written one is taken nor a part of several; a file
-that is never at rest is left as the bucket has it. What we know of a folder is in it, in .gpu-fleet, which is
-never uploaded: that it was brought back in part only, which the next try mends, and which list was its own.
-Where the bucket has another, the run went on elsewhere, and is not overwritten.
+Contents are uploaded under their hash. A list of names and hashes follows, and is the commit: if the instance
+is lost before that, the store keeps the former list and all contents that it names. While a file is being
+written, the commit waits for a while, so that it holds neither half a file nor only some of several files.
+For a file that is written to all the time, the list keeps the former content.
+
+The folder .gpu-fleet, which is never uploaded, holds what this disk knows: the list that the folder had last,
+and whether only a part of it was restored, which the next try completes. If the store has another list, the
+run has continued elsewhere, and the list is not overwritten.
 """
 
 import fcntl
@@ -30,22 +32,25 @@ from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 LIST, CONTENTS = "folder.json", "contents"
 KNOWN = "folder.json"  # in .gpu-fleet of the folder
-WAIT_S = 60.0  # for files that are being written to be whole, before what is whole goes up without them
+WAIT_S = 60.0  # longest wait for files that are being written; then the whole files are uploaded without them
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FolderKnowledge:
-    """What this disk knows of a folder."""
+    """Knowledge of this disk about a folder and its copy in a store."""
 
     uri: str
-    lists: list[str]  # hashes of those that this folder has had; two while one is being replaced
-    contents: list[str]  # hashes of what they name, and of what may have been uploaded for the next
-    restoring: bool = False  # it was not yet brought back as a whole
+    lists: list[str]  # hashes of the lists of this folder; two while one is being replaced
+    contents: list[str]  # hashes of the contents of these lists, and of uploads for the next list
+    restoring: bool = False  # only a part of the folder is restored so far
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """None where the folder was never in a bucket, as far as this disk knows."""
+        """Read it; None if the folder was never in a bucket, as far as this disk knows.
+
+        Raises IdentityError if the file cannot be read.
+        """
         try:
             return cls(**json.loads((folder / OURS / KNOWN).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -54,7 +59,7 @@ class FolderKnowledge:
             raise IdentityError(f"{folder / OURS / KNOWN}: cannot be read: {error}") from error
 
     def write(self, folder: Path) -> None:
-        """As a whole or not at all."""
+        """Write it as a whole or not at all; raises CheckpointError."""
         try:
             (folder / OURS).mkdir(parents=True, exist_ok=True)
             staged = folder / OURS / f"{KNOWN}.{os.getpid()}"
@@ -65,7 +70,7 @@ class FolderKnowledge:
 
 
 class FolderSync:
-    """Keeps a folder in a store, and brings it back."""
+    """Copies a folder to a store, and restores it from there."""
 
     def __init__(
         self,
@@ -75,25 +80,29 @@ class FolderSync:
         sleep: Callable[[float], None] = time.sleep,
         held: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clock` gives seconds of the epoch, as the times of files are; `sleep` is between two tries.
+        """Prepare a copy of `folder` in `store`.
 
-        `held` is called before an upload and right before its commit, and raises RunLeaseError where another
+        `clock` returns seconds of the epoch, like the times of files; `sleep` pauses between two tries.
+        `held` is called before an upload and right before its commit. It raises RunLeaseError if another
         process has the run.
         """
         self._held = held
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
         self.folder, self.uri = folder, store.uri
         self._files = FolderFiles(folder, clock)
-        self._listed: Records = {}  # what the list in the store says
+        self._listed: Records = {}  # the list in the store
         self._there: set[str] | None = None  # hashes whose contents are in the store
         self._known: FolderKnowledge | None = None
-        self._restless: frozenset[str] = frozenset()  # that were being written at the last commit too
+        self._restless: frozenset[str] = frozenset()  # files that were being written at the last commit
         self._waiting_since: float | None = None
         self._given_up = threading.Event()
-        self._asked_at: float | None = None  # when what the store is to do began, or last moved something
+        self._asked_at: float | None = None  # when the present request began, or last moved bytes
 
     def still_s(self) -> float:
-        """Seconds since the store was asked for something that has moved nothing yet; asked by any thread."""
+        """Return the seconds since the present request began or last moved bytes; 0 without a request.
+
+        Any thread may call it.
+        """
         asked_at = self._asked_at
         return 0.0 if asked_at is None else self._clock() - asked_at
 
@@ -106,10 +115,10 @@ class FolderSync:
             self._asked_at = None
 
     def down(self) -> int:
-        """Brings the folder back where it has no files or older ones, which it sets aside; the files brought.
+        """Restore the folder if it has no files, or older ones, which move aside. Return the number of files.
 
-        Several processes may call it at once: one brings, the others wait. Raises CheckpointError, and
-        IdentityError where nothing shows which of folder and bucket is the newer.
+        Several processes may call it at once: one restores, the others wait. Raises CheckpointError, and
+        IdentityError if nothing shows which is newer, the folder or the bucket.
         """
         with _alone(self._folder):
             known = self._known = FolderKnowledge.read(self._folder)
@@ -124,7 +133,10 @@ class FolderSync:
             return self._restore(listed)
 
     def _goes_on_from(self, listed: bytes) -> bool:
-        """Whether the folder has files, and is what the bucket has or newer; else they are out of the way."""
+        """Return whether the folder has files that are as new as the bucket's, or newer.
+
+        Older files are moved aside. Raises IdentityError if the files were never in this bucket.
+        """
         known, digest = self._known, _sha256(listed)
         ours = known is not None and known.uri == self._store.uri and digest in known.lists
         if known is not None and known.restoring:
@@ -152,7 +164,7 @@ class FolderSync:
         self._known.write(self._folder)
 
     def _restore(self, listed: bytes) -> int:
-        """Brings all files of a list; a mark says until the end that they are not all there."""
+        """Restore all files of a list. Until the end a mark says that the folder is incomplete."""
         records, digest = _records(listed), _sha256(listed)
         self._know([digest], _hashes(records), restoring=True)
         for name, record in records.items():
@@ -164,7 +176,7 @@ class FolderSync:
         return len(records)
 
     def _date_folders(self, records: Records) -> None:
-        """Gives every folder the time of its newest file, by which programs choose the newest checkpoint."""
+        """Give every folder the time of its newest file: programs choose the newest checkpoint by it."""
         times: dict[Path, int] = {}
         for name, record in records.items():
             for parent in Path(name).parents[:-1]:
@@ -178,7 +190,7 @@ class FolderSync:
         if not file.resolve().is_relative_to(self._folder.resolve()):
             raise CheckpointError(f"{self._store.uri}: the name {name!r} leads out of {self._folder}")
         if file.is_file() and not file.is_symlink() and local.record_of(file) == record.record:
-            return  # by an earlier try
+            return  # an earlier try has restored it
         staged = self._folder / OURS / "part" / str(os.getpid())
         staged.parent.mkdir(parents=True, exist_ok=True)
         answer = self._ask(lambda: self._store.get(f"{CONTENTS}/{record.sha256}", staged))
@@ -192,7 +204,7 @@ class FolderSync:
         staged.replace(file)
 
     def _linked(self, staged: Path, file: Path) -> Path:
-        """A symbolic link, for `file`, in place of the text that says where it leads to."""
+        """Turn a staged text with the target of a link into a symbolic link for `file`."""
         target = staged.read_text(encoding="utf-8")
         place = os.path.normpath(file.parent.absolute() / target)
         if not Path(place).is_relative_to(self._folder.absolute()):
@@ -210,7 +222,7 @@ class FolderSync:
         return any(entry.is_symlink() or not entry.is_dir() for entry in entries)
 
     def _set_aside(self) -> None:
-        """Moves what is in the folder to one beside it, for its owner to look at."""
+        """Move the content of the folder to a new folder beside it, for its owner to check."""
         folder = self._folder.resolve()
         names = (f"{folder.name}.older{number}" for number in ("", *(f"-{n}" for n in range(2, 1000))))
         aside = next(place for name in names if not (place := folder.with_name(name)).exists())
@@ -227,20 +239,20 @@ class FolderSync:
         log.warning("event=folder-set-aside from=%s to=%s uri=%s", folder, aside, self._store.uri)
 
     def give_up(self) -> None:
-        """Ends an `up` of another thread with a CheckpointError; the final one is not ended."""
+        """Stop an `up` of another thread with a CheckpointError; a later final `up` is not affected."""
         self._given_up.set()
 
     @property
     def waits(self) -> bool:
-        """Whether the last `up` has put off what it had, for files that were being written."""
+        """True if the last `up` did not commit, as it waits for files that were being written."""
         return self._waiting_since is not None
 
     def up(self, *, last: bool = False, final: bool = False) -> bool:
-        """Takes over what has changed; whether anything had. Raises CheckpointError.
+        """Upload and commit the changes. Return whether there was a commit. Raises CheckpointError.
 
-        `last` says that nobody writes any more, so that all files are whole; `final` that no other call
-        follows, so that nothing is put off. Raises IdentityError where the bucket has a list that this folder
-        never had: another process has gone on, and is not overwritten.
+        `last` says that no program writes any more, so that all files are whole. `final` says that no other
+        call follows, so that the commit does not wait. Raises IdentityError if the bucket has a list that
+        this folder never had: another process has continued the run, and its list is not overwritten.
         """
         if final:
             self._given_up.clear()
@@ -271,7 +283,7 @@ class FolderSync:
         return True
 
     def _former(self, there: bytes | None, look: Look) -> Records:
-        """What the list in the store says, which has to be one of this folder."""
+        """Return the list in the store; raises IdentityError unless the list is one of this folder."""
         known = self._known = self._known or FolderKnowledge.read(self._folder)
         if known is not None and known.restoring:
             raise IdentityError(f"{self._folder}: has a part of {known.uri} only; it is not uploaded")
@@ -287,8 +299,9 @@ class FolderSync:
         return former
 
     def _puts_off(self, look: Look, *, final: bool) -> bool:
-        """Whether to wait until files that are being written are whole: with some of them old, or only a
-        part of them, the folder would be what it never was.
+        """Return whether to wait for files that are being written.
+
+        With old content for them, or without them, the copy would be a state that the folder never had.
         """
         if final or look.unsettled <= self._restless:
             return False
@@ -301,7 +314,7 @@ class FolderSync:
         return True
 
     def _upload(self, look: Look) -> Look:
-        """Brings up the contents that are not there; a file that has changed since the look is not whole."""
+        """Upload the missing contents; a file that has changed since `look` counts as unsettled."""
         if self._there is None:
             with self._asking():
                 self._there = set(self._store.sizes(CONTENTS))
@@ -314,7 +327,7 @@ class FolderSync:
         return Look(whole, look.unsettled | changed)
 
     def _brought_up(self, name: str, record: Entry) -> bool:
-        """Whether the content of a file is in the store, under its hash and no other."""
+        """Upload a file. Return whether its content is in the store under its own hash."""
         assert self._there is not None
         content = f"{CONTENTS}/{record.sha256}"
         if record.link:
@@ -333,13 +346,16 @@ class FolderSync:
         return True
 
     def _go_on(self, _bytes: int) -> None:
-        """Called while a file goes up; raises CheckpointError when that is to end."""
+        """Note progress of an upload; raises CheckpointError if `give_up` was called."""
         self._asked_at = self._clock()
         if self._given_up.is_set():
             raise CheckpointError(f"{self._store.uri}: given up for a newer state of {self._folder}")
 
     def _commit(self, records: Records, lists: list[str], contents: set[str]) -> None:
-        """Writes the list, and removes what it names no more. `lists` and `contents` are those before."""
+        """Write the list, and remove contents that it no longer names.
+
+        `lists` and `contents` are the hashes from before.
+        """
         listed = json.dumps(
             {name: _row(record) for name, record in records.items()}, indent=1, sort_keys=True
         ).encode()
@@ -351,9 +367,9 @@ class FolderSync:
         self._know([_sha256(listed)], _hashes(records))
 
     def _remove(self, stale: set[str]) -> None:
-        """Contents that this folder had and has no more; never those of another process.
+        """Remove contents that this folder no longer has, never those of another process.
 
-        All is saved by now, so a bucket that lets nothing be removed keeps them.
+        The list is committed by now, so a bucket that refuses removals may keep them.
         """
         for content in sorted(stale):
             with self._asking():
@@ -372,12 +388,12 @@ def _records(listed: bytes) -> Records:
 
 
 def _row(record: Entry) -> dict[str, object]:
-    """As the list has it; earlier trainers know no links, and read files as they did."""
+    """Return a record as a row of the list; without a link the row is as earlier trainers know it."""
     return {key: value for key, value in asdict(record).items() if key != "link" or value}
 
 
 def _with_former(look: Look, former: Records) -> Records:
-    """What is whole now, and of the files that are being written what was whole before."""
+    """Return the whole files, and the former content of files that are being written."""
     return look.records | {name: former[name] for name in look.unsettled if name in former}
 
 
@@ -391,7 +407,7 @@ def _sha256(content: bytes) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process of this instance looks after the folder."""
+    """Wait until no other process of this instance works on the folder, and keep others out."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""The files of a folder at one moment: what they hold, and which of them are still being written."""
+"""Files of a folder at one moment: their hashes, and those that are still being written."""
 
 import hashlib
 import logging
@@ -9,26 +9,26 @@ from pathlib import Path
 
 from gpu_fleet.checkpoint import local
 
-OURS = ".gpu-fleet"  # in the folder: what is ours, and never uploaded
+OURS = ".gpu-fleet"  # the part of the folder that belongs to gpu-fleet; never uploaded
 QUIET_S = 2.0  # a file that was written to more recently may not be whole
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file as the list has it, or a symbolic link, whose content is the name it leads to.
+    """A file in the list, or a symbolic link, whose content is the path of its target.
 
-    Two are equal by content.
+    Entries are equal if their contents are.
     """
 
     size: int  # bytes
     sha256: str
-    mtime_ns: int | None = field(default=None, compare=False)  # of the epoch; lists of before have none
+    mtime_ns: int | None = field(default=None, compare=False)  # since the epoch; earlier lists have none
     link: bool = False
 
     @property
     def record(self) -> local.FileRecord:
-        """What its content has to be."""
+        """Size and hash that its content must have."""
         return local.FileRecord(self.size, self.sha256)
 
 
@@ -37,23 +37,23 @@ Records = dict[str, Entry]
 
 @dataclass(frozen=True)
 class Look:
-    """What a folder holds at one moment."""
+    """Files of a folder at one moment."""
 
     records: Records  # of whole files
-    unsettled: frozenset[str]  # that were written to just now, so that nobody knows whether they are whole
+    unsettled: frozenset[str]  # written to just now, so that they may not be whole
 
 
 class FolderFiles:
-    """Looks at a folder again and again, and hashes what has changed."""
+    """Reads a folder again and again, and hashes the files that have changed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds of the epoch, as the times of files are."""
+        """Read nothing yet; `clock` returns seconds of the epoch, like the times of files."""
         self._folder, self._clock = folder, clock
-        self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time it had
+        self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time at the hash
         self._named: set[str] = set()  # links that a warning has named
 
     def look(self, *, last: bool) -> Look:
-        """All files and links; `last` says that nobody writes any more, so that all are whole."""
+        """Return all files and links; `last` says that no program writes any more, so that all are whole."""
         records: Records = {}
         unsettled: set[str] = set()
         links: Records = {}
@@ -80,11 +80,11 @@ class FolderFiles:
         return Look(records | links, frozenset(unsettled))
 
     def is_ours(self, path: Path) -> bool:
-        """Whether it is none of the program's."""
+        """Return whether the path belongs to gpu-fleet, not to the program."""
         return path.relative_to(self._folder).parts[0] == OURS
 
     def is_as_hashed(self, name: str) -> bool:
-        """Whether a file was not written to since the last look."""
+        """Return whether a file is unchanged since it was hashed."""
         known = self._hashed.get(name)
         try:
             return known is not None and known[0] == _state(self._folder / name)
@@ -92,11 +92,11 @@ class FolderFiles:
             return False
 
     def target(self, name: str) -> str:
-        """Where a link of the last look leads to, from the folder it is in."""
+        """Return the target of a link, relative to the folder of the link."""
         return self._target(self._folder / name) or ""
 
     def _entry(self, name: str, path: Path, *, last: bool) -> Entry | None:
-        """None while it may be written to."""
+        """Return the entry of a file; None while a program may be writing to it."""
         before = _state(path)
         known = self._hashed.get(name)
         if known is None or known[0] != before:
@@ -106,7 +106,7 @@ class FolderFiles:
         return known[1] if _state(path) == before else None
 
     def _target(self, link: Path) -> str | None:
-        """Of a link within the folder, relative to where it is; None for one that leads out."""
+        """Return the target of a link, relative to the link; None if the target is outside the folder."""
         written = link.readlink()
         for parent, folder in (
             (link.parent.absolute(), self._folder.absolute()),
@@ -129,7 +129,7 @@ class FolderFiles:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """What changes with the content of a file, as far as its size and time show."""
+    """Return size and time of a file, by which a change of its content shows."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 

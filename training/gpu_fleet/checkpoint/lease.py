@@ -1,11 +1,11 @@
-"""The lease of a run in its bucket: of two processes that train one run, the second is refused.
+"""The lease of a run in its bucket: if two processes train one run, the second is refused.
 
-The holder renews it every RENEW_EVERY_S. Its age is the difference of two times of the object store's own
-clock, the Date of an answer and the last change, so no instance's clock counts. One that was not renewed for
-TAKEN_OVER_AFTER_S belongs to a holder that is gone, and the next number may be claimed. It may only have
-stood still, as a paused instance does: so a holder asks before each commit whether there is a newer number.
-If so it has lost the run, and writes nothing more. The newest is never deleted: a number must not become free
-again. A holder that lives may be about to end, so a start waits for it for WAIT_S.
+The holder renews the lease every RENEW_EVERY_S. The age of a lease is the difference of two times of the
+object store's clock (the Date of an answer and the last change), so the clock of an instance does not matter.
+If a lease was not renewed for TAKEN_OVER_AFTER_S, its holder counts as gone, and another process may claim
+the next number. The holder may only have been paused, so before each commit a holder checks for a newer
+number. If there is one, it has lost the run and writes nothing more. The newest lease is never deleted, so
+that no number is used twice. A live holder may be about to end, so a start waits for it for up to WAIT_S.
 """
 
 import json
@@ -25,27 +25,27 @@ from gpu_fleet.checkpoint.store import RENEWAL, CheckpointStore, LeaseKey
 from gpu_fleet.errors import CheckpointError, RunLeaseError, StoppedError, StoreError
 
 RENEW_EVERY_S = 20.0
-TAKEN_OVER_AFTER_S = 90.0  # four renewals may fail; an instance takes longer to be replaced
+TAKEN_OVER_AFTER_S = 90.0  # four renewals may fail; the replacement of an instance takes longer
 LOOK_EVERY_S = 2.0
-WAIT_S = 150.0  # for a holder that lives: a spot notice leaves it two minutes, in which it saves
-ASK_S = 10.0  # for an answer of the bucket, before something is written to a disk
+WAIT_S = 150.0  # longest wait for a live holder: after a spot notice it has two minutes to save
+ASK_S = 10.0  # longest wait for an answer of the bucket before a write to a disk
 RELEASED = "{}"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, for others to know whether it can still be alive."""
+    """Holder of a lease, described so that others can find out whether it may still be alive."""
 
     host: str
-    boot: str  # changes when the instance starts again; containers of one instance have the same
-    process: int  # torchrun's, which outlives a restart of the ranks; else the trainer's own
-    space: str = ""  # of process ids: a container has one of its own, where `process` is often 1
-    begun: str = ""  # of the process, in clock ticks since the boot: a number is given to others in time
+    boot: str  # boot id of the instance; the same in all its containers
+    process: int  # id of torchrun, which outlives a restart of the ranks; else of the trainer itself
+    space: str = ""  # namespace of process ids: a container has its own, where `process` is often 1
+    begun: str = ""  # start of the process in clock ticks since boot: the kernel reuses process ids
 
     @classmethod
     def this(cls) -> Self:
-        """This run on this instance."""
+        """Return the holder for this run on this instance."""
         process = os.getppid() if outcome.attempt() else os.getpid()
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -55,10 +55,10 @@ class Holder:
         return cls(platform.node(), boot, process, space, _begun(process))
 
     def surely_gone(self, now: "Holder") -> bool:
-        """Whether `now` need not wait: this is itself, before a restart, or a process that has ended.
+        """Return whether the holder is surely gone: it is `now` before a restart, or its process has ended.
 
-        Of another boot or another space of process ids nothing is known: host names occur more than once,
-        and containers in the network of their instance have its name.
+        A holder with another host name, boot or process namespace counts as possibly alive. The host name
+        alone proves nothing: several hosts may share one, and containers may have that of their instance.
         """
         known = now.boot and now.space
         if not known or (self.host, self.boot, self.space) != (now.host, now.boot, now.space):
@@ -83,9 +83,9 @@ def _runs(process: int) -> bool:
 
 
 def _begun(process: int) -> str:
-    """When a process began, the 22nd field of proc_pid_stat(5); empty where that is not to be seen."""
+    """Return the start time of a process, the 22nd field of proc_pid_stat(5); empty if it is not visible."""
     try:
-        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # /proc is that of another space
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # /proc shows another process namespace
             return ""
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -94,7 +94,7 @@ def _begun(process: int) -> str:
 
 
 class RunLease:
-    """Held from `acquire` to `release`; a thread renews it."""
+    """Lease of a run, held from `acquire` to `release`; a thread renews it."""
 
     def __init__(
         self,
@@ -106,39 +106,39 @@ class RunLease:
         renew_every_s: float = RENEW_EVERY_S,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stopping` ends the wait for another holder, which takes WAIT_S at most."""
+        """Prepare the lease; `stopping` ends the wait for another holder, which takes WAIT_S at most."""
         self._store, self._holder, self._sleep, self._renew_every_s = store, holder, sleep, renew_every_s
         self._clock, self._stopping = clock, stopping
         self._waits_since: float | None = None
         self._name = ""
         self._number = 0
-        self._asked_at = clock()  # when it was last seen to be ours
+        self._asked_at = clock()  # when the bucket last showed the lease as ours
         self._loss: str = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     @classmethod
     def of_leader(cls, store: CheckpointStore, number: int) -> Self:
-        """For another rank of the run, which writes under the lease `number` of rank 0."""
+        """Return a lease for another rank of the run, which writes under the lease `number` of rank 0."""
         lease = cls(store, Holder.this())
         lease._number = number
         return lease
 
     @property
     def number(self) -> int:
-        """Of the lease that is held; 0 before `acquire`."""
+        """Number of the lease that is held; 0 before `acquire`."""
         return self._number
 
     @property
     def lost(self) -> bool:
-        """Whether another process is known to have taken the run over."""
+        """True if another process is known to have taken the run over."""
         return bool(self._loss)
 
     def acquire(self, within_s: float = math.inf) -> bool:
-        """Waits for another holder, which may be gone or about to end.
+        """Take the lease, if necessary after a wait for another holder. Return whether it is ours.
 
-        False where that takes longer than `within_s` seconds: then call it again. Raises RunLeaseError if the
-        holder stays for WAIT_S, counted from the first call, and StoppedError for a notice meanwhile.
+        False means that `within_s` seconds were not enough: call it again. Raises RunLeaseError if the holder
+        stays for WAIT_S, counted from the first call, and StoppedError for a notice during the wait.
         """
         begin = self._clock()
         if self._waits_since is None:
@@ -160,7 +160,7 @@ class RunLease:
         return True
 
     def _claimed(self, newest: LeaseKey | None) -> bool:
-        """Whether the lease was free and is now ours: of several claims at once one comes through."""
+        """Return whether the lease was free and is now ours; only one of several claims at once succeeds."""
         if newest is not None and not self._is_free(newest):
             log.info("event=lease-held by=%r age_s=%.0f", str(_holder(newest)), newest.age_s)
             return False
@@ -187,8 +187,9 @@ class RunLease:
         )
 
     def check(self) -> None:
-        """Asks the bucket. Raises RunLeaseError when another process has taken the run over: this one may
-        write no more.
+        """Ask the bucket; raises RunLeaseError if another process has taken the run over.
+
+        This process may then write no more.
         """
         self.raise_if_lost()
         asked_at = self._clock()
@@ -202,15 +203,15 @@ class RunLease:
         self._asked_at = asked_at
 
     def check_sometimes(self) -> None:
-        """The same as `check` where that was long ago; called again and again while a file goes up."""
+        """Run `check` if the last one was long ago; for repeated calls during an upload."""
         self.raise_if_lost()
         if self._clock() - self._asked_at >= self._renew_every_s:
             self.check()
 
     def check_briefly(self) -> None:
-        """The same as `check` before a disk is written to, which a silent bucket does not hold up.
+        """Run `check` before a write to a disk, but wait only ASK_S for a silent bucket.
 
-        Where the folder is one that several instances share, its own lock says whose it is.
+        If several instances share the folder, the lock of the folder also protects it.
         """
         asking = threading.Thread(target=self._ask, name="lease-asked", daemon=True)
         asking.start()
@@ -218,7 +219,7 @@ class RunLease:
         self.raise_if_lost()
 
     def _ask(self) -> bool:
-        """Whether the lease may still be ours."""
+        """Return whether the lease may still be ours."""
         try:
             self.check()
         except RunLeaseError as error:
@@ -229,18 +230,18 @@ class RunLease:
         return True
 
     def raise_if_lost(self) -> None:
-        """Raises RunLeaseError where the loss is known already."""
+        """Raise RunLeaseError if the loss is known already."""
         if self._loss:
             raise RunLeaseError(self._loss)
 
     def release(self) -> None:
-        """The run may be begun elsewhere at once."""
+        """Release the lease, so that another process may start the run at once."""
         self._closed.set()
         if not self._name or self.lost:
             return
         try:
             self._store.put_lease(self._name, RELEASED)
-        except StoreError as error:  # it ends by itself
+        except StoreError as error:  # the lease expires without renewals
             log.warning("event=lease-not-released error=%r", str(error))
         self._name = ""
 
@@ -253,12 +254,12 @@ class RunLease:
                 return
             try:
                 self._store.put_lease(f"{self._name}{RENEWAL}", "")
-            except StoreError as error:  # the next may go through; `check` says whether it was too late
+            except StoreError as error:  # the next may succeed; `check` shows whether it was too late
                 log.warning("event=lease-not-renewed error=%r", str(error))
 
 
 def _holder(lease: LeaseKey) -> Holder | None:
-    """None of a lease that was released."""
+    """Return the holder of a lease; None if the lease was released."""
     try:
         table = json.loads(lease.content)
         return Holder(**table) if table else None

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: a folder `step-N` exists only when every byte of it is down.
+"""Checkpoints on disk: a folder `step-N` exists only when every byte of it is on disk.
 
 A save writes `step-N.tmp/`, fsyncs every file and the folder, renames it to `step-N/` and fsyncs the parent.
-The manifest inside names every file with its size and SHA-256; `verify` believes nothing else.
+The manifest inside names every file with its size and SHA-256; `verify` compares the files with it.
 """
 
 import errno
@@ -25,7 +25,7 @@ from gpu_fleet.files import sync_folder, write_bytes
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
-MARK_BYTES = 1024  # of a lock file: more than who holds it ever takes
+MARK_BYTES = 1024  # read from a lock file; a mark is always shorter
 FORMAT = 2
 READABLE = (1, FORMAT)  # 1 had neither identity nor checksum
 WHOLE, SHARDED = "whole", "sharded"
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What one file of a checkpoint has to be."""
+    """Size and hash that one file of a checkpoint must have."""
 
     size: int  # bytes
     sha256: str  # hex
@@ -44,7 +44,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is and what it is made of."""
+    """Description of a checkpoint: its run, and its files."""
 
     step: int
     model: str
@@ -56,13 +56,13 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """With a checksum of its own: a damaged manifest must not vouch for damaged files."""
+        """Return the JSON, with a checksum of itself: a damaged manifest must not confirm damaged files."""
         table = asdict(self)
         return json.dumps({**table, "checksum": _checksum(table)}, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Raises CheckpointError when the text is no manifest of this format."""
+        """Parse a manifest; raises CheckpointError if the text is not one of a known format."""
         try:
             table = json.loads(text)
             if table["format"] not in READABLE:
@@ -81,7 +81,7 @@ def _checksum(table: dict[str, Any]) -> str:
 
 
 class HashingFile:
-    """A file that knows the size and SHA-256 of what went through it; not seekable, write only."""
+    """Write-only file, not seekable, that computes the size and SHA-256 of the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -89,7 +89,7 @@ class HashingFile:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes anything with the buffer interface."""
+        """Write any object with the buffer interface."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
         self._file.write(view)
@@ -108,17 +108,17 @@ Writer = Callable[[IO[bytes]], object]  # writes one file of a checkpoint
 
 
 def folder_name(step: int) -> str:
-    """Of the checkpoint after `step` steps."""
+    """Return the folder name of the checkpoint after `step` steps."""
     return f"step-{step}"
 
 
 def commit(
     root: Path, manifest: Manifest, writers: dict[str, Writer], held: Callable[[], None] = lambda: None
 ) -> Manifest:
-    """Writes one checkpoint under `root`; afterwards it is whole, whatever happens to the instance.
+    """Write one checkpoint under `root`; afterwards it is whole, whatever happens to the instance.
 
-    Returns `manifest` with the records of the files, as it is written into the checkpoint. `held` as of
-    commit_stage.
+    Returns `manifest` with the records of the files, as it is written into the checkpoint. `held` means the
+    same as in commit_stage.
     """
     folder = open_stage(root, manifest.step)
     records = {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
@@ -128,18 +128,18 @@ def commit(
 
 
 def write_part(folder: Path, own: Container[str], writers: dict[str, Writer]) -> dict[str, FileRecord]:
-    """Writes files into an open stage; their records, and those of the files in `own` that are there."""
+    """Write files into an open stage. Return their records, and those of the present files in `own`."""
     there = {entry.name: record_of(entry) for entry in sorted(folder.iterdir()) if entry.name in own}
     return there | {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
 
 
 def stage(root: Path, step: int) -> Path:
-    """Where the files of a checkpoint lie before its commit."""
+    """Return the folder for the files of a checkpoint before its commit."""
     return root / f"{folder_name(step)}.tmp"
 
 
 def open_stage(root: Path, step: int) -> Path:
-    """A fresh `step-N.tmp/` to write into."""
+    """Create an empty `step-N.tmp/` to write into."""
     folder = stage(root, step)
     if folder.exists():
         shutil.rmtree(folder)
@@ -148,17 +148,17 @@ def open_stage(root: Path, step: int) -> Path:
 
 
 def commit_stage(root: Path, manifest: Manifest, held: Callable[[], None] = lambda: None) -> None:
-    """Turns `step-N.tmp/`, whose files are down, into `step-N/`.
+    """Turn `step-N.tmp/`, whose files are on disk, into `step-N/`.
 
-    `held` is called right before that; where it raises, because the run is another process's by now, there
-    is no such checkpoint.
+    `held` is called right before that. If it raises, because another process has taken the run over, nothing
+    is committed.
     """
     staged, final = (root / f"{folder_name(manifest.step)}{suffix}" for suffix in (".tmp", ""))
     write_bytes(staged / MANIFEST, manifest.to_json().encode())
     sync_folder(staged)
     replaced = root / f"{folder_name(manifest.step)}.replaced.tmp"
     held()
-    if final.exists():  # it failed its verification, and the run has come to the same step again
+    if final.exists():  # it failed verification, and the run has reached the same step again
         final.rename(replaced)
     staged.rename(final)
     sync_folder(root)
@@ -175,7 +175,7 @@ def _write_hashed(path: Path, writer: Writer) -> FileRecord:
 
 
 def steps(root: Path) -> list[int]:
-    """The committed checkpoints, oldest first; unfinished ones do not count."""
+    """Return the steps of the committed checkpoints, oldest first; unfinished ones do not count."""
     if not root.is_dir():
         return []
     matches = [NAME.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir()]
@@ -183,7 +183,7 @@ def steps(root: Path) -> list[int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, unverified; raises CheckpointError."""
+    """Read the manifest of a checkpoint, without verification; raises CheckpointError."""
     try:
         return Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
@@ -193,7 +193,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """The manifest of a checkpoint whose every file has its size and hash; else raises CheckpointError."""
+    """Return the manifest if every file has the size and hash in it; else raise CheckpointError."""
     manifest = read_manifest(folder)
     for name, record in manifest.files.items():
         try:
@@ -210,7 +210,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def record_of(path: Path) -> FileRecord:
-    """Size and SHA-256 of a file."""
+    """Return size and SHA-256 of a file."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -220,50 +220,50 @@ def record_of(path: Path) -> FileRecord:
 
 
 def superseded(committed: Iterable[int], newest: int, keep: int) -> list[int]:
-    """The steps that retention gives up once `newest` is good: all but the last `keep` up to it.
+    """Return the steps to remove once `newest` is good: all but the last `keep` up to it.
 
-    Later ones are left alone: they were passed over as damaged, and must not count as good.
+    Later ones stay: they were skipped as damaged, and must not count as good.
     """
     return sorted(step for step in committed if step <= newest)[:-keep]
 
 
 def prune(root: Path, newest: int, keep: int, spared: Container[int] = ()) -> None:
-    """Removes the superseded checkpoints but those in `spared`."""
+    """Remove the superseded checkpoints, except those in `spared`."""
     for step in superseded(steps(root), newest, keep):
         if step in spared:
             continue
-        doomed = root / f"{folder_name(step)}.tmp"  # no longer a checkpoint from the rename on
+        doomed = root / f"{folder_name(step)}.tmp"  # after the rename it is no checkpoint any more
         shutil.rmtree(doomed, ignore_errors=True)
         (root / folder_name(step)).rename(doomed)
         shutil.rmtree(doomed)
 
 
 def set_aside(folder: Path, why: str = "damaged") -> None:
-    """Takes a checkpoint out of the count and leaves it for its owner to look at, as `step-N.WHY`."""
+    """Rename a checkpoint to `step-N.WHY`: it no longer counts, and its owner can inspect it."""
     aside = folder.with_name(f"{folder.name}.{why}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
 
 
 class FolderLock:
-    """A folder of checkpoints that is this process's, until `close` or its end."""
+    """Lock on a folder of checkpoints, held until `close` or the end of the process."""
 
     def __init__(self, file: IO[str], root: Path) -> None:
         self._file, self._root = file, root
         self._mark = f"process {os.getpid()} on {platform.node()}\n{uuid.uuid4().hex}\n"
 
     def mark(self) -> None:
-        """Writes down whose folder it is, for those that come later; raises OSError."""
+        """Write the name of this process into the lock file, for later processes; raises OSError."""
         self._file.truncate(0)
         self._file.write(self._mark)
         self._file.flush()
 
     def check(self) -> None:
-        """Raises RunLeaseError where another process has marked the folder since: this one may write no more.
+        """Raise RunLeaseError if another process has marked the folder: this one may write no more.
 
-        So it may where nothing locks files, where a file server has given up the lock of an instance that was
-        paused, or where the folder was removed and made anew. Without such a mark the lock is taken again.
-        Raises CheckpointError where the folder cannot be read.
+        That can happen on a file system without locks, after a file server dropped the lock of a paused
+        instance, or after the folder was removed and created anew. Without such a mark a lost lock is taken
+        again. Raises CheckpointError if the folder cannot be read.
         """
         if self._file.closed:
             raise RunLeaseError(
@@ -271,7 +271,7 @@ class FolderLock:
             )
         try:
             mark = self._seen() or self._taken_again()
-        except FileNotFoundError:  # removed, and nobody else has begun
+        except FileNotFoundError:  # removed, and no other process has begun
             return
         except OSError as error:
             raise CheckpointError(
@@ -284,33 +284,36 @@ class FolderLock:
             )
 
     def _seen(self) -> str:
-        """The mark in the file that is held; empty where that is another one by now, or its lock is gone.
+        """Return the mark in the held file; empty if its path is another file by now, or its lock is gone.
 
-        By that file alone: to close another one of this process would give the lock up. Raises OSError where
-        its place cannot be looked at.
+        It uses only the open file: closing a second one in this process would drop the lock. Raises OSError
+        if the path cannot be checked.
         """
         now = (self._root / LOCK).stat()
         try:
             mine = os.fstat(self._file.fileno())
             same = (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino)
             return os.pread(self._file.fileno(), MARK_BYTES, 0).decode(errors="replace") if same else ""
-        except OSError as error:  # a lock that a server has given up
+        except OSError as error:  # a server has dropped the lock
             log.warning("event=lock-gone folder=%s error=%r", self._root, str(error))
             return ""
 
     def _taken_again(self) -> str:
-        """Opens and locks the file anew, where no other process has marked it; its mark. Raises OSError."""
+        """Open and lock the file anew, unless another process has marked it. Return the mark in it.
+
+        Raises OSError.
+        """
         file = (self._root / LOCK).open("a+", encoding="utf-8", errors="replace")
         file.seek(0)
         if (mark := file.read(MARK_BYTES)) not in ("", self._mark):
             file.close()
             return mark
-        with suppress(OSError):  # of a server that was away
-            self._file.close()  # first: it gives up what this process has locked of the same file
+        with suppress(OSError):  # the server may have been away
+            self._file.close()  # before the new lock: a close drops every lock of this process on the file
         self._file = file
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:  # another start has it, which marks the file once the run is its own
+        except OSError as error:  # another start has the lock; it marks the file once it has the run
             log.warning("event=not-locked-again folder=%s error=%r", self._root, str(error))
             return self._mark
         log.warning("event=locked-again folder=%s", self._root)
@@ -318,7 +321,7 @@ class FolderLock:
         return self._mark
 
     def close(self) -> None:
-        """Others may have the folder."""
+        """Release the folder to other processes."""
         self._file.close()
 
 
@@ -327,12 +330,12 @@ def _holder(mark: str) -> str:
 
 
 def lock(root: Path) -> FolderLock:
-    """Takes a folder of checkpoints for this process; keep the result for as long as it is to be held.
+    """Lock a folder of checkpoints for this process; keep the result as long as the lock is needed.
 
-    A record lock: it ends with the process however that ends, and reader processes do not inherit it. Call
-    `mark` once the lease is held too: a server may have given up the lock of a run whose lease is alive, and
-    on a file system without locks the folder is this process's from then on. Raises CheckpointError when
-    another process has it.
+    It is a record lock: the kernel drops it when the process ends in any way, and reader processes do not
+    inherit it. Call `mark` once the lease is held too: a file server may have dropped the lock of a run whose
+    lease is alive. On a file system without locks, only the mark claims the folder. Raises CheckpointError if
+    another process has the lock.
     """
     file = (root / LOCK).open("a+", encoding="utf-8")
     try:
@@ -351,6 +354,6 @@ def lock(root: Path) -> FolderLock:
 
 
 def sweep(root: Path) -> None:
-    """Removes what killed saves left behind; only safe while nobody saves."""
+    """Remove the remains of killed saves; only safe while no process saves."""
     for entry in root.glob("step-*.tmp"):
         shutil.rmtree(entry)

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
+"""The checkpoints of one run: their location, their schedule, save and restore."""
 
 import logging
 import time
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 def location(settings: config.Config) -> str:
-    """Where the run's checkpoints are uploaded to; empty for nowhere.
+    """Return the URI to which the run's checkpoints are uploaded; empty for none.
 
-    checkpoint.uri as it stands, or the checkpoint_uri of the instance with owner and name of the run below.
+    It is checkpoint.uri, or else the checkpoint_uri of the instance, followed by owner and id of the run.
     """
     return instance_file.place_of_checkpoints(
         settings.checkpoint.uri, settings.run.owner, Path(settings.run.directory)
@@ -38,13 +38,13 @@ def location(settings: config.Config) -> str:
 
 
 def former_location(settings: config.Config) -> str:
-    """Where trainers before owners were a part of it uploaded to; empty where checkpoint.uri says it."""
+    """Return the URI of earlier trainers, which had no owner in it; empty if checkpoint.uri is set."""
     shared = str(instance_file.table().get("checkpoint_uri", "")).rstrip("/")
     return f"{shared}/{Path(settings.run.directory).name}" if shared and not settings.checkpoint.uri else ""
 
 
 def origin(settings: config.Config) -> config.Config | None:
-    """Of a branch, where the run it begins from has its files; None for any other run."""
+    """Return the settings with the locations of the run from which a branch begins; None if not a branch."""
     if not settings.run.branch_of:
         return None
     run = settings.run.model_copy(update={"directory": settings.run.branch_of, "branch_of": ""})
@@ -56,9 +56,9 @@ def origin(settings: config.Config) -> config.Config | None:
 
 
 def fetch_code(settings: config.Config) -> None:
-    """Brings the user's files of the newest checkpoint into the run directory, where it has none yet.
+    """Unpack the user's files of the newest checkpoint into the run directory, unless it has such files.
 
-    So a run goes on where nothing but its configuration is. Raises CheckpointError.
+    So a run can resume where only its configuration is present. Raises CheckpointError.
     """
     folder = Path(settings.run.directory)
     if (folder / own_code.FOLDER).exists() or not own_code.is_named(settings):
@@ -74,7 +74,7 @@ def fetch_code(settings: config.Config) -> None:
 
 
 class Checkpoints:
-    """Saves and restores one run. Opening it finds out, before the first step, whether it can be written."""
+    """Saves and restores one run. The constructor checks, before the first step, that it can write."""
 
     def __init__(
         self,
@@ -87,7 +87,10 @@ class Checkpoints:
         clock: Callable[[], float] = time.monotonic,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stopping` ends the wait for a run that another process holds. Raises TrainingError."""
+        """Take the run and check the locations; raises TrainingError.
+
+        `stopping` ends the wait for a run that another process holds.
+        """
         self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
         self._identity, self._code = identity, code
         self._root = Path(settings.run.directory) / FOLDER
@@ -95,7 +98,7 @@ class Checkpoints:
         self._store = (
             where.together(lambda: CheckpointStore(uri, settings.checkpoint.endpoint)) if uri else None
         )
-        self._lock: local.FolderLock | None = None  # of rank 0, as is the lease that is released
+        self._lock: local.FolderLock | None = None  # only rank 0 holds lock and lease
         self._lease: RunLease | None = None
         if self._store is not None:
             self._lease = RunLease(self._store, Holder.this(), stopping=stopping)
@@ -119,7 +122,7 @@ class Checkpoints:
         self._saver = self._opened_saver()
 
     def _check_writable(self) -> None:
-        """Takes the run on this disk, and tries whether disk and bucket can be written."""
+        """Lock the run on this disk, and check that disk and bucket can be written."""
         with self._named():
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(self._root)
@@ -129,7 +132,7 @@ class Checkpoints:
                 at_start(self._store.check_writable)
 
     def _wait_for_lease(self) -> None:
-        """Takes the run in the bucket, on every rank; the ranks meet again and again, as in `flush`."""
+        """Take the lease in the bucket; the ranks meet again and again meanwhile, as in `flush`."""
         within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
         while not self._where.on_first(partial(self._acquired, within_s)):
             pass
@@ -138,17 +141,17 @@ class Checkpoints:
         return self._lease is None or at_start(partial(self._lease.acquire, within_s))
 
     def _begin(self) -> int:
-        """Readies the folder of a run that is this process's; the number of its lease, 0 without."""
+        """Prepare the folder of the run. Return the number of its lease; 0 without a lease."""
         assert self._lock is not None
         with self._named():
-            self._lock.mark()  # not before: who is refused leaves a folder that nothing locks to its holder
+            self._lock.mark()  # only now: without locks, a refused process must leave the holder's mark
             local.sweep(self._root)
             outcome.remove_failure(self._root.parent)
         return self._lease.number if self._lease is not None else 0
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Raises CheckpointError for a folder that cannot be written."""
+        """Turn an OSError into a CheckpointError about a folder that cannot be written."""
         try:
             yield
         except OSError as error:
@@ -157,7 +160,7 @@ class Checkpoints:
             ) from error
 
     def _opened_saver(self) -> Saver | None:
-        """Rank 0 writes what it holds whole; of a sharded model every rank writes its part."""
+        """Return the saver: rank 0 writes a whole model, every rank its part of a sharded one."""
         where = self._where
         if self._layout == local.WHOLE:
             return self._saver_of(None) if where.leads else None
@@ -170,9 +173,9 @@ class Checkpoints:
         )
 
     def _is_shared(self) -> bool:
-        """Whether all ranks see one folder; without that, parts of a checkpoint meet in the bucket.
+        """Return whether all ranks see one folder; otherwise the bucket joins the parts of a checkpoint.
 
-        Raises CheckpointError where they would meet nowhere.
+        Raises CheckpointError if there is no bucket either.
         """
         mark = self._root / "shared-check"
         self._where.on_first(mark.touch)
@@ -195,9 +198,9 @@ class Checkpoints:
                 local.sweep(self._root)
 
     def restore(self, state: State) -> int | None:
-        """Puts the newest whole checkpoint into `state` and returns its step; None when there is none.
+        """Load the newest whole checkpoint into `state`. Return its step; None if there is none.
 
-        Without checkpoint.resume a run begins anew, but goes on where torchrun has started it again.
+        Without checkpoint.resume a run begins anew, but it resumes after a restart by torchrun.
         """
         if not self._settings.checkpoint.resume and not outcome.restarted():
             restore.begin_anew(self._where, self._root, self._store)
@@ -216,7 +219,7 @@ class Checkpoints:
         return state.step
 
     def _check_same_run(self, manifest: local.Manifest) -> None:
-        """Raises CheckpointError or IdentityError for a checkpoint of another run."""
+        """Raise IdentityError for a checkpoint of another run."""
         restore.check_fits(manifest, self._settings.model.name, self._layout)
         saved = manifest.identity or identities.of_configuration(manifest.config)
         allowed = self._settings.checkpoint.allow
@@ -225,7 +228,7 @@ class Checkpoints:
             identities.say_not_compared(saved, self._identity, manifest.step)
 
     def _check_former_location(self) -> None:
-        """A run that began under an older trainer must not silently begin anew."""
+        """Raise IdentityError if an older trainer has begun this run: it must not silently begin anew."""
         former = former_location(self._settings)
         if self._store is None or not former:
             return
@@ -237,7 +240,7 @@ class Checkpoints:
             )
 
     def _branch(self, state: State) -> None:
-        """Takes the first weights of a branch from the newest checkpoint of the run it begins from."""
+        """Load the first weights of a branch from the newest checkpoint of the run from which it begins."""
         before = origin(self._settings)
         if before is None:
             return
@@ -252,7 +255,7 @@ class Checkpoints:
         log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
 
     def _checked_origin(self, manifest: local.Manifest | None, directory: str) -> local.Manifest:
-        """The checkpoint of another run to begin from; raises CheckpointError where there is none."""
+        """Return the checkpoint of another run to begin from; raises IdentityError if there is none."""
         if manifest is None:
             raise IdentityError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
         restore.check_fits(manifest, self._settings.model.name, self._layout)
@@ -273,30 +276,30 @@ class Checkpoints:
         apply(state, saved, self._settings, self._samples, self._where)
 
     def begin_try(self, tries: Tries, step: int) -> None:
-        """Counts this try of the run, on all ranks; raises StandstillError where there were too many."""
+        """Count this try of the run, on all ranks; raises StandstillError if there were too many."""
         self._where.together(lambda: tries.begin(step, self._store, leads=self._where.leads))
         if self._saver is not None and self._where.leads and not self._settings.checkpoint.resume:
-            self._saver.committed = tries.end  # the next one begins at step 0 again, and is no worse for it
+            self._saver.committed = tries.end  # each try begins at step 0: a checkpoint clears the count
 
     def due_by_time(self) -> bool:
-        """Whether this rank would like a checkpoint now; the ranks agree on it before one is taken."""
+        """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""
         if not self._where.leads:
             return False
-        if self._lease is not None and self._lease.lost:  # the save then ends the run, on all ranks
+        if self._lease is not None and self._lease.lost:  # the save then fails the run, on all ranks
             return True
         every_s = self._settings.checkpoint.every_s
         return every_s > 0 and self._clock() - self._saved_at >= every_s
 
     def due_by_step(self, step: int) -> bool:
-        """Whether `step` is one that every rank knows to be saved."""
+        """Return whether a checkpoint is due after `step`, by the same rule on every rank."""
         every = self._settings.checkpoint.every_steps
         return every > 0 and step % every == 0
 
     def save(self, state: State) -> float:
-        """Begins a checkpoint on all ranks; returns the seconds that the training stood still for it.
+        """Begin a checkpoint on all ranks. Return the seconds that the training stood still for it.
 
-        Nothing happens when this step is saved already. Raises CheckpointError, on all ranks, where an
-        earlier save has failed or another process has the run.
+        Nothing happens if this step is saved already. Raises CheckpointError, on all ranks, if an earlier
+        save has failed or another process has the run.
         """
         if self._saved_step == state.step:
             return 0.0
@@ -318,7 +321,7 @@ class Checkpoints:
             self._saver.wait()
 
     def before_change(self) -> float:
-        """Waits, before an update, for the copy of what it changes; returns the seconds that it took."""
+        """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""
         if self._saver is None:
             return 0.0
         begin = time.perf_counter()
@@ -326,7 +329,7 @@ class Checkpoints:
         return time.perf_counter() - begin
 
     def _begin_parts(self, state: State) -> Callable[[], object]:
-        """Every rank begins to write its part into the stage of its instance, after the save before."""
+        """Wait for the save before, and begin to write this rank's part into the stage of its instance."""
         stage = self._where.together(lambda: self._open_stage(state.step))
         self._where.barrier()
         return sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
@@ -347,14 +350,14 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Waits until the last save is on this instance's disk; raises CheckpointError."""
+        """Wait until the last save is on this instance's disk; raises CheckpointError."""
         if self._saver is not None:
             self._saver.wait()
 
     def flush(self) -> None:
-        """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError.
+        """Wait, on every rank, until the last save is on disk and uploaded; raises CheckpointError.
 
-        The ranks meet again and again meanwhile: none waits in one collective for longer than it may.
+        The ranks meet again and again meanwhile, so that no collective reaches its timeout.
         """
         within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
         while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
@@ -373,9 +376,9 @@ class Checkpoints:
         return closed
 
     def check_held(self) -> None:
-        """Asks, on rank 0 for all, before what is no checkpoint is written: result and finished model.
+        """Check lease and lock, before result and finished model are written; rank 0 asks for all.
 
-        Raises RunLeaseError where another process has the run by now.
+        Raises RunLeaseError if another process has taken the run over.
         """
         self._where.on_first(self._ask_held)
 
@@ -386,14 +389,14 @@ class Checkpoints:
             self._lock.check()
 
     def abandon(self) -> None:
-        """Lets a save that has begun come to its end when the run has failed for another reason."""
+        """Finish a save that has begun, after the run has failed for another reason."""
         try:
             self._closed()
         except CheckpointError as error:
             log.error("event=checkpoint-lost error=%r", str(error))
 
     def release(self) -> None:
-        """Lets another process have the run, of which nothing of this one writes any more."""
+        """Release lease and lock to other processes; this process must not write any more."""
         if self._lease is not None:
             self._lease.release()
         if self._lock is not None:

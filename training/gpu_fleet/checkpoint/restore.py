@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that is whole for every instance of the run."""
+"""Search for the newest checkpoint that is whole on every instance of the run."""
 
 import logging
 from pathlib import Path
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> local.Manifest | None:
-    """Brings the newest checkpoint that verifies on every instance into `root`; None when there is none.
+    """Fetch the newest checkpoint that verifies on every instance into `root`; None if there is none.
 
-    One process of each instance looks; damaged checkpoints are named in the log and passed over. Raises
-    CheckpointError when there are checkpoints and none of them is whole.
+    One process of each instance searches. The log names damaged checkpoints, which are skipped. Raises
+    CheckpointError if there are checkpoints and none of them is whole, or none is on all instances.
     """
     damaged: set[int] = set()
     while True:
@@ -43,9 +43,9 @@ def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> loc
 
 
 def begin_anew(where: World, root: Path, store: CheckpointStore | None) -> None:
-    """Takes what an earlier run left out of the count, or a later resume would take it for this run's.
+    """Rename the checkpoints of an earlier run: a later resume would take them for this run's.
 
-    Raises CheckpointError where that is in an object store, in which nothing is renamed.
+    Raises IdentityError if such checkpoints are in an object store, where nothing is renamed.
     """
     where.on_first(lambda: _leave_earlier(root, store))
     where.together(lambda: _leave_earlier(root, None) if where.local_rank == 0 else None)
@@ -62,7 +62,7 @@ def _leave_earlier(root: Path, store: CheckpointStore | None) -> None:
 
 
 def _brought(where: World, step: int, root: Path, store: CheckpointStore | None) -> bool:
-    """Whether every instance has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
+    """Return whether every instance has a verified copy; rank 0 is first, as all may share `root`."""
     first = where.on_first(lambda: _bring(step, root, store))
     spared = where.local_rank != 0 or where.leads
     return first and all(where.gather(where.together(lambda: spared or _bring(step, root, store))))
@@ -74,17 +74,17 @@ def _set_aside(root: Path, damaged: set[int]) -> None:
 
 
 def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[int] | None:
-    """The checkpoints within reach of this instance; None on all but one of its ranks."""
+    """Return the checkpoints that this instance can reach; None on all but one of its ranks."""
     if where.local_rank != 0:
         return None
     return set(local.steps(root)) | (set(at_start(store.steps)) if store else set())
 
 
 def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
-    """Whether a verified copy of the checkpoint is in `root` now.
+    """Return whether a verified copy of the checkpoint is in `root` now.
 
-    Raises StoreError where the object store does not say: a bad quarter of an hour of the network must not
-    pass for damage, and the run for an older one.
+    Raises StoreError if the object store does not answer: a network failure must not count as damage, after
+    which the run would resume from an older checkpoint.
     """
     folder = root / local.folder_name(step)
     try:
@@ -106,7 +106,7 @@ def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
 
 
 def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
-    """Refuses, by name, the checkpoint of another model or layout."""
+    """Raise IdentityError for a checkpoint of another model or layout."""
     if manifest.model != model:
         raise IdentityError(
             f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
@@ -120,5 +120,5 @@ def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """The nested state of a verified file, on the CPU."""
+    """Load the nested state of a verified file, on the CPU."""
     return torch.load(path, map_location="cpu", weights_only=True)

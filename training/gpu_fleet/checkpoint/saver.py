@@ -1,4 +1,4 @@
-"""Saves beside the training: a thread that copies into reused memory, writes, commits and uploads."""
+"""Saves while training runs: threads copy the state into reused memory, write, commit and upload it."""
 
 import logging
 import os
@@ -27,36 +27,39 @@ from gpu_fleet.storage.object_store import at_start, patiently
 
 STATE = "state.pt"
 LINE = "checkpoint-line"  # the thread of an upload
-ABANDONED = "abandoned"  # what a rank says of an upload that it gave up for a newer one
-STANDS_STILL_S = 30.0  # an upload that moves nothing for so long lets a newer one pass
+ABANDONED = "abandoned"  # a rank's report of an upload that it gave up for a newer one
+STANDS_STILL_S = 30.0  # a newer upload may overtake one that moves nothing for this long
 LOOK_EVERY_S = 0.5
-UPLOAD_PATIENCE_S = 60.0  # with a bucket that fails in a way that may pass; a notice gives two minutes on AWS
-LESS_URGENT = 10  # of nice(1): a tenth of a core that the training wants, all of one that is free
+UPLOAD_PATIENCE_S = 60.0  # for passing failures of a bucket; an AWS notice leaves two minutes
+LESS_URGENT = 10  # nice(1) value: a tenth of a core that the training also wants, or all of a free core
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Snapshot:
-    """A copy of a nested state in CPU memory that is allocated once and used again for every save.
+    """Copy of a nested state in CPU memory that is allocated once and reused for every save.
 
-    Weights and moments stay as they are until the next update, so a copy goes on beside the forward and the
-    backward pass (as in Mohan et al., "CheckFreq", 2021); `before_change` waits for what is left of it.
+    Weights and moments do not change until the next update, so the copy runs during the forward and the
+    backward pass (as in Mohan et al., "CheckFreq", 2021). `before_change` waits for the rest of it.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
         self._taken = threading.Event()
         self._taken.set()
-        self._arrival: torch.cuda.Event | None = None  # of copies from a GPU that are only queued yet
+        self._arrival: torch.cuda.Event | None = None  # end of copies from a GPU that are queued
 
     def begin(self, state: Any) -> Callable[[], Any]:
-        """Begins a copy. Call the result, in any thread, to end it and have it until the next `begin`."""
+        """Begin a copy. Call the result, in any thread, to finish and get it.
+
+        The copy is valid until the next `begin`.
+        """
         self._taken.clear()
         return self._queue(state) if torch.cuda.is_available() else partial(self._take, state)
 
     def before_change(self) -> None:
-        """Call it before the tensors of the state change."""
-        if not self._taken.is_set():  # asked before each update: a wait takes 3 us where there is none
+        """Wait until the tensors of the state may change; call it before each update."""
+        if not self._taken.is_set():  # a wait takes 3 us even if there is nothing to wait for
             self._taken.wait()
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
@@ -69,14 +72,14 @@ class Snapshot:
             self._taken.set()
 
     def _queue(self, state: Any) -> Callable[[], Any]:
-        """The same on a stream of its own, for which the training's stream does not wait yet."""
+        """Queue the copy on a separate CUDA stream, for which the training's stream does not wait yet."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no hints here
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             copied = self._take(state)
             arrival = side.record_event()
         self._arrival = arrival
-        held = [state]  # the memory of what nobody else holds must not be given away before the copy is done
+        held = [state]  # keeps the memory of temporary tensors until the copy is done
 
         def arrived() -> Any:
             arrival.synchronize()
@@ -94,7 +97,7 @@ class Snapshot:
             return buffer.copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
             return mapping_like(value, {k: self._copy(item, f"{path}/{k}") for k, item in value.items()})
-        if isinstance(value, (list, tuple, set)):  # one that is not copied may change while it is written
+        if isinstance(value, (list, tuple, set)):  # without a copy it may change during the write
             return sequence_like(
                 value, [self._copy(item, f"{path}/{place}") for place, item in enumerate(value)]
             )
@@ -102,16 +105,16 @@ class Snapshot:
 
 
 class AbandonedError(Exception):
-    """Ends an upload from within, where a newer checkpoint has overtaken it."""
+    """Raised inside an upload that a newer checkpoint has overtaken."""
 
 
 def left_behind() -> bool:
-    """Whether an upload that was given up hangs in a socket, and would hold the end of the process up."""
+    """Return whether an abandoned upload hangs in a socket, and would delay the end of the process."""
     return any(thread.name == LINE for thread in threading.enumerate())
 
 
 class UploadProgress:
-    """What is known of an upload while it runs; read and written by two threads."""
+    """Progress of a running upload; two threads read and write it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -120,45 +123,45 @@ class UploadProgress:
 
     @property
     def abandoned(self) -> bool:
-        """Whether a newer checkpoint has overtaken it."""
+        """True if a newer checkpoint has overtaken the upload."""
         return self._abandoned.is_set()
 
     def abandon(self) -> None:
-        """Lets it end at its next `look`, wherever it waits."""
+        """Make the upload end at its next `look`, wherever it waits."""
         self._abandoned.set()
 
     def pause(self, seconds: float) -> None:
-        """Waits for the next try. Raises AbandonedError when the upload is to end."""
+        """Wait for the next try; raises AbandonedError if the upload is abandoned."""
         self._abandoned.wait(seconds)
         self.look()
 
     def moved(self, _bytes: int = 0) -> None:
-        """Some bytes have gone up. Raises AbandonedError when the upload is to end."""
+        """Note that bytes were uploaded; raises AbandonedError if the upload is abandoned."""
         self._moved_at = self._clock()
         self.look()
 
     def look(self) -> None:
-        """Raises AbandonedError when the upload is to end."""
+        """Raise AbandonedError if the upload is abandoned."""
         if self.abandoned:
             raise AbandonedError
 
     def still_s(self) -> float:
-        """Seconds since something moved."""
+        """Return the seconds since bytes were uploaded."""
         return self._clock() - self._moved_at
 
 
 def politely(action: Callable[[], T]) -> T:
-    """Runs `action` to its end in a thread that gets a core only when the training does not want it.
+    """Run `action` in a thread with a low priority, so that the training gets the core first.
 
-    To hash, write and upload a checkpoint takes as much of a core as a step; who waits for its end leaves the
-    core free. Linux gives each thread a nice value of its own: setpriority(2).
+    A checkpoint takes as much time of a core to hash, write and upload as a step. The caller sleeps until the
+    end. On Linux each thread has its own nice value: setpriority(2).
     """
     with ThreadPoolExecutor(1, initializer=_give_way) as pool:
         return pool.submit(action).result()
 
 
 def _nobody_asks() -> None:
-    """Of a run without a bucket, or without a lease in it."""
+    """Do nothing: the callback of a run without a lease, and of a saver whose owner sets none."""
 
 
 def _give_way() -> None:
@@ -167,25 +170,25 @@ def _give_way() -> None:
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One save on its way to the disk."""
+    """A save that is to be written to disk."""
 
     manifest: local.Manifest
-    copied: Callable[[], Any]  # ends the copy of the state and returns it
-    written: Callable[[], object] | None  # waits until what this rank writes of the model is down
+    copied: Callable[[], Any]  # finishes the copy of the state and returns it
+    written: Callable[[], object] | None  # waits until this rank's part of the model is on disk
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What this process brings up of one checkpoint."""
+    """The files of one checkpoint that this process uploads."""
 
     manifest: local.Manifest
     folder: Path
     names: tuple[str, ...]
-    team: Team | None  # with which the checkpoint is brought up; None: all of it by this process
+    team: Team | None  # the ranks that upload the checkpoint together; None: this process uploads all
 
 
 class Saver:
-    """Writes the checkpoints of one process, or its part of them; the training waits for the copy only."""
+    """Writes the checkpoints of one process, or its part of them; the training waits only for the copy."""
 
     def __init__(
         self,
@@ -199,12 +202,18 @@ class Saver:
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
-        """With a `team` each rank writes and uploads its part. Under a `lease` or `lock` that another process
-        has by now nothing more is committed; both stay the caller's, who releases them.
+        """Start the threads.
 
-        Where `root` is not `shared` by the instances of the team, checkpoints are in the store alone, and
-        parts of them here only until they are up. `code` is the archive of the user's files, which every
-        checkpoint carries; empty for none.
+        Args:
+            root: the folder of checkpoints.
+            store: the bucket; None for none.
+            keep: number of checkpoints that stay.
+            lease: once another process has it, nothing more is committed. The caller releases it.
+            team: the ranks that each write and upload a part; None: this process writes all.
+            lock: like `lease`, for the folder.
+            shared: all instances of the team see `root`. Otherwise checkpoints are only in the store, and
+                `root` holds parts of them until they are uploaded.
+            code: the archive of the user's files, a file of every checkpoint; empty for none.
         """
         self._root, self._store, self._keep, self._code = root, store, keep, code
         self._lease, self._lock, self._team, self._shared = lease, lock, team, shared
@@ -215,8 +224,8 @@ class Saver:
         self._idle.set()
         self._closing = False
         self._write_failure: CheckpointError | None = None
-        self._upload_failure: CheckpointError | None = None  # made good by the upload of a newer checkpoint
-        self._uploading: set[int] = set()  # waiting for the line or on it: not to be pruned
+        self._upload_failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
+        self._uploading: set[int] = set()  # steps that wait for an upload or are in one: not pruned
         self.uploaded_step: int | None = None
         self.committed: Callable[[], None] = _nobody_asks  # called after each commit, in the saver's thread
         self._threads = [threading.Thread(target=self._write, name="checkpoint-write", daemon=True)]
@@ -226,18 +235,17 @@ class Saver:
             thread.start()
 
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
-        """Begins to save `state`, which must not change before `before_change` has returned.
+        """Begin to save `state`, which must not change before `before_change` has returned.
 
-        `written`, if any, is waited for before the commit: what DCP writes into the stage on this rank.
-
-        A save that is still being written is waited for. Raises CheckpointError when an earlier one failed.
+        `written`, if any, waits until DCP has written this rank's part into the stage; the commit calls it.
+        `save` itself waits for the save before. Raises CheckpointError if an earlier one failed.
         """
         self.wait()
         self._idle.clear()
         self._jobs.put(SaveJob(manifest, self._snapshot.begin(state), written))
 
     def upload_if_missing(self, manifest: local.Manifest) -> None:
-        """Uploads a checkpoint that was found on this disk, and that the store may never have got."""
+        """Upload a checkpoint from this disk if the store does not have it."""
         if self._store is not None and manifest.step not in at_start(self._store.steps):
             self._queue_upload(manifest, None)
 
@@ -251,19 +259,20 @@ class Saver:
         self._uploads.put(Upload(manifest, folder, names, team))
 
     def before_change(self) -> None:
-        """Waits until the last save needs the tensors of its state no more."""
+        """Wait until the last save no longer needs the tensors of its state."""
         self._snapshot.before_change()
 
     def wait(self) -> None:
-        """Waits until the last save is on disk; raises CheckpointError when it could not be."""
+        """Wait until the last save is on disk; raises CheckpointError if it failed."""
         self._idle.wait()
         if self._write_failure is not None:
             raise self._write_failure
 
     def close(self, within_s: float | None = None) -> bool:
-        """Waits until all saves are on disk and the newest is uploaded; raises CheckpointError if not.
+        """Wait until all saves are on disk and the newest is uploaded. Return whether they are.
 
-        False when that takes longer than `within_s` seconds; then call it again.
+        False means that `within_s` seconds were not enough: call it again. Raises CheckpointError if a save
+        or the newest upload failed.
         """
         if not self._closing:
             self._closing = True
@@ -290,7 +299,7 @@ class Saver:
                     self._queue_upload(manifest, self._team)
             except RunLeaseError as error:
                 self._write_failure = error
-            except (OSError, RuntimeError, CheckpointError) as error:  # a full disk: RuntimeError of torch
+            except (OSError, RuntimeError, CheckpointError) as error:  # torch: RuntimeError for a full disk
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
                 self._write_failure = CheckpointError(f"{what}: {error}")
             finally:
@@ -302,7 +311,7 @@ class Saver:
         return politely(lambda: self._written(job, copied))
 
     def _check_held(self) -> None:
-        """Raises RunLeaseError where the run is another process's by now: called right before a commit."""
+        """Raise RunLeaseError if another process has taken the run over; called right before a commit."""
         if self._lease is not None:
             self._lease.check_briefly()
         if self._lock is not None:
@@ -330,21 +339,21 @@ class Saver:
         return self._commit_parts(job.manifest, team)
 
     def _check_stage(self) -> None:
-        """Raises RunLeaseError where the folder is another process's by now, and with it the stage."""
+        """Raise RunLeaseError if another process has taken the folder over, and with it the stage."""
         if self._lock is not None:
             self._lock.check()
 
     def _write_part(
         self, job: SaveJob, writers: dict[str, local.Writer], team: Team
     ) -> dict[str, local.FileRecord]:
-        """Files of this rank, on this instance's disk."""
+        """Write the files of this rank to this instance's disk. Return their records."""
         assert job.written is not None
         job.written()
         folder = local.stage(self._root, job.manifest.step)
         return local.write_part(folder, sharded.FilesOfRank(team.rank), writers)
 
     def _commit_parts(self, manifest: local.Manifest, team: Team) -> local.Manifest:
-        """Puts the records of all ranks into the manifest, and commits where all parts are in one folder."""
+        """Put the records of all ranks into the manifest, and commit if all parts are in one folder."""
         try:
             parts = team.gather(manifest.step, "written")
             files = {name: local.FileRecord(**record) for part in parts for name, record in part.items()}
@@ -358,8 +367,8 @@ class Saver:
         return manifest
 
     def _upload(self) -> None:
-        """One upload at a time, until a newer checkpoint has to overtake it."""
-        _give_way()  # and the threads that come from this one
+        """Upload one checkpoint at a time; a newer checkpoint may overtake one that hangs."""
+        _give_way()  # new threads inherit the priority
         while (upload := self._newest()) is not None:
             line = UploadProgress()
             running = threading.Thread(target=self._upload_one, args=(upload, line), name=LINE, daemon=True)
@@ -368,9 +377,9 @@ class Saver:
                 running.join(LOOK_EVERY_S)
 
     def _overtaken(self, upload: Upload, line: "UploadProgress") -> bool:
-        """Whether the upload is given up: a newer checkpoint waits, and time is short or this one stands.
+        """Return whether the upload is given up: a newer one waits, and the run ends or this one hangs.
 
-        One that hangs in a socket cannot be ended; it is left behind, and nobody waits for it.
+        An upload that hangs in a socket cannot be stopped: its thread is left behind.
         """
         with self._uploads.mutex:
             newer = any(waiting is not None for waiting in self._uploads.queue)
@@ -380,7 +389,7 @@ class Saver:
         return line.abandoned
 
     def _newest(self) -> Upload | None:
-        """The next upload; older ones that queued up behind a slow line are passed over."""
+        """Return the newest queued upload; older ones that queued up behind a slow upload are skipped."""
         upload = self._uploads.get()
         while upload is not None and not self._uploads.empty():
             following = self._uploads.get()
@@ -392,7 +401,7 @@ class Saver:
         return upload
 
     def _pass_over(self, upload: Upload) -> None:
-        """The other ranks must not wait for an upload that this one gives up."""
+        """Skip an upload, and report that to the other ranks, so that they do not wait for it."""
         self._uploading.discard(upload.manifest.step)
         if upload.team is not None:
             upload.team.post(upload.manifest.step, "uploaded", ABANDONED)
@@ -410,19 +419,19 @@ class Saver:
             if not line.abandoned:
                 log.error("event=upload-failed step=%d error=%r", step, str(error))
                 self._upload_failure = error
-            if isinstance(error, RunLeaseError):  # no newer checkpoint makes that good
+            if isinstance(error, RunLeaseError):  # a newer checkpoint cannot clear this failure
                 self._write_failure = error
             return
         finally:
             self._uploading.discard(step)
-        if step < (self.uploaded_step or 0):  # overtaken, and through all the same
+        if step < (self.uploaded_step or 0):  # overtaken, but it has succeeded
             return
         self._upload_failure = None
         self.uploaded_step = step
         self._after_upload(upload)
 
     def _bring_up(self, upload: Upload, line: "UploadProgress") -> None:
-        """Files of this process; when all ranks have brought up theirs, rank 0 commits."""
+        """Upload the files of this process; rank 0 commits when all ranks have uploaded theirs."""
         assert self._store is not None
         store, manifest, team = self._store, upload.manifest, upload.team
         bring = partial(patiently, within_s=UPLOAD_PATIENCE_S, sleep=line.pause)
@@ -430,7 +439,7 @@ class Saver:
 
         def moved(size: int) -> None:
             line.moved(size)
-            if self._lease is not None:  # one that stood still must not end a file over its successor's
+            if self._lease is not None:  # a paused upload must not overwrite a file of the next holder
                 self._lease.check_sometimes()
 
         if team is None:
@@ -460,5 +469,5 @@ class Saver:
         log.info("event=upload step=%d uri=%s", upload.manifest.step, self._store.uri)
         try:
             self._store.prune(upload.manifest.step, self._keep)
-        except CheckpointError as error:  # all is saved; too much is kept
+        except CheckpointError as error:  # nothing is lost: the store keeps too much
             log.warning("event=prune-failed error=%r", str(error))

@@ -1,6 +1,7 @@
-"""Checkpoints of a model that no rank holds whole: every rank writes its part (torch.distributed.checkpoint).
+"""Checkpoints of a sharded model: every rank writes its part (torch.distributed.checkpoint, DCP).
 
-Parameters and optimizer state go by the parameter's name, so that another number of ranks can read them.
+Parameters and optimizer state are saved under the parameter's name, so that another number of ranks can read
+them.
 """
 
 from collections.abc import Callable
@@ -31,9 +32,9 @@ BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 def begin_save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> Callable[[], None]:
-    """Copies this rank's part and starts to write it into `folder`; call the result to wait for all ranks.
+    """Copy this rank's part and start to write it into `folder`; call the result to wait for all ranks.
 
-    The result raises CheckpointError when a part could not be written.
+    The result raises CheckpointError if a part could not be written.
     """
     future: Any = state_dict_saver.async_save(
         _parts_to_save(model, optimizer), checkpoint_id=folder, process_group=group
@@ -42,7 +43,7 @@ def begin_save(
     def written() -> None:
         try:
             future.result()
-        except (CheckpointException, RuntimeError, OSError) as error:  # the first is no Exception
+        except (CheckpointException, RuntimeError, OSError) as error:  # CheckpointException is no Exception
             raise CheckpointError(f"{folder}: cannot be written: {_first_line(error)}") from error
 
     return written
@@ -50,7 +51,7 @@ def begin_save(
 
 @dataclass(frozen=True)
 class FilesOfRank:
-    """The names of the files that one rank writes; rank 0 also has those that belong to all."""
+    """Names of the files that one rank writes; rank 0 also writes those that belong to all."""
 
     rank: int
 
@@ -66,9 +67,9 @@ def load(
     chosen: list[dict[str, Any]],
     group: dist.ProcessGroup,
 ) -> None:
-    """Fills this rank's part from a checkpoint of any number of ranks; raises CheckpointError.
+    """Load this rank's part from a checkpoint of any number of ranks; raises IdentityError.
 
-    `chosen` is what the configuration decides of the optimizer's groups.
+    `chosen` holds the values of the optimizer's groups that the configuration decides.
     """
     parts = _parts(model, optimizer)
     try:
@@ -86,7 +87,7 @@ def load(
 
 
 def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Fills this rank's part of the weights alone; raises CheckpointError."""
+    """Load this rank's part of the weights alone; raises IdentityError."""
     parts = {"model": get_model_state_dict(model)}
     try:
         state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
@@ -101,9 +102,11 @@ def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 
 
 def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The parts as they are: torch takes a step without gradients before it asks for moments that are none.
+    """Return the parts, and leave the optimizer unchanged although torch makes it take a step.
 
-    Its first step makes those of AdamW. What has none after it, such as SGD, may count steps in its groups.
+    If there are no moments yet, torch takes a step without gradients before it reads them. That step creates
+    the moments of AdamW. An optimizer that has none after it, such as SGD, may count steps in its groups, so
+    its groups are restored.
     """
     if optimizer.state:
         return _parts(model, optimizer)
@@ -116,7 +119,7 @@ def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
         return parts
     keep_decided(optimizer, before)
     weight = next(parameter for group in optimizer.param_groups for parameter in group["params"])
-    weight.grad = torch.zeros_like(weight)  # torch takes no step where there is a gradient
+    weight.grad = torch.zeros_like(weight)  # torch takes no step if there is a gradient
     parts = _parts(model, optimizer)
     weight.grad = None
     return parts

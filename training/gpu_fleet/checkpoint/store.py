@@ -1,6 +1,7 @@
 """Checkpoints and leases of a run in an object store.
 
-The data goes up first and the manifest last, so that a manifest is the commit; removed in the other order.
+The data is uploaded first and the manifest last, so that the manifest is the commit. A removal begins with
+the manifest.
 """
 
 import hashlib
@@ -20,9 +21,9 @@ from gpu_fleet.errors import CheckpointError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.storage.object_store import ObjectStore
 
-TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # of a key that is created only once
+TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # codes for a key that exists already
 LEASE = "lease"
-RENEWAL = ".renewed"  # after the name of a lease: an object that only changes
+RENEWAL = ".renewed"  # suffix of an object beside a lease; each renewal writes it
 LEASE_NAME = re.compile(r"(\d{12})(\.[0-9a-f]+)?")
 SETTLED_AFTER_S = 2.0  # OSS reports times in whole seconds
 
@@ -32,14 +33,14 @@ class LeaseKey:
     """A lease as the bucket has it; see gpu_fleet.checkpoint.lease."""
 
     number: int
-    name: str  # of the object, below lease/
+    name: str  # name of the object below lease/
     content: str
-    changed_at: datetime  # by the object store's clock, as is the age
+    changed_at: datetime  # by the object store's clock, like the age
     age_s: float
 
 
 class CheckpointStore(ObjectStore):
-    """The checkpoints of one run, and who holds it."""
+    """The checkpoints of one run, and its leases."""
 
     def upload(
         self,
@@ -48,16 +49,16 @@ class CheckpointStore(ObjectStore):
         moved: Callable[[int], None] = lambda _: None,
         held: Callable[[], None] = lambda: None,
     ) -> None:
-        """Brings a committed local checkpoint up, its manifest last; see `upload_files` and `commit`."""
+        """Upload a committed local checkpoint, its manifest last; see `upload_files` and `commit`."""
         self.upload_files(folder, manifest.step, manifest.files, moved)
         self.commit(manifest, held)
 
     def upload_files(
         self, folder: Path, step: int, names: Iterable[str], moved: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Brings files of a checkpoint up, which is none before its `commit`.
+        """Upload files of a checkpoint; the checkpoint exists only after `commit`.
 
-        `moved` is called with the number of bytes whenever some have gone up; what it raises ends the upload.
+        `moved` is called with the number of bytes of each part. An exception from `moved` stops the upload.
         """
         with self._explained(f"cannot take step {step}"):
             for name in names:
@@ -66,10 +67,10 @@ class CheckpointStore(ObjectStore):
             moved(0)
 
     def commit(self, manifest: local.Manifest, held: Callable[[], None] = lambda: None) -> None:
-        """Makes a checkpoint of files that are all up.
+        """Commit a checkpoint whose files are all uploaded.
 
-        `held` is called right before that; where it raises, because the run is another process's by now, the
-        bucket keeps what it has.
+        `held` is called right before that. If it raises, because another process has taken the run over,
+        nothing is committed.
         """
         held()
         with self._explained(f"cannot take step {manifest.step}"):
@@ -77,11 +78,11 @@ class CheckpointStore(ObjectStore):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
 
     def steps(self) -> list[int]:
-        """The committed checkpoints, oldest first."""
+        """Return the steps of the committed checkpoints, oldest first."""
         return sorted(step for step, names in self._listing().items() if local.MANIFEST in names)
 
     def download(self, step: int, root: Path) -> None:
-        """Fetches a committed checkpoint into `root`, verifies it and commits it there."""
+        """Fetch a committed checkpoint into `root`, verify it and commit it there."""
         name = local.folder_name(step)
         folder = local.open_stage(root, step)
         with self._explained(f"cannot give step {step}"):
@@ -95,14 +96,14 @@ class CheckpointStore(ObjectStore):
         local.commit_stage(root, manifest)
 
     def manifest(self, step: int) -> local.Manifest:
-        """Of a committed checkpoint; raises CheckpointError."""
+        """Return the manifest of a committed checkpoint; raises CheckpointError."""
         with self._explained(f"cannot give step {step}"):
             key = self._key(local.folder_name(step), local.MANIFEST)
             body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         return local.Manifest.from_json(body)
 
     def read(self, step: int, name: str) -> bytes | None:
-        """One small file of a committed checkpoint, verified; None where the checkpoint has none such."""
+        """Read and verify one small file of a committed checkpoint; None if the checkpoint lacks it."""
         record = self.manifest(step).files.get(name)
         if record is None:
             return None
@@ -114,7 +115,7 @@ class CheckpointStore(ObjectStore):
         return content
 
     def prune(self, newest: int, keep: int) -> None:
-        """Removes the superseded checkpoints and the unfinished uploads before them, manifests first."""
+        """Remove the superseded checkpoints and the unfinished uploads before them, manifests first."""
         listing = self._listing()
         committed = [step for step in listing if local.MANIFEST in listing[step]]
         doomed = local.superseded(committed, newest, keep)
@@ -127,7 +128,7 @@ class CheckpointStore(ObjectStore):
                     self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def newest_lease(self) -> LeaseKey | None:
-        """The lease with the highest number; of several claims to it on OSS the oldest."""
+        """Return the lease with the highest number; if several processes claim it on OSS, the oldest."""
         with self._explained("cannot find out who holds the run"):
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
             now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -150,10 +151,10 @@ class CheckpointStore(ObjectStore):
     def claim_lease(
         self, number: int, content: str, sleep: Callable[[float], None] = time.sleep
     ) -> str | None:
-        """The name of this process's key; None where another one has claimed the number before.
+        """Claim a number. Return the name of this process's key; None if another process was first.
 
-        S3 creates a key only once. OSS ignores that wish in a bucket with versions: there every claim is a
-        key of its own, and the oldest wins, once claims of the same second have come in.
+        S3 can refuse a key that exists. OSS does not refuse it in a bucket with versions: there every claim
+        is a key of its own. The oldest claim wins, after a wait for claims of the same second.
         """
         name = f"{number:012d}"
         if self._scheme == "s3":
@@ -175,26 +176,26 @@ class CheckpointStore(ObjectStore):
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") in TAKEN:
                 holder = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
-                return bool(holder == content)  # this very claim, of which boto3 lost the first answer
+                return bool(holder == content)  # this claim succeeded, but boto3 lost the first answer
             with self._explained("cannot take the lease"):
                 raise
         return True
 
     def put_lease(self, name: str, content: str) -> None:
-        """Renews a lease, or gives it back."""
+        """Write the object of a lease: claim, renew or release it."""
         with self._explained("cannot renew the lease"):
             key = self._key(LEASE, name)
             self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode())
 
     def drop_leases_before(self, number: int) -> None:
-        """Removes those that are not the newest, as far as the bucket lets it."""
+        """Remove the leases below `number`, as far as the bucket allows it."""
         for name in self.sizes(LEASE):
             match = LEASE_NAME.match(name)
             if match and int(match[1]) < number and not self.remove_if_allowed(f"{LEASE}/{name}"):
                 return
 
     def _listing(self) -> dict[int, set[str]]:
-        """The file names of every step that has any."""
+        """Return the file names of every step that has files."""
         names: dict[int, set[str]] = {}
         root = self._key("")
         with self._explained("cannot be listed"):

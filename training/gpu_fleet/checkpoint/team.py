@@ -1,7 +1,7 @@
-"""How the ranks that write parts of one checkpoint come to one end: by short words in the rendezvous store.
+"""Coordination of the ranks that write parts of one checkpoint: short messages in the rendezvous store.
 
-Not by collectives: uploads run beside the training and beside each other, each at its own pace, and one that
-is given up on one rank must not leave the others in a collective that never ends.
+They do not use collectives. Uploads run at the same time as the training and as each other, each at its own
+pace. If one rank abandons an upload, the others must not hang in a collective.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 from gpu_fleet.errors import CheckpointError, StoreError
 
 LOOK_EVERY_S = 0.05
-PASSING = "passing"  # of an error: the same may well go right in a minute
+PASSING = "passing"  # kind of an error after which a later try may succeed
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,25 @@ class Team:
     rank: int
     size: int
     store: Store
-    patience_s: float  # with a rank that says nothing
+    patience_s: float  # longest wait for a message of a rank
     sleep: Callable[[float], None] = time.sleep
 
     @property
     def leads(self) -> bool:
-        """Whether this rank puts the parts together."""
+        """True on the rank that joins the parts."""
         return self.rank == 0
 
     def post(self, step: int, what: str, value: Any = None, error: CheckpointError | None = None) -> None:
-        """Reports to the others how `what` of checkpoint `step` went here; `value` as JSON."""
+        """Report the result of `what` for checkpoint `step` to the other ranks; `value` must fit JSON."""
         kind = PASSING if isinstance(error, StoreError) and error.passing else ""
         said = {"value": value, "error": "" if error is None else str(error), "kind": kind}
         self.store.set(_key(step, what, self.rank), json.dumps(said))
 
     def hear(self, step: int, what: str, rank: int, look: Callable[[], None] = lambda: None) -> Any:
-        """What rank `rank` has to say about it.
+        """Wait for the report of rank `rank`. Return its value.
 
-        `look` is called again and again meanwhile, and ends the wait by raising. Raises CheckpointError with
-        that rank's error, or where it says nothing for `patience_s`.
+        `look` is called again and again, and ends the wait with an exception. Raises CheckpointError with the
+        error of that rank, or if it has not reported after `patience_s`.
         """
         key, waited_s = _key(step, what, rank), 0.0
         while not self.store.check([key]):
@@ -62,7 +62,7 @@ class Team:
         return said["value"]
 
     def gather(self, step: int, what: str, look: Callable[[], None] = lambda: None) -> list[Any]:
-        """What every rank has to say about it, in rank order; raises CheckpointError as `hear` does."""
+        """Return the values of all ranks, in rank order; raises CheckpointError as `hear` does."""
         return [self.hear(step, what, rank, look) for rank in range(self.size)]
 
 
@@ -71,8 +71,8 @@ def _key(step: int, what: str, rank: int) -> str:
 
 
 def of_world(rank: int, size: int, patience_s: float) -> Team:
-    """Through the store that the process group has met by."""
+    """Return the team of this rank, over the rendezvous store of the process group."""
     store = dist.distributed_c10d._get_default_store()
-    if size > 1:  # a connection of its own: the training's may be waiting in a call
+    if size > 1:  # a connection of its own: the training may be waiting in a call on its connection
         store = store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
     return Team(rank, size, store, patience_s)

@@ -1,1 +1,1 @@
-"""The samples: dataset.py what each kind offers, order.py in which order, loader.py as batches."""
+"""The samples: dataset.py defines data sets, order.py the order of samples, loader.py the batches."""

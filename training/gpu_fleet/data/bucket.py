@@ -1,9 +1,9 @@
-"""Shards in a bucket: the members of a batch in ranged reads, many at once, tried again within a deadline.
+"""Shards in a bucket: ranged reads fetch the members of a batch, many at once, with retries up to a deadline.
 
 S3 answers a small read in 100 to 200 ms and takes 5,500 a second for a prefix
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html), so what counts is how
-many are on their way: CONNECTIONS for each process that reads. Order, sharing out and resume are those of
-shards on a disk; their index lies beside them in the bucket.
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html). So the number of reads at
+the same time matters: CONNECTIONS for each process that reads. Order, shares of ranks and resume are the same
+as for shards on a disk. The index of the shards is beside them in the bucket.
 """
 
 import os
@@ -19,13 +19,13 @@ from gpu_fleet.errors import CheckpointError, DataError, SilentSourceError, Stor
 from gpu_fleet.storage.object_store import CONNECTIONS, PATIENCE_S, ObjectStore, patiently
 
 INDEX = "index.npy"
-# One read takes members that are near each other: what lies between costs less than another request.
+# One read fetches members that are near each other: the bytes between cost less than another request.
 GAP_BYTES, LONGEST_READ_BYTES = 1 << 16, 1 << 22
 T = TypeVar("T")
 
 
 class BytesInShard(NamedTuple):
-    """Some bytes of a tar."""
+    """A range of bytes in a tar."""
 
     shard: str
     start: int
@@ -37,7 +37,7 @@ class BytesInShard(NamedTuple):
 
 
 class BucketSource:
-    """A bucket as data are read from it: every question is asked again for `retry_s` seconds."""
+    """Bucket of a data set; every request is retried for `retry_s` seconds."""
 
     def __init__(
         self, uri: str, endpoint: str = "", retry_s: float = PATIENCE_S, key: str = "data.path"
@@ -45,11 +45,14 @@ class BucketSource:
         self.uri = uri.rstrip("/")
         self._given, self._endpoint, self._retry_s, self._key = uri, endpoint, retry_s, key
         self._store: tuple[int, ObjectStore] | None = (
-            None  # of this process: a fork must not share connections
+            None  # with the id of its process: a fork must not share connections
         )
 
     def ask(self, action: Callable[[ObjectStore], T]) -> T:
-        """Raises SilentSourceError where the bucket does not answer in time, DataError where it refuses."""
+        """Run a request with retries.
+
+        Raises SilentSourceError if the bucket does not answer in time, DataError if it refuses.
+        """
         try:
             store = self._here()
             return patiently(lambda: action(store), self._retry_s)
@@ -59,7 +62,7 @@ class BucketSource:
             raise DataError(str(error)) from error
 
     def description(self) -> Description:
-        """What dataset.json says; raises DataError."""
+        """Read dataset.json; raises DataError."""
         content = self.ask(lambda store: store.get(DESCRIPTION))
         if content is None:
             raise DataError(f"{self.uri}/{DESCRIPTION}: is missing; `prepare index {self.uri}` writes it")
@@ -79,7 +82,7 @@ class BucketFolder:
 
     def __init__(self, source: BucketSource, split: str) -> None:
         self._source, self._split = source, split
-        self._fetched: dict[BytesInShard, bytes] = {}  # what `expect` has brought, until it is read
+        self._fetched: dict[BytesInShard, bytes] = {}  # fetched by the last `expect`
 
     @property
     def label(self) -> str:
@@ -135,14 +138,14 @@ class BucketFolder:
 
 
 def is_unread_tar(name: str) -> bool:
-    """Whether a path in the folder of a split is a tar that is compressed, or further in."""
+    """Return whether a path in the folder of a split is a compressed tar, or a tar in a deeper folder."""
     path = PurePosixPath(name)
     plain, packed = path.suffix == ".tar", path.suffix == ".tgz" or ".tar" in path.suffixes[-2:-1]
     return packed or (plain and len(path.parts) > 1)
 
 
 def merged(places: Iterable[BytesInShard]) -> Iterator[list[BytesInShard]]:
-    """All places, once each, in groups that one read takes each, from the first one's start."""
+    """Yield all places, once each, in groups; one read from the start of the first place covers a group."""
     group: list[BytesInShard] = []
     for place in sorted(set(places)):
         if group and not (

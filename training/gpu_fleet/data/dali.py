@@ -1,8 +1,8 @@
-"""Pictures of shards decoded by NVIDIA DALI: on the GPU where there is one, else on the CPU.
+"""Pictures of shards, decoded by NVIDIA DALI: on the GPU if there is one, else on the CPU.
 
-Reader processes read the bytes and draw box and flip, with the numbers that the other decoder would draw.
-DALI decodes the box, scales and flips it, in a thread beside the training. So order, augmentation and resume
-are the same, and pixels differ by what two decoders round.
+Reader processes read the bytes and draw box and flip, with the same random numbers as the other decoder. DALI
+decodes the box, scales and flips it, in a thread beside the training. So order, augmentation and resume are
+the same; pixels differ only by the rounding of the two decoders.
 
 Operators: https://docs.nvidia.com/deeplearning/dali/user-guide/docs/operations/ (fn.decoders.image_slice,
 fn.resize, fn.crop_mirror_normalize, fn.external_source); a pipeline without a GPU has device_id=None.
@@ -30,13 +30,13 @@ from gpu_fleet.data.shards import ShardFolder
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError
 
 DALI = "dali"  # data.decoder
-PACKAGE = "nvidia-dali-cuda130"  # as the wheel of torch, which brings CUDA 13
+PACKAGE = "nvidia-dali-cuda130"  # for CUDA 13, like the wheel of torch
 CROPS = ("none", "resized_crop")
 log = logging.getLogger(__name__)
 
 
 def check(settings: config.Data, kind: str) -> None:
-    """Raises ConfigError for what DALI does not decode here, MissingPackageError where there is no DALI."""
+    """Raise ConfigError for settings that DALI does not support here, MissingPackageError without DALI."""
     if settings.decoder != DALI:
         return
     if kind != "shards":
@@ -57,7 +57,7 @@ def check(settings: config.Data, kind: str) -> None:
 
 
 class EncodedReader:
-    """Reads batches of encoded pictures, see data.loader.Reader, and has DALI decode them."""
+    """Reader of batches of encoded pictures (see data.loader.Reader), which DALI decodes."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class EncodedReader:
         device: torch.device,
         count: CountOf | None = None,
     ) -> None:
-        """`count`, where loss or metric is a user's own: see Batch.paired."""
+        """Prepare a reader; `count` is given if loss or metric is a user's own: see Batch.paired."""
         self._data, self._settings, self._device, self._count = data, settings, device, count
         self._reader = Reader(data, seed)
 
     def __getitem__(self, part: Any) -> Batch:
-        """Inputs are a dictionary of tensors, see `packed`; a corrupt sample has no bytes and no target."""
+        """Read a batch; its inputs are those of `packed`, and a corrupt sample has no bytes and no target."""
         indices = part.indices.tolist()
         self._data.expect(indices)
         pictures: list[tuple[bytes, Cut] | None] = []
@@ -95,7 +95,7 @@ class EncodedReader:
         return Batch(inputs, labels, tuple(corrupt), int((labels != IGNORED).sum()))
 
     def decoded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches with pictures (n, 3, side, side) uint8 on the device, some decoded ahead."""
+        """Yield the batches with pictures (n, 3, side, side) uint8 on the device, some decoded ahead."""
         decoder = Decoder(self._settings, self._device)
         waiting: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="dali") as thread:
@@ -109,14 +109,14 @@ class EncodedReader:
     def _decoded(self, decoder: "Decoder", batch: Batch) -> Batch:
         try:
             pictures = decoder.pictures(batch.inputs)
-        except RuntimeError as error:  # which names no sample
+        except RuntimeError as error:  # it does not name the sample
             log.warning("event=dali-failed error=%r", str(error).strip().splitlines()[0])
             batch, pictures = self._one_by_one(batch)
         done = replace(batch, inputs=pictures)
         return done if self._count is None else done.paired(self._count)
 
     def _one_by_one(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Decodes by the other decoder, which names what is corrupt."""
+        """Decode with the other decoder, which names corrupt samples."""
         side, targets, corrupt = self._settings.image_size, batch.targets.clone(), list(batch.corrupt)
         pictures = torch.zeros(len(targets), 3, side, side, dtype=torch.uint8)
         for place, pair in enumerate(unpacked(batch.inputs)):
@@ -136,10 +136,10 @@ class EncodedReader:
 
 
 def packed(pictures: list[tuple[bytes, Cut] | None]) -> dict[str, Tensor]:
-    """Pictures as few tensors, which is what goes quickly between processes; None for one without bytes.
+    """Pack pictures into a few tensors, which pass quickly between processes; None is one without bytes.
 
-    Returns `bytes` (all of them,) uint8, `ends` (n,) int64, `boxes` (n, 4) float32: left, top, right, bottom,
-    and `flips` (n,) int32.
+    Returns `bytes` (bytes of all pictures,) uint8, `ends` (n,) int64, `boxes` (n, 4) float32 (left, top,
+    right, bottom), and `flips` (n,) int32.
     """
     contents = [b"" if picture is None else picture[0] for picture in pictures]
     cuts = [Cut((0.0, 0.0, 1.0, 1.0), flip=False) if picture is None else picture[1] for picture in pictures]
@@ -152,7 +152,7 @@ def packed(pictures: list[tuple[bytes, Cut] | None]) -> dict[str, Tensor]:
 
 
 def unpacked(inputs: dict[str, Tensor]) -> Iterator[tuple[bytes, Cut] | None]:
-    """What `packed` was given."""
+    """Yield the pictures that `packed` was given."""
     start, everything = 0, inputs["bytes"].numpy()
     for end, box, flip in zip(
         inputs["ends"].tolist(), inputs["boxes"].tolist(), inputs["flips"].tolist(), strict=True
@@ -163,7 +163,7 @@ def unpacked(inputs: dict[str, Tensor]) -> Iterator[tuple[bytes, Cut] | None]:
 
 
 class Decoder:
-    """A pipeline of DALI, made for the first batch; a failure spends it, and the next batch makes another."""
+    """Pipeline of DALI, built for the first batch; after a failure the next batch builds another."""
 
     def __init__(self, settings: config.Data, device: torch.device) -> None:
         self._settings, self._device = settings, device
@@ -171,7 +171,7 @@ class Decoder:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no hints here
 
     def pictures(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Pictures (n, 3, side, side) uint8 of what `packed` gave; raises RuntimeError of DALI."""
+        """Decode the result of `packed` to pictures (n, 3, side, side) uint8; raises DALI's RuntimeError."""
         pairs = list(unpacked(inputs))
         present = [pair for pair in pairs if pair is not None]
         side = self._settings.image_size
@@ -205,14 +205,14 @@ class Decoder:
             return decoded
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         feed_ndarray(tensor, decoded, cuda_stream=self._stream)
-        self._stream.synchronize()  # this thread alone waits; the pictures are then anybody's
+        self._stream.synchronize()  # only this thread waits; then any stream may use the pictures
         return decoded
 
 
 def fed(present: list[tuple[bytes, Cut]]) -> dict[str, list[Array]]:
-    """What the pipeline is given of each picture: bytes, pixels to decode, the box within these, a flip.
+    """Return the pipeline's inputs for each picture: bytes, the slice to decode, the box within it, a flip.
 
-    A box has fractions of pixels, a slice has none: the slice is the whole pixels around the box.
+    A box may have fractions of pixels, a slice may not: the slice is the whole pixels around the box.
     """
     boxes = np.array([cut.box for _, cut in present])
     first, last = np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])
@@ -221,14 +221,14 @@ def fed(present: list[tuple[bytes, Cut]]) -> dict[str, list[Array]]:
         "encoded": [np.frombuffer(content, dtype=np.uint8) for content, _ in present],
         "start": list(first.astype(np.int32)),
         "shape": list((last - first).astype(np.int32)),
-        "roi_start": list(np.ascontiguousarray(within[:, [1, 0]])),  # height before width, as sizes are
+        "roi_start": list(np.ascontiguousarray(within[:, [1, 0]])),  # height before width, like sizes
         "roi_end": list(np.ascontiguousarray(within[:, [3, 2]])),
         "mirror": [np.array(cut.flip, dtype=np.int32) for _, cut in present],
     }
 
 
 def built(side: int, size: int, device: torch.device) -> Any:
-    """The pipeline for batches of up to `size` pictures."""
+    """Build the pipeline for batches of up to `size` pictures."""
     from nvidia.dali import (  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
         fn,
         pipeline_def,
@@ -248,7 +248,7 @@ def built(side: int, size: int, device: torch.device) -> Any:
             axis_names="WH",
             device="mixed" if on_gpu else "cpu",
             output_type=types.RGB,
-            adjust_orientation=False,  # as the other decoder
+            adjust_orientation=False,  # like the other decoder
         )
         pictures = fn.resize(
             pictures,
@@ -271,7 +271,7 @@ def built(side: int, size: int, device: torch.device) -> Any:
         batch_size=size,
         num_threads=threads(),
         device_id=(device.index or 0) if on_gpu else None,
-        prefetch_queue_depth=1,  # the thread is ahead by itself
+        prefetch_queue_depth=1,  # the thread itself decodes ahead
         exec_pipelined=False,
         exec_async=False,
     )
@@ -280,6 +280,6 @@ def built(side: int, size: int, device: torch.device) -> Any:
 
 
 def threads() -> int:
-    """Of the CPU, for the parts that no GPU decodes: half of this rank's share of the cores."""
+    """Return the number of CPU threads for work that no GPU does: half of this rank's share of the cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, math.floor(len(os.sched_getaffinity(0)) / ranks / 2))

@@ -1,4 +1,4 @@
-"""What every data set of this room offers, and how one is opened."""
+"""The interface of every data set, and the function that opens one."""
 
 import importlib
 import json
@@ -26,76 +26,79 @@ OPENERS = {
 
 
 class CorruptSampleError(Exception):
-    """One sample cannot be read. The reader counts it and goes on, up to data.corrupt_limit."""
+    """One sample cannot be read. The reader counts it and continues, up to data.corrupt_limit."""
 
 
 class Dataset(Protocol):
-    """Samples of one split, reachable by index in any order, from any process.
+    """Samples of one split, readable by index in any order, from any process.
 
-    Picklable, and opens its files on first use, so that reader processes can have it. All samples of one
-    batch have the same shapes.
+    For reader processes it can be pickled, and opens its files on first use. All samples of one batch have
+    the same shapes.
     """
 
     @property
     def parts(self) -> int:
-        """Files that readers share out among themselves (shards); 0 where any number may read."""
+        """Number of files to share among the readers (shards); 0 if there may be any number of readers."""
         ...
 
     def __len__(self) -> int: ...
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Input and target of sample `index`; `chance` drives the augmentation. Raises CorruptSampleError."""
+        """Read input and target of sample `index`; `chance` drives the augmentation.
+
+        Raises CorruptSampleError.
+        """
         ...
 
     def name(self, index: int) -> str:
-        """How a user finds the sample: its file, its line, its offset."""
+        """Return the place of the sample for users: its file, line or offset."""
         ...
 
     def fingerprint(self, index: int) -> bytes:
-        """Bytes that another sample at `index` would not have, wherever the data set lies; cheap."""
+        """Return bytes that another sample would not have, wherever the data set is; cheap to compute."""
         ...
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A data set that fetches what a batch needs at once, where one after the other would take long."""
+    """Data set that fetches all samples of a batch at once, because single reads are slow."""
 
     def expect(self, indices: Sequence[int]) -> None:
-        """These samples are asked for next."""
+        """Fetch these samples, which are read next."""
         ...
 
 
 @runtime_checkable
 class ReadsStacked(Protocol):
-    """A data set without chance, which reads the samples of a batch in less time than one by one."""
+    """Data set without random augmentation that reads a batch faster as a whole than by single samples."""
 
     def stacked(self, indices: Sequence[int]) -> tuple[Array, Array] | None:
-        """Inputs and targets of these samples, of which all count; None where one of them is corrupt."""
+        """Read inputs and targets of these samples, of which all count; None if one of them is corrupt."""
         ...
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `prepare` wrote down about a data set in dataset.json, beside the splits train/ and val/."""
+    """Description of a data set: the content of dataset.json, beside the splits train/ and val/."""
 
     kind: str  # images | shards | tokens | text | records
     classes: tuple[str, ...] = ()
     vocabulary: int = 0  # token ids are below this; in kind "text" id 0 is padding
-    bytes_per_token: float = 0.0  # of the raw text, on the average; with it the metric is bits per byte
-    baseline_name: str = ""  # the simple method that the trained model has to beat, on the same split
+    bytes_per_token: float = 0.0  # mean over the raw text; if set, the metric is bits per byte
+    baseline_name: str = ""  # a simple method that the trained model has to beat, on the same split
     baseline: float | None = None
-    keys: tuple[str, ...] = ()  # of kind "records"
+    keys: tuple[str, ...] = ()  # for kind "records"
 
 
 def is_bucket(path: str) -> bool:
-    """Whether data.path is the address of a bucket."""
+    """Return whether data.path is the address of a bucket."""
     return path.startswith(BUCKETS)
 
 
 def describe(root: Path, key: str = "data.path") -> Description:
-    """Reads dataset.json of a data set, or recognises a plain folder of class folders; raises DataError.
+    """Read dataset.json of a data set, or describe a plain folder of class folders; raises DataError.
 
-    `key` of a configuration, or of a command line, holds `root`.
+    `key` names `root` in messages: a key of the configuration, or an argument of the command line.
     """
     if root.is_file():
         raise DataError(
@@ -110,7 +113,7 @@ def describe(root: Path, key: str = "data.path") -> Description:
 
 
 def parsed(content: bytes, place: str) -> Description:
-    """The description in dataset.json at `place`; raises DataError."""
+    """Parse the dataset.json at `place`; raises DataError."""
     try:
         table = json.loads(content)
         names = {name: tuple(table.get(name, ())) for name in ("classes", "keys")}
@@ -120,12 +123,12 @@ def parsed(content: bytes, place: str) -> Description:
 
 
 def is_unsplit(root: Path) -> bool:
-    """Whether a folder has the folders of classes, and none called train."""
+    """Return whether a folder has folders, presumably of classes, but none called train."""
     return not (root / "train").exists() and any(entry.is_dir() for entry in root.iterdir())
 
 
 def walked(root: Path) -> Iterator[Path]:
-    """All files below a folder, at any depth, sorted; not what is hidden, nor a link to a folder above."""
+    """Yield all files below a folder, sorted; skip hidden names and links to a folder above."""
     for place, inner, names in os.walk(root, followlinks=True):
         folder = Path(place)
         inner[:] = sorted(
@@ -139,14 +142,14 @@ def _leads_back(folder: Path) -> bool:
 
 
 def split_of(size: int, settings: config.Data, training: bool) -> Array:
-    """The samples of a split, sorted, of `size` without splits: a function of the settings alone."""
+    """Return the sorted indices of one split of `size` samples; the settings alone decide them."""
     order = np.random.Generator(np.random.Philox(key=settings.split_seed)).permutation(size)
     held_out = round(size * settings.held_out)
     return np.sort(order[held_out:] if training else order[:held_out])
 
 
 def split_problem(size: int, settings: config.Data, training: bool) -> str:
-    """What is wrong with a split that got nothing of `size` samples, and what would do."""
+    """Return the error about a split that got none of `size` samples, with values that would work."""
     split = "training" if training else "val"
     if size <= 1:
         return f"data.path = {settings.path!r}: holds {size} samples, too few for train and val"
@@ -157,7 +160,7 @@ def split_problem(size: int, settings: config.Data, training: bool) -> str:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The class folders of a split, sorted by name."""
+    """Return the names of the class folders of a split, sorted; raises DataError without the folder."""
     if not folder.is_dir():
         raise DataError(
             f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png, a table is "
@@ -167,19 +170,19 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def write_description(root: Path, description: Description) -> None:
-    """Writes dataset.json, the last thing that a `prepare` command does."""
+    """Write dataset.json, as the last action of a `prepare` command."""
     (root / DESCRIPTION).write_bytes(content_of(description))
 
 
 def content_of(description: Description) -> bytes:
-    """What dataset.json holds."""
+    """Return the content of dataset.json."""
     return (json.dumps(asdict(description), indent=1) + "\n").encode()
 
 
 def open_split(settings: config.Data, description: Description, split: str) -> Dataset:
-    """The data set of `split` ("train" or "val"); raises DataError when it is missing or empty.
+    """Open the data set of `split` ("train" or "val"); raises DataError if it is missing or empty.
 
-    A module of OPENERS offers `open_split(folder, description, settings, training) -> Dataset`.
+    Each module of OPENERS has `open_split(folder, description, settings, training) -> Dataset`.
     """
     kind = description.kind if settings.kind == "auto" else settings.kind
     if kind not in OPENERS:
@@ -198,7 +201,7 @@ def open_split(settings: config.Data, description: Description, split: str) -> D
 
 
 def check_parts(dataset: Dataset, ranks: int, workers: int) -> None:
-    """Raises DataError when there are fewer shards than processes that read them."""
+    """Raise DataError if there are fewer shards than processes that read them."""
     readers = ranks * max(1, workers)
     if 0 < dataset.parts < readers:
         raise DataError(

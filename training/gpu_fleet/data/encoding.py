@@ -1,4 +1,4 @@
-"""From text to token ids: plain bytes, or a tokenizer that a user brings as a file."""
+"""Encoding of text as token ids: by plain bytes, or by a tokenizer in a user's file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Encoding:
-    """How text becomes ids, all below `vocabulary`."""
+    """Conversion of text to ids, all below `vocabulary`."""
 
     encode: Callable[[bytes], Array]  # text to ids (n,) int64
     vocabulary: int
-    end: int | None = None  # the id that ends a file, where the vocabulary has one
+    end: int | None = None  # the id that ends a file, if the vocabulary has one
 
 
 def byte_encoding(shift: int) -> Encoding:
-    """A byte is its own token, moved up by `shift` places that are kept free; works on any text."""
+    """Return the encoding of each byte as one token, with the first `shift` ids free; fits any text."""
 
     def encode(text: bytes) -> Array:
         return np.frombuffer(text, dtype=np.uint8).astype(np.int64) + shift
@@ -31,11 +31,12 @@ def byte_encoding(shift: int) -> Encoding:
 
 
 def file_encoding(file: Path, end: str = "", *, framed: bool = False) -> Encoding:
-    """The tokenizer of a tokenizer.json (https://huggingface.co/docs/tokenizers); raises DataError.
+    """Load the encoding of a tokenizer.json (https://huggingface.co/docs/tokenizers); raises DataError.
 
     Args:
-        end: one of its tokens that ends a file, if any.
-        framed: whether each text gets the tokens around it that the tokenizer adds, such as [CLS] and [SEP].
+        file: the tokenizer.json.
+        end: the token that ends a file, if any.
+        framed: add the tokens that the tokenizer puts around each text, such as [CLS] and [SEP].
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - only where one is given
 

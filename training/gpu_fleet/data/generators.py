@@ -1,6 +1,7 @@
-"""What a user's samples draw from: the generators of torch, numpy and random, and those that their data hold.
+"""Random generators of a user's samples: those of torch, numpy and random, and those in the user's data.
 
-All of them are set before a sample is read, so that it is the same wherever and whenever that happens.
+All of them are seeded before a sample is read, so that the sample is the same wherever and whenever it is
+read.
 """
 
 import gc
@@ -19,20 +20,21 @@ import torch
 from gpu_fleet.own_code import is_of_user
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-MOST_LOOKED_AT = 10_000  # objects behind a data set; 10 ms
-_OF_NUMPY = np.random.mtrand._rand  # of np.random.seed
-_OF_RANDOM = random._inst  # of random.seed
-SHARED = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # which are set in any case
-CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # nothing of users' is in these
+MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms
+_OF_NUMPY = np.random.mtrand._rand  # seeded by np.random.seed
+_OF_RANDOM = random._inst  # seeded by random.seed
+SHARED = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # always seeded
+CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # these hold no user objects
 
 
 def held_by(samples: Any) -> tuple[Generator, ...]:
-    """The generators that a data set can reach: its own, its transforms', those of the functions it calls.
+    """Return the generators of a data set, of its transforms, and of the functions that it calls.
 
-    In an order that is the same in every process. One that is made only when a sample is read is not found.
+    The order is the same in every process. A generator that is created only when a sample is read is not
+    included.
     """
     generators: list[Generator] = []
-    seen: dict[int, Any] = {}  # holds what it names, as ids are given again
+    seen: dict[int, Any] = {}  # keeps the objects alive, since Python reuses ids
     waiting = deque([samples])
     while waiting and len(seen) < MOST_LOOKED_AT:
         thing = waiting.popleft()
@@ -48,7 +50,7 @@ def held_by(samples: Any) -> tuple[Generator, ...]:
 
 
 def _behind(thing: Any) -> Sequence[Any]:
-    """What an object refers to, of what may be a user's."""
+    """Return the objects to which an object refers, as far as they may be a user's."""
     if isinstance(thing, FunctionType):
         if not is_of_user(thing.__code__.co_filename):
             return ()
@@ -57,13 +59,13 @@ def _behind(thing: Any) -> Sequence[Any]:
     if isinstance(thing, type):
         source = getattr(sys.modules.get(thing.__module__), "__file__", None)
         return [*vars(thing).values(), *thing.__bases__] if source and is_of_user(source) else ()
-    if isinstance(thing, (*CLOSED, set, frozenset)):  # a set has another order in each process
+    if isinstance(thing, (*CLOSED, set, frozenset)):  # the order of a set differs by process
         return ()
     return gc.get_referents(thing)[:MOST_LOOKED_AT]
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function, and what is defined in it, takes from its module."""
+    """Yield the names that a function, and the functions inside it, take from their module."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -71,12 +73,12 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def seed_generators(chance: np.random.Generator, own: Sequence[Generator] = ()) -> None:
-    """Sets the generators that a user's samples draw from; those of GPUs stay as they are."""
+    """Seed the generators from which a user's samples draw; those of GPUs do not change."""
     seed = int(chance.integers(2**63))
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    for generator in own:  # each by a number of its own: two of one kind must not draw the same
+    for generator in own:  # each with its own number: two of one kind must not draw the same
         _seed(generator, int(chance.integers(2**63)))
 
 
@@ -94,7 +96,7 @@ def _seed(generator: Generator, seed: int) -> None:
 
 @contextmanager
 def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
-    """Gives the generators back as they were: the training draws its dropout from the first."""
+    """Restore the generators after the block: training draws its dropout from torch's."""
     shared = torch.get_rng_state(), np.random.get_state(), random.getstate()
     ways_back = [_way_back(generator) for generator in own]
     try:
@@ -108,7 +110,7 @@ def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
 
 
 def _way_back(generator: Generator) -> Callable[[], object]:
-    """Puts a generator back into the state that it has now."""
+    """Return a function that restores the present state of a generator."""
     if isinstance(generator, torch.Generator):
         return partial(generator.set_state, generator.get_state())
     if isinstance(generator, np.random.Generator):

@@ -1,4 +1,4 @@
-"""Folders of pictures by class, and what happens to a picture on its way to the model."""
+"""Folders of pictures by class; decoding and augmentation of a picture."""
 
 import io
 import math
@@ -23,21 +23,21 @@ from gpu_fleet.data.dataset import (
 from gpu_fleet.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-# Pictures and arrays that are not read; among those that are, they would be left out.
+# Pictures and arrays that cannot be read: an error names them, so that they are not left out silently.
 UNREAD = (".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".dcm", ".npy", ".npz", ".exr")
-BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises on such files
+BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # Pillow's, for broken files
 FINGERPRINT_BYTES = 4096  # one block of most file systems
-KEPT_BYTES = 64 * 2**20  # of decoded pictures, in each process that reads
+KEPT_BYTES = 64 * 2**20  # cache of decoded pictures, in each process that reads
 Box = tuple[float, float, float, float]  # left, top, right, bottom
-SHIFT_PIXELS = 1 / 8  # of a side: 4 of 32, as in the CIFAR experiments of He et al., 2015
+SHIFT_PIXELS = 1 / 8  # part of a side: 4 of 32 pixels, as in the CIFAR experiments of He et al., 2015
 
 
 def open_split(
     folder: Path, description: Description, settings: config.Data, training: bool
 ) -> "ImageFolder":
-    """The pictures of a split; raises DataError when a class is missing.
+    """Open the pictures of a split; raises DataError if a class is missing.
 
-    Of a folder without splits a part is held out; data.held_out and data.split_seed alone say which.
+    If the folder has no splits, data.held_out and data.split_seed alone decide which pictures are held out.
     """
     if folder.is_dir() or not is_unsplit(folder.parent):
         return ImageFolder(folder, description.classes, settings, training)
@@ -50,7 +50,7 @@ def open_split(
 
 
 class ImageFolder:
-    """`folder`/CLASS/**/*.png (or another of SUFFIXES): pictures of one split."""
+    """Pictures of one split: `folder`/CLASS/**/*.png (or another of SUFFIXES)."""
 
     def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._settings = settings
@@ -65,7 +65,7 @@ class ImageFolder:
         _check_left_out(folder, classes)
 
     def keep(self, indices: Array) -> None:
-        """Leaves out all other pictures."""
+        """Remove all pictures except those at `indices`."""
         self._files = [self._files[index] for index in indices]
 
     @property
@@ -79,17 +79,17 @@ class ImageFolder:
         return str(self._files[index][0])
 
     def fingerprint(self, index: int) -> bytes:
-        """Class, name and size of the file, and how it begins."""
+        """Return class, name, size and first bytes of the file."""
         file, target = self._files[index]
         try:
             with file.open("rb") as opened:
                 begin = opened.read(FINGERPRINT_BYTES)
             return f"{target}/{file.name}/{file.stat().st_size}/".encode() + begin
-        except OSError:  # a sample that cannot be read is counted when it is its turn
+        except OSError:  # training counts a sample that cannot be read
             return f"{target}/{file.name}".encode()
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Picture (3, height, width) uint8 and class () int64."""
+        """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
         file, target = self._files[index]
         pixels = self._kept.get(index)
         if pixels is None:
@@ -102,7 +102,7 @@ class ImageFolder:
         return augmented(pixels, self._settings, self._training, chance), np.asarray(target, dtype=np.int64)
 
     def _keep(self, index: int, pixels: Array) -> None:
-        """Small data sets are decoded once; where a crop is drawn each time there is nothing to keep."""
+        """Cache a decoded picture while there is room, unless training draws a new crop each time."""
         drawn = self._training and self._settings.augmentation == "resized_crop"
         if not drawn and self._room >= pixels.nbytes:
             self._kept[index] = pixels
@@ -110,7 +110,7 @@ class ImageFolder:
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The pictures of a class, at any depth, sorted; raises DataError for one of a kind that is not read."""
+    """Return the pictures of a class, at any depth, sorted; raises DataError for one that cannot be read."""
     files = list(walked(folder))
     for file in files:
         if file.suffix.lower() in UNREAD:
@@ -119,7 +119,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _check_left_out(folder: Path, classes: Sequence[str]) -> None:
-    """Raises DataError for a picture of a split that lies in no folder of a class."""
+    """Raise DataError for a picture of a split that is in no class folder."""
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name in classes:
             continue
@@ -132,14 +132,14 @@ def _check_left_out(folder: Path, classes: Sequence[str]) -> None:
 
 
 class Cut(NamedTuple):
-    """What becomes of a picture that is scaled: which box of it, in pixels, and whether it is flipped."""
+    """Part of a picture to scale: a box, in pixels, and whether it is flipped."""
 
     box: Box
     flip: bool
 
 
 def cut_plan(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Cut:
-    """What `decode` would draw for a picture of `settings.image_size`, from its header alone.
+    """Draw the cut that `decode` would draw for a picture of `settings.image_size`, from its header alone.
 
     Raises CorruptSampleError.
     """
@@ -150,7 +150,7 @@ def cut_plan(content: bytes, settings: config.Data, training: bool, chance: np.r
 
 
 def cut_out(content: bytes, cut: Cut, side: int) -> Array:
-    """The picture (3, side, side) uint8 of `decode` where it draws `cut`; raises CorruptSampleError."""
+    """Decode to (3, side, side) uint8, as `decode` does if it draws `cut`; raises CorruptSampleError."""
     with opened(content) as picture:
         array = _cut(picture, cut.box, side)
     return np.ascontiguousarray((array[:, ::-1] if cut.flip else array).transpose(2, 0, 1))
@@ -158,20 +158,20 @@ def cut_out(content: bytes, cut: Cut, side: int) -> Array:
 
 @contextmanager
 def opened(content: bytes) -> Iterator[Image.Image]:
-    """A picture; raises CorruptSampleError for bytes that are none, in the block as well."""
+    """Open a picture; raises CorruptSampleError for bytes that are no picture, also from the block."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
             yield _of_eight_bits(picture)
-    except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
+    except UnidentifiedImageError as error:  # its text only names an address in memory
         raise CorruptSampleError("is no picture") from error
     except BROKEN as error:
         raise CorruptSampleError(str(error)) from error
 
 
 def _of_eight_bits(picture: Image.Image) -> Image.Image:
-    """The picture, its grey values of 16 bits scaled to 8; Pillow would cut them off at 255.
+    """Return the picture, with grey values of 16 bits scaled to 8; Pillow would clip them at 255.
 
-    Raises CorruptSampleError for values whose range nobody knows, and for a file of several pictures.
+    Raises CorruptSampleError for values of unknown range, and for a file of several pictures.
     """
     if picture.format == "TIFF" and getattr(picture, "n_frames", 1) > 1:
         raise CorruptSampleError(f"holds {picture.n_frames} pictures; write each into a file")  # type: ignore[attr-defined]  # of TIFF
@@ -185,12 +185,12 @@ def _of_eight_bits(picture: Image.Image) -> Image.Image:
 
 
 def decode(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
-    """Bytes of a picture to (3, height, width) uint8, augmented when training. Raises CorruptSampleError."""
+    """Decode a picture to (3, height, width) uint8, augmented in training. Raises CorruptSampleError."""
     return augmented(pixels_of(content, settings, training, chance), settings, training, chance)
 
 
 def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
-    """Bytes of a picture to (height, width, 3) uint8 of the right size; raises CorruptSampleError."""
+    """Decode a picture to (height, width, 3) uint8 of the right size; raises CorruptSampleError."""
     with opened(content) as picture:
         if training and settings.augmentation == "resized_crop":
             return _cut(picture, _random_box(picture, chance), settings.image_size or picture.width)
@@ -200,7 +200,7 @@ def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.
 
 
 def augmented(array: Array, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
-    """Pixels (height, width, 3) to what the model gets, (3, height, width); shifted and flipped at random."""
+    """Turn pixels (height, width, 3) into the model's (3, height, width), shifted and flipped in training."""
     if training and settings.augmentation in ("shift", "shift_flip"):
         array = _shift(array, chance)
     if training and settings.augmentation in ("shift_flip", "resized_crop") and chance.random() < 1 / 2:
@@ -209,7 +209,7 @@ def augmented(array: Array, settings: config.Data, training: bool, chance: np.ra
 
 
 def _shift(array: Array, chance: np.random.Generator) -> Array:
-    """The picture moved by up to an eighth of its sides, edges repeated."""
+    """Move the picture by up to an eighth of its sides, with repeated edges."""
     down, right = (max(1, round(side * SHIFT_PIXELS)) for side in array.shape[:2])
     top, left = (int(chance.integers(0, 2 * most + 1)) - most for most in (down, right))
     for axis, by in enumerate((top, left)):
@@ -218,7 +218,7 @@ def _shift(array: Array, chance: np.random.Generator) -> Array:
 
 
 def _random_box(picture: Image.Image, chance: np.random.Generator) -> Box:
-    """A random part of 8 to 100 % of the area (Szegedy et al., 2014)."""
+    """Draw a part of 8 to 100 % of the area (Szegedy et al., 2014)."""
     area = picture.width * picture.height * chance.uniform(0.08, 1.0)
     ratio = np.exp(chance.uniform(np.log(3 / 4), np.log(4 / 3)))
     width = min(picture.width, max(1, round(float(np.sqrt(area * ratio)))))
@@ -228,7 +228,7 @@ def _random_box(picture: Image.Image, chance: np.random.Generator) -> Box:
 
 
 def _middle_box(picture: Image.Image, side: int) -> Box:
-    """The middle 7/8 of the shorter side (224 of 256); of small pictures all of it."""
+    """Return the middle square of 7/8 of the shorter side (224 of 256); all of it for small pictures."""
     shorter = min(picture.width, picture.height)
     part = shorter * 7 / 8 if shorter > side else float(shorter)
     left, top = (picture.width - part) / 2, (picture.height - part) / 2
@@ -236,7 +236,7 @@ def _middle_box(picture: Image.Image, side: int) -> Box:
 
 
 def _cut(picture: Image.Image, box: Box, side: int) -> Array:
-    """The box scaled to (side, side, 3) uint8. A JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough."""
+    """Scale the box to (side, side, 3) uint8. A JPEG is decoded at 1/2, 1/4 or 1/8 if that is enough."""
     width, height = picture.size
     needed = min(1.0, side / min(box[2] - box[0], box[3] - box[1]))
     picture.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))

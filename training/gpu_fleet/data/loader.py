@@ -19,8 +19,8 @@ from gpu_fleet.errors import DataError, OwnCodeError
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
 MAPPED = ("text", "tokens")  # kinds of data that are read through a memory map
-BLOCK = 4096  # positions whose order is found at once: 0.3 ms, where a few alone take 0.1 ms
-# Of a batch, how many its loss is the mean over; None: its samples.
+BLOCK = 4096  # positions per call for their order: 0.3 ms, while a few alone take 0.1 ms
+# Returns over how many items of a batch its loss is the mean; None means its samples.
 CountOf = Callable[[Any], int | None]
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 class Batch:
     """One micro-batch of a rank."""
 
-    # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64; of a user's own data any nest
+    # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64; any nest for a user's own data
     inputs: Any
     targets: Tensor  # classes (batch,) or tokens (batch, sequence), int64; IGNORED where there is none
     corrupt: tuple[str, ...] = ()  # name and defect of samples that could not be read
-    counted: int = 0  # targets that are not IGNORED: what the batch weighs in the loss of its step
+    counted: int = 0  # targets that are not IGNORED: the weight of the batch in the loss of its step
 
     def to(self, device: torch.device) -> "Batch":
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -49,11 +49,11 @@ class Batch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All tensors of inputs and targets."""
         return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
 
     def paired(self, count: CountOf) -> "Batch":
-        """The same with inputs and targets as one, as a user's loss or metric takes them."""
+        """Return the batch with the pair of inputs and targets as input, for a user's loss or metric."""
         pair, samples = (self.inputs, self.targets), len(self.targets)
         counted = count(pair)
         weight = samples if counted is None else counted
@@ -62,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class RankShare:
-    """Which part of every step's samples this rank reads."""
+    """Share of every step's samples that this rank reads."""
 
     rank: int
     world: int
@@ -71,32 +71,32 @@ class RankShare:
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one micro-batch of this rank."""
+        """Number of samples of one micro-batch of this rank."""
         return self.batch_size // (self.accumulation * self.world)
 
 
 class Reader:
-    """Reads whole batches; picklable and without open state, so that reader processes can have it."""
+    """Reader of whole batches; reader processes get a pickled copy, so it holds nothing open."""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self._dataset = dataset
-        # asked once: such a question takes longer than to read a sample of tokens
+        # computed once: isinstance with a protocol takes longer than to read a sample of tokens
         self._ahead, self._at_once = isinstance(dataset, ReadsAhead), isinstance(dataset, ReadsStacked)
         self._bits = np.random.Philox(key=seed)
         self._chance = np.random.Generator(self._bits)
         self._fresh: Any = self._bits.state  # before the first draw
 
     def chance(self, epoch: int, index: int) -> np.random.Generator:
-        """What drives the augmentation of one sample: the same numbers wherever and whenever it is read.
+        """Return the generator for one sample's augmentation: the same numbers wherever it is read.
 
-        One generator that is set back for each sample takes 1 us, a new one 13.
+        A reset of one generator takes 1 us, a new generator 13 us.
         """
         self._fresh["state"]["counter"][:] = 0, 0, epoch, index
         self._bits.state = self._fresh
         return self._chance
 
     def __getitem__(self, part: Slice) -> Batch:
-        """The samples of a slice, in order. In place of a corrupt one, a neighbour without a target."""
+        """Read the samples of a slice, in order; a good sample without target replaces a corrupt one."""
         indices = part.indices.tolist()
         if self._at_once and (stacked := cast("ReadsStacked", self._dataset).stacked(indices)) is not None:
             inputs, targets = stacked
@@ -128,7 +128,7 @@ class Reader:
 
 
 class PairedReader:
-    """Reads the same batches for a user's loss or metric."""
+    """Reader of batches in the form for a user's loss or metric."""
 
     def __init__(self, reader: Reader, count: CountOf) -> None:
         self._reader, self._count = reader, count
@@ -138,9 +138,9 @@ class PairedReader:
 
 
 def training_slices(order: SampleOrder, share: RankShare, position: int) -> Iterator[Slice]:
-    """The micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
+    """Yield the micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
     width = share.micro_batch
-    # an epoch has an order of its own, so a block spans few of them, however small the data set
+    # each epoch has its own order, so a block is at most about one epoch, also for a small data set
     steps = max(1, min(BLOCK // (width * share.accumulation), order.size // share.batch_size))
     micros = [
         micro_batch_start(0, micro, share.rank, share.world, width) for micro in range(share.accumulation)
@@ -155,10 +155,10 @@ def training_slices(order: SampleOrder, share: RankShare, position: int) -> Iter
 
 
 def evaluation_slices(size: int, share: RankShare) -> Iterator[tuple[Slice, int]]:
-    """Micro-batches that cover [0, size) once over all ranks, and how many samples of each count.
+    """Yield micro-batches that cover [0, size) once over all ranks, and the number of samples that count.
 
-    Every rank gets the same number of equal batches, so that collectives in the model stay in step;
-    positions past the end wrap around and do not count.
+    Every rank gets the same number of equal batches, so that collectives in the model stay in step.
+    Positions past the end wrap around and do not count.
     """
     order = SampleOrder(size, seed=0, shuffle=False)
     width = share.micro_batch
@@ -168,22 +168,22 @@ def evaluation_slices(size: int, share: RankShare) -> Iterator[tuple[Slice, int]
 
 
 def reader_processes(kind: str, cores: int, ranks: int) -> int:
-    """How many a rank has by default: its share of the cores of its instance, less the one it trains on.
+    """Return the default number of readers of a rank: its share of the instance's cores, less one to train.
 
-    None for token files: a sample is a copy of some KB, and to hand it on between processes takes longer.
+    It is 0 for token files: their sample is a copy of some KB, which takes longer to pass between processes.
     """
     return 0 if kind in MAPPED else max(0, cores // ranks - 1)
 
 
 class ReadsBatches(Protocol):
-    """A Reader, or what reads a user's own data."""
+    """Reader of batches, also of a user's own data."""
 
     def __getitem__(self, part: Slice) -> Batch: ...
 
 
 @runtime_checkable
 class Decodes(Protocol):
-    """A reader whose batches are finished in the process that trains, where the GPU is."""
+    """Reader whose batches are finished in the training process, which has the GPU."""
 
     def decoded(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
 
@@ -191,9 +191,9 @@ class Decodes(Protocol):
 def batches(
     reader: ReadsBatches, slices: Iterator[Slice], settings: config.Data, pinned: bool
 ) -> Iterator[Batch]:
-    """Reads the slices in order, ahead of time when there are reader processes."""
+    """Read the slices in order, ahead of time if there are reader processes."""
     loader = _loader(reader, slices, settings, pinned) if settings.workers or pinned else None
-    # a DataLoader that only calls the reader takes 40 us a batch
+    # without need a DataLoader would add 40 us per batch
     read = _read(loader if loader is not None else map(reader.__getitem__, slices))
     return reader.decoded(read) if isinstance(reader, Decodes) else read
 
@@ -206,13 +206,13 @@ def _loader(
         workers = {
             "prefetch_factor": settings.prefetch,
             "worker_init_fn": _leave_process_group,
-            "multiprocessing_context": "fork",  # at once, where another start loads torch again: seconds
+            "multiprocessing_context": "fork",  # fast; other start methods import torch again, for seconds
         }
     return DataLoader(
         reader,  # type: ignore[arg-type]  # DataLoader takes anything with __getitem__, its hints say Dataset
         batch_size=None,
         sampler=slices,
-        generator=torch.Generator(),  # else every new loader would draw from the one that dropout uses
+        generator=torch.Generator(),  # else each new loader draws from the generator of dropout
         num_workers=settings.workers or 0,
         pin_memory=pinned,
         **workers,
@@ -222,18 +222,18 @@ def _loader(
 def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
     try:
         yield from loader
-    except (DataError, OwnCodeError) as error:  # around that of a reader process torch puts its traceback
+    except (DataError, OwnCodeError) as error:  # torch adds the traceback of a reader process to its text
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from error
 
 
 def _leave_process_group(_worker: int) -> None:
-    """A terminal signals the whole group; the readers are to end with their parent, after it has saved."""
+    """Leave the process group, so that a terminal does not signal readers: they end after their parent."""
     os.setsid()
 
 
 class CorruptionCounter:
-    """Counts the corrupt samples of this rank."""
+    """Counter of the corrupt samples of this rank."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0
@@ -241,7 +241,7 @@ class CorruptionCounter:
         self._last = ""
 
     def add(self, corrupt: tuple[str, ...]) -> None:
-        """Names each sample in the log."""
+        """Count each sample, and name it in the log."""
         for defect in corrupt:
             self.count += 1
             self._last = defect
@@ -249,11 +249,11 @@ class CorruptionCounter:
 
     @property
     def excess(self) -> int:
-        """How far the limit is passed; 0 or less when it is not."""
+        """Number of corrupt samples above the limit; 0 or less within it."""
         return self.count - self._limit
 
     def check(self) -> None:
-        """Raises DataError when the limit is passed."""
+        """Raise DataError if there are more corrupt samples than allowed."""
         if self.excess > 0:
             raise DataError(
                 f"{self.count} corrupt samples, data.corrupt_limit allows {self._limit}; last: {self._last}"

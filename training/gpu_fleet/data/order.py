@@ -1,8 +1,8 @@
-"""The order of samples: a pure function of seed and epoch, found for any position in constant time.
+"""Order of samples: a pure function of seed and epoch, computed for any position in constant time.
 
 A Feistel network permutes the indices (a format-preserving permutation with cycle walking, Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains", 2002), so no permutation is ever stored: position
-1,000,000,000 of a run costs what position 0 costs.
+Rogaway, "Ciphers with Arbitrary Finite Domains", 2002), so no permutation is stored: position 1,000,000,000
+of a run costs as much as position 0.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.uint64]
-ROUNDS = 6  # 4 make a pseudo-random permutation (Luby and Rackoff, 1988); 2 more for the cheap round function
+ROUNDS = 6  # 4 give a pseudo-random permutation (Luby and Rackoff, 1988); 2 more for the cheap round function
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Slice:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The stream of one data set: every epoch holds each of `size` indices exactly once."""
+    """Endless stream of one data set: every epoch holds each of `size` indices exactly once."""
 
     size: int
     seed: int
     shuffle: bool = True
 
     def slice(self, start: int, count: int) -> Slice:
-        """The samples at positions start to start + count - 1, counted from the first sample of the run."""
+        """Return the samples at positions start to start + count - 1, counted from the run's first sample."""
         return self.at(np.arange(start, start + count, dtype=np.uint64))
 
     def at(self, positions: Indices) -> Slice:
-        """The samples at any positions (count,), in that order.
+        """Return the samples at any positions (count,), in that order.
 
         A call costs 0.1 ms and a position 0.05 us, so ask for many at once.
         """
@@ -50,16 +50,16 @@ class SampleOrder:
 
 
 def micro_batch_start(position: int, micro: int, rank: int, world: int, micro_batch: int) -> int:
-    """Where a rank's part of a micro-batch starts in the stream.
+    """Return the position in the stream at which a rank's part of a micro-batch starts.
 
     `position` is the number of samples consumed by all ranks before this step. A step always takes the
-    same samples of the stream; the world size only cuts them.
+    same samples of the stream; the world size only decides how the ranks divide them.
     """
     return position + (micro * world + rank) * micro_batch
 
 
 def permute(places: Indices, size: int, seed: int, epoch: int) -> Indices:
-    """A pseudo-random permutation of [0, size), chosen by seed and epoch, applied to `places`."""
+    """Apply a pseudo-random permutation of [0, size), chosen by seed and epoch, to `places`."""
     half_bits = max(1, -(-max(size - 1, 1).bit_length() // 2))
     keys = _mix(
         np.arange(ROUNDS, dtype=np.uint64) + _mix(_word(seed)) + _mix(_word(epoch) ^ np.uint64(0xE70C))

@@ -1,8 +1,8 @@
 """A user's own data set: anything with `__len__` and `__getitem__`, an iterable, or a table.
 
-Samples are whatever they are; `data.collate`, by default torch's default_collate, makes a batch of them: any
-nest of tensors, numbers and text. What a sample draws is set by seed, epoch and index, so that no number of
-reader processes changes it.
+Samples may be of any kind. `data.collate`, by default torch's default_collate, makes a batch of them: any
+nest of tensors, numbers and text. Seed, epoch and index decide the random numbers of a sample, so the number
+of reader processes does not change them.
 """
 
 import hashlib
@@ -28,34 +28,34 @@ from gpu_fleet.data.shards import Records, folder_of
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError
 from gpu_fleet.own_code import Own, explained
 
-ENDLESS = 2**62  # samples of a stream that does not say how many it has
+ENDLESS = 2**62  # number of samples of a stream without a length
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
-MARKS = ("dataset_dict.json", "state.json")  # what save_to_disk of Hugging Face's datasets writes
+MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
-UNSPLIT = "rows"  # "all" means all splits to the library
-FRESH_SEED = 67280421310721  # of torch in a new process, by which earlier trainers looked at streams
+UNSPLIT = "rows"  # not "all", which means all splits to the library
+FRESH_SEED = 67280421310721  # torch's seed in a new process, under which earlier trainers hashed streams
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
-AT_HAND = 2  # files of a table are there or one folder deeper; only then may pictures be beside them
-# Rows of another form or packing, which lie beside those that are read.
+AT_HAND = 2  # greatest depth of table files that may have pictures beside them
+# Rows in a format or compression that is not read.
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
-REAL = ("float", "double", "halffloat")  # types of columns, as Arrow names them
+REAL = ("float", "double", "halffloat")  # Arrow's names of column types
 Collate = Callable[[list[Any]], Any]
 
 
 class OwnData:
-    """One split of a user's data set, by index."""
+    """One split of a user's data set, read by index."""
 
     parts = 0  # any number of processes may read it
     ordered = False  # read in the order of gpu_fleet.data.order
-    looked_at = 16  # samples that distinguish it from another one; they may be slow to make
+    looked_at = 16  # number of samples to fingerprint; they may be slow to make
 
     def __init__(self, samples: Any, label: str, collate: Collate) -> None:
         self._samples, self.label, self.collate = samples, label, collate
         self.classes = tuple(str(name) for name in getattr(samples, "classes", ()))
         self.vocabulary = int(getattr(samples, "vocabulary", 0))
         self.generators = () if isinstance(samples, Records) else held_by(samples)
-        self.of_user = not isinstance(samples, Records)  # whose code may give each rank other samples
-        self.readings = 2 if self.of_user else 1  # that show whether it repeats itself
+        self.of_user = not isinstance(samples, Records)  # user code may give each rank other samples
+        self.readings = 2 if self.of_user else 1  # two show whether the samples are reproducible
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -64,31 +64,31 @@ class OwnData:
         return f"{self.label}, sample {index}"
 
     def sample(self, index: int, chance: np.random.Generator) -> Any:
-        """Sample `index`, whatever it is; `chance` seeds what it draws. Raises OwnCodeError."""
+        """Read sample `index`, of any kind; `chance` seeds its random numbers. Raises OwnCodeError."""
         seed_generators(chance, self.generators)
         with explained(self.name(index)):
             return self._samples[index]
 
     def expect(self, indices: Sequence[int]) -> None:
-        """These samples are asked for next."""
+        """Fetch these samples, which are read next, if they are in a bucket."""
         if isinstance(self._samples, Records):
             self._samples.expect(indices)
 
     def fingerprint(self, index: int) -> bytes:
-        """The content of a sample."""
+        """Return bytes that distinguish the sample from others."""
         return self.looked_into(index)[0]
 
     def looked_into(self, index: int) -> tuple[bytes, str]:
-        """Content and shape of a sample."""
+        """Return digest and shape of a sample."""
         with kept_generators(self.generators):
             return _looked_into([self.sample(index, np.random.default_rng(index))])
 
 
 class Stream(OwnData):
-    """A user's iterable: one order, from its begin to its end, again and again.
+    """A user's iterable, read in its own order, from its first sample to its last, again and again.
 
-    Every rank reads all of it and takes its share. To go on at a position, what lies before is read and
-    dropped, but for whole passes of a stream that says how long it is.
+    Every rank reads all of it and uses its share. To resume at a position, a rank reads and drops the samples
+    before it, except whole passes if the stream has a length.
     """
 
     ordered = True
@@ -98,13 +98,13 @@ class Stream(OwnData):
         super().__init__(samples, label, collate)
         self._length = len(samples) if isinstance(samples, Sized) else ENDLESS
         self._iterator: Iterator[Any] | None = None
-        self._next = 0  # the position of what the iterator gives next
+        self._next = 0  # the position of the iterator's next sample
 
     def __len__(self) -> int:
         return self._length
 
     def sample(self, index: int, chance: np.random.Generator) -> Any:
-        """The sample at a position, counted over all passes; `chance` differs by rank, and is not used."""
+        """Read the sample at a position, counted over all passes; `chance` differs by rank and is unused."""
         del chance
         with explained(self.name(index)):
             if self._iterator is None or index < self._next or index - self._next > self._length:
@@ -120,13 +120,13 @@ class Stream(OwnData):
         self._iterator, self._next = iter(self._samples), number * self._length
 
     def _seed(self, position: int) -> None:
-        """For all ranks alike, as each reads the whole stream."""
+        """Seed the generators alike on all ranks, as each reads the whole stream."""
         seed_generators(np.random.default_rng(position), self.generators)
 
     def _take(self) -> Any:
         for _ in range(2):
             assert self._iterator is not None
-            self._seed(self._next)  # after each begin of a pass: a run that goes on may begin there
+            self._seed(self._next)  # also after the begin of a pass: a resumed run may begin there
             samples = list(islice(self._iterator, 1))
             if samples:
                 self._next += 1
@@ -141,7 +141,7 @@ class Stream(OwnData):
         raise ValueError("it is empty")
 
     def looked_into(self, index: int) -> tuple[bytes, str]:
-        """Content and shape of the first two samples."""
+        """Return digest and shape of the first two samples."""
         with kept_generators(self.generators), explained(self.label):
             seed_generators(np.random.default_rng(index), self.generators)
             torch.default_generator.manual_seed(FRESH_SEED)
@@ -149,7 +149,7 @@ class Stream(OwnData):
 
 
 class OwnReader:
-    """Reads whole batches of a user's data set; see data.loader.Reader."""
+    """Reader of whole batches of a user's data set; see data.loader.Reader."""
 
     def __init__(
         self,
@@ -158,9 +158,10 @@ class OwnReader:
         count: CountOf | None = None,
         check: Callable[[Any], None] | None = None,
     ) -> None:
-        """`count` says over how many of a batch its loss is the mean; without, samples weigh alike.
+        """Prepare a reader.
 
-        `check` raises DataError for a batch that the model cannot take.
+        `count` returns over how many items of a batch its loss is the mean; without it each sample counts as
+        one. `check` raises DataError for a batch that the model cannot take.
         """
         self._data, self._seed, self._count, self._check = data, seed, count, check
 
@@ -179,7 +180,7 @@ class OwnReader:
             batch = self._data.collate(samples)
         except OwnCodeError:
             raise
-        except Exception as error:  # of default_collate, about what users' samples are
+        except Exception as error:  # default_collate raises many kinds for users' samples
             text = str(error).partition("\n")[0]
             raise DataError(
                 f"{self._data.label}: {count} samples make no batch: {text}; the first is "
@@ -201,7 +202,7 @@ class OwnReader:
 
 
 def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
-    """The split of a user's data set; None where it has none for "val". Raises ConfigError, OwnCodeError."""
+    """Open a split of a user's data set; None if it has no "val". Raises ConfigError, OwnCodeError."""
     samples, label = source(split), f"{source.key} = {source.name!r}"
     if samples is None and split == "val":
         return None
@@ -209,7 +210,7 @@ def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
 
 
 def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], ConfigError]) -> OwnData:
-    """The data set behind its adapter; raises `wrong` for what is none, DataError for an empty one."""
+    """Wrap a data set in its adapter; raises `wrong` for an object that is none, DataError if it is empty."""
     if problem := _no_data_set(samples):
         raise wrong(problem)
     by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
@@ -222,7 +223,7 @@ def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], C
 
 
 def _no_data_set(samples: Any) -> str:
-    """What is wrong with something that is given as a data set; empty where nothing is."""
+    """Return the error about an object that is given as a data set; empty if the object is one."""
     by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
     arrays = isinstance(samples, tuple) and all(
         isinstance(array, torch.Tensor | np.ndarray) for array in samples
@@ -244,15 +245,15 @@ def _no_data_set(samples: Any) -> str:
 
 
 def open_records(settings: config.Data, description: Description, split: str, collate: Own | None) -> OwnData:
-    """A split of tars of any keys, indexed by `prepare index --keys`; raises DataError."""
+    """Open a split of tars with any keys, indexed by `prepare index --keys`; raises DataError."""
     samples = Records(folder_of(settings, split), description.keys, settings, training=split == "train")
     return adapted(samples, f"{settings.path}/{split}", collate or default_collate, ConfigError)
 
 
 def is_table(root: Path) -> bool:
-    """Whether a path is a table: of Parquet, JSON lines, or a folder that save_to_disk of datasets wrote.
+    """Return whether a path is a table: Parquet, JSON lines, or a folder from save_to_disk of datasets.
 
-    A file of rows deep inside a folder of pictures makes none.
+    A file of rows deep inside a folder of pictures does not make the folder a table.
     """
     if (root / DESCRIPTION).exists():
         return False
@@ -268,9 +269,9 @@ def is_table(root: Path) -> bool:
 
 
 def table_files(root: Path) -> dict[str, list[Path]]:
-    """The files of a table by split, as their folders or names say; under UNSPLIT where none says train.
+    """Return the files of a table by split, from their folders or names; all under UNSPLIT without train.
 
-    Raises DataError for a file whose names say two splits.
+    Raises DataError for a file whose names mean two splits.
     """
     if _kind(root):
         return {UNSPLIT: [root]}
@@ -282,7 +283,10 @@ def table_files(root: Path) -> dict[str, list[Path]]:
 
 
 def _split_of(file: Path, root: Path) -> str:
-    """The outermost folder that is called as a split says it; else all names that begin so, which agree."""
+    """Return the split of a file: the outermost folder with exactly a split's name decides.
+
+    Without one, all parts of the path that begin with a split's name decide; they must agree.
+    """
     parts = file.relative_to(root).parts
     names = [name for some in SPLITS.values() for name in some]
     if exact := next((part for part in parts[:-1] if part in names), None):
@@ -297,13 +301,13 @@ def _split_of(file: Path, root: Path) -> str:
 
 
 def _kind(file: Path) -> str:
-    """Of a table, by what datasets calls it; empty for another file."""
+    """Return the kind of a table file, by the name that datasets uses; empty for another file."""
     name = file.name.lower()
     return next((kind for suffix, kind in TABLES.items() if name.endswith(suffix)), "")
 
 
 def checked_files(root: Path) -> dict[str, list[Path]]:
-    """The same files; raises DataError where some would not be read, or not as what they are."""
+    """Return `table_files`; raises DataError if some files would be left out, or read as the wrong split."""
     files = table_files(root)
     if UNSPLIT in files and len(files) > 1:
         names = ", ".join(str(file.relative_to(root)) for file in files[UNSPLIT][:4])
@@ -323,10 +327,10 @@ def checked_files(root: Path) -> dict[str, list[Path]]:
 
 
 def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
-    """A split of a table: samples are dictionaries of the chosen columns; numbers become tensors.
+    """Open a split of a table: samples are dictionaries of the chosen columns; numbers become tensors.
 
-    Held-out is the first of validation, val and test; of a table without splits it is data.held_out, or
-    None for 0. Raises DataError or ConfigError.
+    The "val" split is the first of validation, val and test. In a table without splits, data.held_out is its
+    share; 0 gives None. Raises DataError or ConfigError.
     """
     root = Path(settings.path)
     splits = _loaded(root)
@@ -353,9 +357,9 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
 
 
 def _check_values(rows: Any, root: Path) -> None:
-    """Raises DataError for a column with rows of no value, of which no batch can be made.
+    """Raise DataError for a column with missing values, from which no batch can be made.
 
-    But of real numbers: there it becomes NaN, which a loss may know how to leave out.
+    Real numbers are allowed: a missing one becomes NaN, which a loss may leave out.
     """
     for name in rows.column_names:
         column = rows.data.column(name)
@@ -367,7 +371,7 @@ def _check_values(rows: Any, root: Path) -> None:
 
 
 def _with_rows(files: list[Path]) -> list[Path]:
-    """Those that hold any: a Parquet file or JSON lines without rows are ones that datasets cannot read."""
+    """Return the files that have rows: datasets cannot read a file without rows."""
     return [file for file in files if not _is_empty(file)]
 
 
@@ -378,12 +382,12 @@ def _is_empty(file: Path) -> bool:
         return file.is_file() and file.stat().st_size == 0
     try:
         return bool(parquet.read_metadata(file).num_rows == 0)
-    except (OSError, ArrowException):  # a damaged one is named by who reads it
+    except (OSError, ArrowException):  # the reader reports a damaged file
         return False
 
 
 def _loaded(root: Path) -> dict[str, Any]:
-    """The splits of a table, mapped into memory; Parquet and JSON go through the cache of datasets, once."""
+    """Load the splits of a table, mapped into memory; Parquet and JSON go once through datasets' cache."""
     files = checked_files(root)
     try:
         import datasets  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
@@ -399,26 +403,26 @@ def _loaded(root: Path) -> dict[str, Any]:
             names = {split: some for split, some in names.items() if some}
             return dict(datasets.load_dataset(kind, data_files=names)) if names else {}
         loaded = datasets.load_from_disk(str(root))
-    except Exception as error:  # the library raises what its files' readers do
+    except Exception as error:  # the library passes on errors of the readers of its files
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}
 
 
 def shape_of(sample: Any) -> str:
-    """A sample in a few words: the shapes of its tensors where they are."""
+    """Describe a sample for users: its structure, with shapes of tensors and types of other values."""
     return str(
         tree_map(lambda leaf: list(leaf.shape) if hasattr(leaf, "shape") else type(leaf).__name__, sample)
     )
 
 
 def _looked_into(samples: list[Any]) -> tuple[bytes, str]:
-    """What distinguishes samples from others, as bytes, and their shapes in words."""
+    """Return bytes that distinguish samples from others, and their shapes as text."""
     return b"".join(_content(sample) for sample in samples), ", ".join(map(shape_of, samples))
 
 
 def _content(sample: Any) -> bytes:
-    """Bytes that distinguish a sample from another, the same in every process."""
+    """Return bytes that distinguish a sample from others, the same in every process."""
     digest = hashlib.sha256()
     for leaf in tree_flatten(sample)[0]:
         try:
@@ -428,7 +432,7 @@ def _content(sample: Any) -> bytes:
             TypeError,
             AttributeError,
             RuntimeError,
-        ):  # an object of theirs: its kind will do
+        ):  # an object of a user's class: its type is enough
             digest.update(type(leaf).__name__.encode())
     return digest.digest()
 
@@ -436,11 +440,11 @@ def _content(sample: Any) -> bytes:
 def _bytes_of(leaf: Any) -> bytes:
     if isinstance(leaf, torch.Tensor):
         plain = leaf.detach().cpu().to_dense().contiguous()
-        return plain.flatten().view(torch.uint8).numpy().tobytes()  # numpy knows no bfloat16
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:  # whose bytes are addresses
+        return plain.flatten().view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:  # bytes of objects are addresses
         return leaf.tobytes()
     if isinstance(leaf, np.ndarray):
         leaf = leaf.tolist()
-    if isinstance(leaf, set | frozenset):  # in another order in every process
+    if isinstance(leaf, set | frozenset):  # its order differs by process
         leaf = sorted(map(repr, leaf))
     return pickle.dumps(leaf, protocol=4)

@@ -1,4 +1,4 @@
-"""Moves batches to the device while it still computes on the ones before."""
+"""Copies of batches to the device while it computes on earlier batches."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from gpu_fleet.data.loader import Batch
 
 
 def to_device(batches: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[Batch]:
-    """The same batches on `device`, up to `ahead` of them copied early on a stream of their own."""
+    """Return the batches on `device`; a separate stream copies up to `ahead` of them early."""
     if device.type != "cuda":
         return batches
     return _copied_ahead(batches, device, ahead)
@@ -32,5 +32,5 @@ def _received(batch: Batch, copied: torch.cuda.Event) -> Batch:
     stream = torch.cuda.current_stream()
     stream.wait_event(copied)
     for tensor in batch.tensors:
-        tensor.record_stream(stream)  # the memory must not be given to the side stream again too early
+        tensor.record_stream(stream)  # else the side stream may reuse the memory too early
     return batch

@@ -1,13 +1,13 @@
-"""Tar shards as WebDataset lays them out, with an index that finds any sample at once.
+"""Tar shards in the layout of WebDataset, with an index that finds any sample at once.
 
 A sample is the members of one tar that share a name. In kind "shards" these are NNN.png (or another picture)
-and NNN.cls, its class as a number; in kind "records" any NNN.KEY, which become a dictionary. The tars are
-plain: WebDataset reads them, and `prepare index` takes in those that it wrote.
+and NNN.cls, its class as a number. In kind "records" they are any NNN.KEY, which become a dictionary. The
+tars are plain: WebDataset reads them, and `prepare index` indexes tars that WebDataset wrote.
 
-Why not the library webdataset: it reads a tar from its start, so resuming at sample n of an epoch means to
-skip n samples, and its shuffle buffer makes the order depend on the number of workers (its issues #188 and
-#225). With the place of every sample in an index, a sample is one read, whatever its position; order, sharing
-out and resume stay those of every other kind of data.
+The library webdataset itself does not fit. It reads a tar from its start, so a resume at sample n of an epoch
+skips n samples. Its shuffle buffer makes the order depend on the number of workers (its issues #188 and
+#225). With the place of every sample in an index, a sample takes one read, whatever its position; order,
+shares of ranks and resume are the same as for every other kind of data.
 """
 
 import io
@@ -30,11 +30,13 @@ from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bu
 from gpu_fleet.data.images import SUFFIXES, decode
 from gpu_fleet.errors import DataError
 
-# Of a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its class.
+# A row for a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its
+# class.
 INDEX_DTYPE = np.dtype(
     [("shard", "<i4"), ("start", "<i8"), ("size", "<i8"), ("crc32", "<u4"), ("class", "<i4")]
 )
-# Of a member: number of its shard, first byte, length and CRC-32. A sample has a row for each key, in order.
+# A row for a member: number of its shard, first byte, length, CRC-32. A sample has a row for each key, in
+# order.
 RECORDS_DTYPE = np.dtype([("shard", "<i4"), ("start", "<i8"), ("size", "<i8"), ("crc32", "<u4")])
 OPEN_FILES = 256  # per reader process; below the usual limit of 1,024
 
@@ -42,51 +44,51 @@ OPEN_FILES = 256  # per reader process; below the usual limit of 1,024
 def open_split(
     folder: Path, description: Description, settings: config.Data, training: bool
 ) -> "ShardFolder":
-    """The pictures of a split; raises DataError when the shards and their index do not fit each other."""
+    """Open the pictures of a split; raises DataError if the shards and their index do not fit each other."""
     return ShardFolder(folder_of(settings, folder.name), len(description.classes), settings, training)
 
 
 def folder_of(settings: config.Data, split: str) -> "Folder":
-    """Where the tars of a split lie."""
+    """Return the folder of the tars of a split."""
     if is_bucket(settings.path):
         return BucketFolder(BucketSource(settings.path, settings.endpoint, settings.retry_s), split)
     return DiskFolder(Path(settings.path) / split)
 
 
 class Folder(Protocol):
-    """Where the tars of a split and their index lie: on a disk or in a bucket. Picklable."""
+    """Folder of the tars of a split and their index, on a disk or in a bucket. Picklable."""
 
     @property
     def label(self) -> str:
-        """How users call it."""
+        """Name of the folder for users."""
         ...
 
     def shards(self) -> list[tuple[str, int]]:
-        """Name and bytes of each tar, in name order; raises DataError."""
+        """Return name and size in bytes of each tar, in name order; raises DataError."""
         ...
 
     def unread(self) -> str:
-        """A tar that is none of `shards`: compressed, or in a folder further in; empty where none is."""
+        """Return a tar that is not in `shards`, as it is compressed or in a deeper folder; empty if none."""
         ...
 
     def index(self) -> bytes:
-        """The content of index.npy; raises OSError or DataError."""
+        """Read index.npy; raises OSError or DataError."""
         ...
 
     def write_index(self, content: bytes) -> None:
-        """Lays the index beside the tars; raises OSError or DataError."""
+        """Write index.npy beside the tars; raises OSError or DataError."""
         ...
 
     def file(self, name: str) -> AbstractContextManager[Path]:
-        """A tar on this disk, for as long as the block lasts; raises DataError."""
+        """Give a path of a tar on this disk for the block; raises DataError."""
         ...
 
     def expect(self, places: Iterable[BytesInShard]) -> None:
-        """These are read next; what is far away is fetched at once. Raises DataError."""
+        """Prepare for reads of `places`: a bucket fetches them all at once. Raises DataError."""
         ...
 
     def read(self, place: BytesInShard) -> bytes:
-        """Some bytes of a tar; raises OSError or DataError."""
+        """Read a range of bytes of a tar; raises OSError or DataError."""
         ...
 
 
@@ -119,13 +121,13 @@ class DiskFolder:
         return nullcontext(self._folder / name)
 
     def expect(self, places: Iterable[BytesInShard]) -> None:
-        """A read takes microseconds here."""
+        """Do nothing: a read from a disk takes microseconds."""
 
     def read(self, place: BytesInShard) -> bytes:
         return os.pread(self._descriptor(place.shard), place.size, place.start)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}  # descriptors mean nothing in another process
+        return {**self.__dict__, "_open": OrderedDict()}  # descriptors are invalid in another process
 
     def __del__(self) -> None:
         for descriptor in self.__dict__.get("_open", {}).values():
@@ -158,7 +160,7 @@ class Tars:
         self._check_sizes([size for _, size in shards])
 
     def _check_sizes(self, sizes: list[int]) -> None:
-        """Every sample lies inside its shard."""
+        """Raise DataError unless every sample is inside its shard."""
         needed = np.zeros(max(len(sizes), int(self.index["shard"].max(initial=-1)) + 1), dtype=np.int64)
         np.maximum.at(needed, self.index["shard"], self.index["start"] + self.index["size"])
         if len(needed) > len(sizes):
@@ -177,11 +179,11 @@ class Tars:
         return f"{self._folder.label}/{place.shard} byte {place.start}"
 
     def expect(self, rows: Iterable[int]) -> None:
-        """These members are asked for next; raises DataError."""
+        """Prepare for reads of these rows; raises DataError."""
         self._folder.expect(map(self._place, rows))
 
     def content(self, row: int) -> bytes:
-        """The member of a row of the index; raises CorruptSampleError, or DataError of a bucket."""
+        """Read the member of a row of the index; raises CorruptSampleError, or DataError for a bucket."""
         try:
             content = self._folder.read(self._place(row))
         except OSError as error:
@@ -196,7 +198,7 @@ class Tars:
 
 
 class ShardFolder:
-    """The tars of a split and their index: pictures with classes."""
+    """Pictures with classes from the tars of a split and their index."""
 
     def __init__(self, folder: Folder, class_count: int, settings: config.Data, training: bool) -> None:
         self._settings, self.training, self._class_count = settings, training, class_count
@@ -213,21 +215,21 @@ class ShardFolder:
         return self._tars.name(index)
 
     def expect(self, indices: Sequence[int]) -> None:
-        """These samples are asked for next; raises DataError."""
+        """Prepare for reads of these samples; raises DataError."""
         self._tars.expect(indices)
 
     def fingerprint(self, index: int) -> bytes:
-        """Its line of the index, which has a checksum of the picture."""
+        """Return the sample's row of the index, which has a checksum of the picture."""
         return bytes(self._tars.index[index].tobytes())
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Picture (3, height, width) uint8 and class () int64."""
+        """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
         content, number = self.encoded(index)
         picture = decode(content, self._settings, self.training, chance)
         return picture, np.asarray(number, dtype=np.int64)
 
     def encoded(self, index: int) -> tuple[bytes, int]:
-        """The bytes of a picture and its class; raises CorruptSampleError."""
+        """Read the bytes of a picture and its class; raises CorruptSampleError."""
         content, number = self._tars.content(index), int(self._tars.index[index]["class"])
         if not 0 <= number < self._class_count:
             raise CorruptSampleError(f"class {number}, dataset.json names {self._class_count}")
@@ -235,7 +237,7 @@ class ShardFolder:
 
 
 class Records:
-    """Tars of any keys: sample n is a dictionary of its decoded members, by key; see `decoded`."""
+    """Samples from tars with any keys: each is a dictionary of its decoded members; see `decoded`."""
 
     def __init__(self, folder: Folder, keys: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._tars, self._keys = Tars(folder, RECORDS_DTYPE), keys
@@ -251,7 +253,7 @@ class Records:
         return len(self._tars.index) // len(self._keys)
 
     def expect(self, indices: Sequence[int]) -> None:
-        """These samples are asked for next; raises DataError."""
+        """Prepare for reads of these samples; raises DataError."""
         self._tars.expect(index * len(self._keys) + n for index in indices for n in self._chosen)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -266,13 +268,13 @@ class Records:
 
 
 def decoded(content: bytes, key: str, settings: config.Data, training: bool) -> Any:
-    """A member by the end of its key, as WebDataset decodes them; bytes as they are under an unknown one.
+    """Decode a member by the end of its key, as WebDataset does; return the bytes for an unknown key.
 
     Pictures become (3, height, width) uint8. Raises CorruptSampleError or ValueError.
     """
     kind = key.rpartition(".")[2].lower()
     if f".{kind}" in SUFFIXES:
-        chance = np.random.default_rng(int(torch.randint(2**62, ())))  # which the reader has set by sample
+        chance = np.random.default_rng(int(torch.randint(2**62, ())))  # the reader has seeded torch
         return decode(content, settings, training, chance)
     decoder = DECODERS.get(kind)
     return decoder(content) if decoder else content
@@ -287,10 +289,11 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def index_records(file: Path, number: int, keys: tuple[str, ...]) -> Array:
-    """The rows of the index for one tar of any keys; raises DataError for a sample that lacks one of `keys`.
+    """Return the rows of the index for one tar of any keys.
 
-    A sample's name ends at the first dot of its file name, as in WebDataset; what has no dot, or begins with
-    one or with two underscores, is none. Raises DataError for two of one name too.
+    A sample's name ends at the first dot of its file name, as in WebDataset. A file without a dot, or whose
+    name begins with a dot or two underscores, is skipped. Raises DataError for a sample that lacks one of
+    `keys`, and for two members of one name.
     """
     samples: dict[str, dict[str, tuple[int, int, int]]] = {}
     for member, content in _members(file):
@@ -311,14 +314,14 @@ def index_records(file: Path, number: int, keys: tuple[str, ...]) -> Array:
 
 
 def _twice(file: Path, name: str) -> DataError:
-    """The error of a tar of whose members one would take the other's place."""
+    """Return the error about a tar with two members for the same part of a sample."""
     return DataError(
         f"{file}: sample {name} is there twice, of which one would be left out: names are of one sample each"
     )
 
 
 def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """The files in a tar and their bytes; raises DataError."""
+    """Yield the files in a tar and their bytes; raises DataError."""
     try:
         with tarfile.open(file, "r:") as tar:
             for member in tar:
@@ -330,7 +333,7 @@ def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 
 
 def index_shard(file: Path, number: int) -> Array:
-    """The rows of the index for one tar; raises DataError naming the sample that is incomplete."""
+    """Return the rows of the index for one tar of pictures; raises DataError naming a bad sample."""
     pictures: dict[str, tuple[int, int, int]] = {}
     classes: dict[str, int] = {}
     for member, content in _members(file):

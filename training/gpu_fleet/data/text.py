@@ -1,4 +1,4 @@
-"""Labelled texts: the ids of all texts of a split one after the other, and where each begins."""
+"""Labelled texts: the ids of all texts of a split in a row, and the position where each text begins."""
 
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,19 @@ from gpu_fleet.data.tokens import dtype_of
 from gpu_fleet.errors import DataError
 
 TOKENS = "tokens.bin"
-STARTS = "starts.npy"  # (texts + 1,) int64: where each text begins, and where the last ends
+STARTS = "starts.npy"  # (texts + 1,) int64: the begin of each text, and the end of the last
 CLASSES = "classes.npy"  # (texts,) int64
 PADDING = 0
 
 
 def open_split(folder: Path, description: Description, settings: config.Data, training: bool) -> "TextFile":
-    """The texts of a split; raises DataError when a file is missing or does not fit the others."""
+    """Open the texts of a split; raises DataError if a file is missing or does not fit the others."""
     del training  # nothing is augmented
     return TextFile(folder, description, settings.sequence_length)
 
 
 class TextFile:
-    """The texts of `folder`, each cut or padded to `length` tokens."""
+    """Texts of `folder`, each cut or padded to `length` tokens."""
 
     def __init__(self, folder: Path, description: Description, length: int) -> None:
         self._folder, self._length = folder, length
@@ -46,7 +46,7 @@ class TextFile:
             raise DataError(f"{file}: has {size} bytes, {STARTS} wants {wanted}: it is not the file it was")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tokens": None}  # a mapping would be copied to reader processes as data
+        return {**self.__dict__, "_tokens": None}  # pickle would copy the mapped data to reader processes
 
     @property
     def parts(self) -> int:
@@ -59,18 +59,18 @@ class TextFile:
         return f"{self._folder} text {index}"
 
     def fingerprint(self, index: int) -> bytes:
-        """The tokens of the text, and its class."""
+        """Return the tokens of the text, and its class."""
         return bytes(self._ids(index).tobytes() + self._classes[index].tobytes())
 
     def _ids(self, index: int) -> Array:
-        """The first tokens of a text, at most `length`, as they are stored."""
+        """Return the first tokens of a text, at most `length`, in the type of the file."""
         if self._tokens is None:
             self._tokens = np.memmap(self._folder / TOKENS, dtype=self._dtype, mode="r")
         start, end = int(self._starts[index]), int(self._starts[index + 1])
         return self._tokens[start : min(end, start + self._length)]
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Ids (length,) int64, 0 where the text has ended, and class () int64."""
+        """Read ids (length,) int64, padded with 0, and class () int64; raises CorruptSampleError."""
         del chance
         ids = self._ids(index).astype(np.int64)
         target = int(self._classes[index])

@@ -15,18 +15,18 @@ UINT16_VOCABULARY = 1 << 16
 
 
 def dtype_of(vocabulary: int) -> np.dtype[Any]:
-    """The smallest little-endian type that holds ids below `vocabulary`: uint16 or uint32."""
+    """Return the smallest little-endian type for ids below `vocabulary`: uint16 or uint32."""
     return np.dtype("<u2" if vocabulary <= UINT16_VOCABULARY else "<u4")
 
 
 def open_split(folder: Path, description: Description, settings: config.Data, training: bool) -> "TokenFile":
-    """The sequences of a split; raises DataError when its file is missing or cut off."""
+    """Open the sequences of a split; raises DataError if its file is missing or cut off."""
     del training  # nothing is augmented
     return TokenFile(folder / FILE, description.vocabulary, settings.sequence_length)
 
 
 class TokenFile:
-    """`file` as sequences of `length` tokens, one after the other; the rest at the end is not used."""
+    """Sequences of `length` tokens in a row from `file`; the rest at the end is not used."""
 
     def __init__(self, file: Path, vocabulary: int, length: int) -> None:
         self._file, self._vocabulary, self._length = file, vocabulary, length
@@ -42,11 +42,11 @@ class TokenFile:
             raise DataError(
                 f"{file}: {size} bytes are not whole {self._dtype.name} tokens: the file is cut off"
             )
-        # the last sequence needs one token more, as the target of its last place
+        # each sequence needs one more token, the target of its last position
         self._count = max(0, (size // self._dtype.itemsize - 1) // length)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tokens": None}  # a mapping would be copied to reader processes as data
+        return {**self.__dict__, "_tokens": None}  # pickle would copy the mapped data to reader processes
 
     @property
     def parts(self) -> int:
@@ -59,22 +59,22 @@ class TokenFile:
         return f"{self._file} tokens {index * self._length} to {(index + 1) * self._length}"
 
     def fingerprint(self, index: int) -> bytes:
-        """The tokens of the sample."""
+        """Return the tokens of the sample."""
         return self._window(index).tobytes()
 
     def _window(self, index: int) -> Array:
-        """Tokens of a sample, and the one that follows, (length + 1,) as they are stored."""
+        """Return the tokens of a sample and the next one, (length + 1,), in the type of the file."""
         start = index * self._length
         return self._mapped()[start : start + self._length + 1]
 
     def _mapped(self) -> Array:
-        """All tokens, in the file; as a plain array, of which parts take a fifth of the time."""
+        """Return all tokens of the mapped file, as a plain array, whose slices take a fifth of the time."""
         if self._tokens is None:
             self._tokens = np.asarray(np.memmap(self._file, dtype=self._dtype, mode="r"))
         return self._tokens
 
     def stacked(self, indices: Sequence[int]) -> tuple[Array, Array] | None:
-        """Tokens (samples, length) int64 and those that follow, of that shape; None where one is corrupt."""
+        """Read tokens (samples, length) int64 and the next tokens, same shape; None if one is corrupt."""
         tokens, width = self._mapped(), self._length + 1
         windows = np.empty((len(indices), width), dtype=np.int64)
         for row, index in zip(windows, indices, strict=True):
@@ -85,7 +85,10 @@ class TokenFile:
         return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Tokens (length,) int64, and the token that follows each of them, (length,) int64."""
+        """Read tokens (length,) int64, and the token after each of them, (length,) int64.
+
+        Raises CorruptSampleError.
+        """
         del chance
         start = index * self._length
         window = self._window(index).astype(np.int64)

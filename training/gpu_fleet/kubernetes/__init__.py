@@ -1,1 +1,1 @@
-"""A run on a Kubernetes cluster that a user has: `render` writes its manifests, and calls no cluster."""
+"""Runs on a user's own Kubernetes cluster: `render` writes the manifests, and calls no cluster."""

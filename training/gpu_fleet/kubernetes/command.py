@@ -1,4 +1,4 @@
-"""`render`: the manifests of a run, for a cluster that a user has."""
+"""`render`: the manifests of a run, for a user's own cluster."""
 
 import shlex
 from pathlib import Path
@@ -32,23 +32,23 @@ from gpu_fleet.run_files import inner
 @click.option("--trainjob", is_flag=True, help="A TrainJob of Kubeflow Trainer v2 with its runtime instead.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A file instead of stdout.")
 @click.option(
-    "--image", required=True, metavar="NAME@sha256:HASH", help="What `image bake oci` packed, pushed."
+    "--image", required=True, metavar="NAME@sha256:HASH", help="A pushed image of `image bake oci`."
 )
-@click.option("--name", default="", help="Of the Job; default: the last part of run.directory.")
-@click.option("--namespace", default="", help="Default: what kubectl has.")
+@click.option("--name", default="", help="Name of the Job; default: the last part of run.directory.")
+@click.option("--namespace", default="", help="Default: kubectl's own.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Pods, each on a node of its own.")
 @click.option(
-    "--gpus", type=int, default=1, show_default=True, help="Of each pod; 0: one process on the CPU."
+    "--gpus", type=int, default=1, show_default=True, help="GPUs of each pod; 0: one process on the CPU."
 )
-@click.option("--cpu", default="", metavar="QUANTITY", help="Of each pod, such as 96.")
+@click.option("--cpu", default="", metavar="QUANTITY", help="CPUs of each pod, such as 96.")
 @click.option(
-    "--memory", default="", metavar="QUANTITY", help="Of each pod, such as 900Gi; /dev/shm is a part."
+    "--memory", default="", metavar="QUANTITY", help="Memory of each pod, such as 900Gi; includes /dev/shm."
 )
-@click.option("--shm-gib", type=int, default=0, help="Of /dev/shm in memory; default: 2 for each process.")
+@click.option(
+    "--shm-gib", type=int, default=0, help="Size of /dev/shm, in memory; default: 2 for each process."
+)
 @click.option("--claim", "claims", multiple=True, metavar="NAME[:FOLDER]", help="A volume; FOLDER: data.")
-@click.option(
-    "--service-account", default="", help="Whose role may use the bucket (IRSA, Pod Identity, RRSA)."
-)
+@click.option("--service-account", default="", help="Its role may use the bucket (IRSA, Pod Identity, RRSA).")
 @click.option("--queue", default="", help="A LocalQueue of Kueue; the run begins suspended.")
 @click.option("--efa", type=int, default=0, help="EFA interfaces of each pod.")
 @click.option(
@@ -56,7 +56,7 @@ from gpu_fleet.run_files import inner
 )
 @click.option("--node-selector", multiple=True, metavar="KEY=VALUE", help="A label that nodes must have.")
 @click.option("--user", type=int, default=1000, show_default=True, help="Number of the account in the pod.")
-@click.option("--retries", type=int, default=5, show_default=True, help="Of what may pass, for each pod.")
+@click.option("--retries", type=int, default=5, show_default=True, help="Of passing failures, for each pod.")
 @identity_options
 def render(
     *,
@@ -86,8 +86,8 @@ def render(
 ) -> None:
     """Write the manifests of the run of CONFIG, as YAML for kubectl; no cluster is called.
 
-    Configuration and own code become a ConfigMap. A pod that is drained or preempted saves and is run again,
-    and goes on from its checkpoint; what failed for good ends the Job. Overrides are those of `train`.
+    Configuration and own code become a ConfigMap. A pod that is drained or preempted saves; the Job runs it
+    again, and it resumes from its checkpoint. A failure for good ends the Job. Overrides are as for `train`.
     """
     if not (kubernetes or trainjob):
         raise ConfigError("render: for what? say --kubernetes for an Indexed Job, or --trainjob")
@@ -121,7 +121,7 @@ def render(
 
 
 def write(text: str, out: Path | None) -> None:
-    """To a file, or to stdout; raises ConfigError where the file cannot be written."""
+    """Write to a file, or to stdout; raises ConfigError if the file cannot be written."""
     if out is None:
         click.echo(text, nl=False)
         return

@@ -15,21 +15,21 @@ from gpu_fleet.kubernetes.request import ClusterRequest
 from gpu_fleet.kubernetes.sources import Source
 from gpu_fleet.pool.rendezvous import PORT
 
-JOB_LABEL = "batch.kubernetes.io/job-name"  # that the Job gives to its pods
+JOB_LABEL = "batch.kubernetes.io/job-name"  # the Job gives it to its pods
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TRAINER_API = "trainer.kubeflow.org"
 STEP_LABEL, FRAMEWORK_LABEL = f"{TRAINER_API}/trainjob-ancestor-step", f"{TRAINER_API}/framework"
 CONTAINER = "trainer"
-NODE = "node"  # of Kubeflow Trainer, which looks for the replicated job and the container by this name
+NODE = "node"  # Kubeflow Trainer looks for the replicated job and the container by this name
 
 
 def render(request: ClusterRequest, sources: Sequence[Source]) -> list[Manifest]:
-    """The objects in the order in which a cluster should get them."""
+    """Return the objects in the order in which a cluster should get them."""
     files = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(request),
-        "immutable": True,  # a pod that is replaced goes on with what the others have
+        "immutable": True,  # a replaced pod gets the same files as the others
         "data": {source.key: source.text for source in sources},
     }
     if request.trainjob:
@@ -38,7 +38,7 @@ def render(request: ClusterRequest, sources: Sequence[Source]) -> list[Manifest]
 
 
 def failure_policy(container: str) -> Manifest:
-    """exit_codes, as a Job reads it: the first rule that fits a failed pod counts."""
+    """Return the rules for exit_codes as a Job's policy: the first rule that fits a failed pod counts."""
     final = [exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD]
     known = [*final, exit_codes.STOPPED]
 
@@ -48,9 +48,9 @@ def failure_policy(container: str) -> Manifest:
     return {
         "rules": [
             {"action": "FailJob", **on("In", final)},
-            {"action": "Ignore", **on("In", [exit_codes.STOPPED])},  # saved; run again, and not counted
+            {"action": "Ignore", **on("In", [exit_codes.STOPPED])},  # saved: run again without counting
             {
-                "action": "Ignore",  # drained, preempted, evicted: no failure of the run
+                "action": "Ignore",  # drained, preempted or evicted: not a failure of the run
                 "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
             },
             {"action": "Count", **on("NotIn", known)},
@@ -59,7 +59,7 @@ def failure_policy(container: str) -> Manifest:
 
 
 def _metadata(request: ClusterRequest, *, queued: bool = False) -> Manifest:
-    """`queued` is for the one object that Kueue admits."""
+    """Return the metadata of an object; `queued` adds the queue, for the one object that Kueue admits."""
     metadata: Manifest = {"name": request.name}
     if request.namespace:
         metadata["namespace"] = request.namespace
@@ -70,7 +70,7 @@ def _metadata(request: ClusterRequest, *, queued: bool = False) -> Manifest:
 
 
 def _service(request: ClusterRequest) -> Manifest:
-    """The name of each pod, from its first second on: pod 0 is NAME-0.NAME."""
+    """Return the Service that gives each pod a DNS name, even before it is ready: pod 0 is NAME-0.NAME."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -101,18 +101,23 @@ def _job(request: ClusterRequest, sources: Sequence[Source]) -> Manifest:
 
 
 def _retries(request: ClusterRequest, container: str) -> Manifest:
-    """Counted by index, since one cause ends all pods at once; the run needs every index."""
+    """Return the retry policy, counted per index: one cause may end all pods at once.
+
+    The run needs every index, so one failed index fails the Job.
+    """
     return {
         "backoffLimitPerIndex": request.retries,
         "maxFailedIndexes": 0,
-        "podReplacementPolicy": "Failed",  # of the same index, never two at a time
+        "podReplacementPolicy": "Failed",  # never two pods of one index at a time
         "podFailurePolicy": failure_policy(container),
     }
 
 
 def _runtime(request: ClusterRequest, sources: Sequence[Source]) -> Manifest:
-    """What Kubeflow Trainer makes a JobSet of; it adds the variables of torchrun and the headless Service."""
-    # the number of pods and the mode are Trainer's to set
+    """Return the runtime from which Kubeflow Trainer makes a JobSet.
+
+    The Trainer adds the variables of torchrun, the headless Service and the number of pods.
+    """
     job = {
         "completionMode": "Indexed",
         **_retries(request, NODE),
@@ -155,7 +160,7 @@ def _train_job(request: ClusterRequest) -> Manifest:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Files as they are, line by line, and no anchors."""
+    """Dumper that writes texts of several lines as blocks, and no anchors."""
 
     def ignore_aliases(self, _data: object) -> bool:
         return True
@@ -172,5 +177,5 @@ _Dumper.add_implicit_resolver("!number-like", re.compile(r"[-+.]*[0-9]|[yYnN]$")
 
 
 def as_yaml(manifests: Sequence[Manifest]) -> str:
-    """The objects as one stream for `kubectl`."""
+    """Return the objects as one YAML stream for `kubectl`."""
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=200)

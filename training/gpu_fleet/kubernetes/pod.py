@@ -1,7 +1,7 @@
-"""The pod of a run: one container that knows by torchrun's variables where the others are.
+"""The pod of a run: one container that finds the other pods by torchrun's variables.
 
-It fits the Pod Security Standard "restricted": no root, no rights to gain, a file system that is read-only
-outside of its volumes. https://kubernetes.io/docs/concepts/security/pod-security-standards/
+It meets the Pod Security Standard "restricted": no root, and no privilege escalation. In addition, its root
+file system is read-only. https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ Manifest = dict[str, Any]
 COMMAND = ["python", "-m", "gpu_fleet"]
 GPU, EFA_INTERFACE, HUGE_PAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-# Caches of torch, CUDA and transformers go to HOME; the account has no name in the image.
+# torch, CUDA and transformers keep caches in HOME. USER is set as the account has no name in the image.
 HOME = {"HOME": "/tmp", "USER": "gpu-fleet", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - of the pod
 
 
 def template(request: ClusterRequest, sources: Sequence[Source], container: str) -> Manifest:
-    """The pod template; `container` is the name of its only container."""
+    """Return the pod template; `container` is the name of its only container."""
     spec: Manifest = {
-        "restartPolicy": "Never",  # a new pod, as the policy of the Job says
+        "restartPolicy": "Never",  # the Job's policy decides about a new pod
         "terminationGracePeriodSeconds": request.grace_s,
         "enableServiceLinks": False,
-        "automountServiceAccountToken": False,  # roles come by a token of their own, and nothing asks the API
+        "automountServiceAccountToken": False,  # roles have their own token, and nothing calls the API
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": request.user,
@@ -54,7 +54,7 @@ def _container(request: ClusterRequest, sources: Sequence[Source], name: str) ->
         "name": name,
         "image": request.image,
         "command": COMMAND,
-        # $(NAME) would be a variable to Kubernetes
+        # Kubernetes would expand $(NAME) as a variable
         "args": ["launch", *(text.replace("$(", "$$(") for text in request.arguments)],
         "workingDir": str(WORKSPACE),
         "env": environment(request),
@@ -69,7 +69,10 @@ def _container(request: ClusterRequest, sources: Sequence[Source], name: str) ->
 
 
 def environment(request: ClusterRequest) -> list[Manifest]:
-    """Where pod 0 is and which pod this is; Kubeflow Trainer says that itself, in the same variables."""
+    """Return the variables of a pod, with the address of pod 0 and this pod's rank.
+
+    Kubeflow Trainer sets address and rank itself, in the same variables.
+    """
     named = dict(HOME)
     if request.efa:
         named |= EFA
@@ -89,7 +92,7 @@ def environment(request: ClusterRequest) -> list[Manifest]:
 
 
 def resources(request: ClusterRequest) -> Manifest:
-    """Requests equal limits: the pod is of the class Guaranteed where CPU and memory are named."""
+    """Return requests equal to limits: the pod is of the class Guaranteed if CPU and memory are given."""
     limits = {
         GPU: request.gpus or "",
         EFA_INTERFACE: request.efa or "",
@@ -113,7 +116,7 @@ def _volumes(request: ClusterRequest) -> Iterator[Manifest]:
 
 
 def _mounts(request: ClusterRequest, sources: Sequence[Source]) -> Iterator[Manifest]:
-    """Files one by one, so that the folder around them stays writable."""
+    """Yield the mounts; each source is a mount of its own, so that the folder around it stays writable."""
     yield {"name": "workspace", "mountPath": str(WORKSPACE)}
     yield {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of the pod
     yield {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 - of the pod

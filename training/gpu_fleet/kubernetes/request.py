@@ -1,4 +1,4 @@
-"""What a user wants of a cluster, checked before anything is written: every mistake in one message."""
+"""A user's request to a cluster, checked before anything is written; one message names every mistake."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from gpu_fleet import config
 from gpu_fleet.errors import ConfigError, ParallelError
 
-WORKSPACE = PurePosixPath("/workspace")  # of the pod: what the folder is in which a run is started here
+WORKSPACE = PurePosixPath("/workspace")  # the pod's folder for what lies in the user's present folder
 BUCKETS = ("s3://", "oss://")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")  # RFC 1123
 SERVICE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035: names of Services begin with a letter
@@ -17,30 +17,30 @@ QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
 LABEL_KEY = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
-# a pod's host name is NAME-INDEX, its own NAME-INDEX-RANDOM, and that of a TrainJob the longest
+# A pod's host name is NAME-INDEX, its own name NAME-INDEX-RANDOM; a TrainJob's pod has the longest name.
 NAME_SUFFIX = "-node-0-99999-xxxxx"
-GRACE_BESIDE_SAVE_S = 30  # the ranks agree and end their step, the processes end
+GRACE_BESIDE_SAVE_S = 30  # time for the ranks to agree and end their step, and for the processes to end
 SHM_GIB_PER_PROCESS = 2
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A PersistentVolumeClaim by its name, and the folder that its volume is in the pod."""
+    """A PersistentVolumeClaim by its name, and the folder of the pod where its volume is mounted."""
 
     name: str
     folder: PurePosixPath  # absolute
 
     def holds(self, path: str) -> bool:
-        """Whether a path, as a configuration writes it, is on this volume."""
+        """Return whether a path of a configuration is on this volume."""
         return (WORKSPACE / path).is_relative_to(self.folder)
 
 
 @dataclass(frozen=True)
 class ClusterRequest:
-    """One run on a cluster. Sizes are of one pod, of which a node of the run has exactly one."""
+    """One run on a cluster. Sizes are per pod; each node of the run has exactly one pod."""
 
     settings: config.Config
-    arguments: tuple[str, ...]  # of `launch`: the configuration, overrides and flags
+    arguments: tuple[str, ...]  # for `launch`: the configuration, overrides and flags
     name: str
     image: str
     nodes: int
@@ -61,29 +61,29 @@ class ClusterRequest:
 
     @property
     def processes(self) -> int:
-        """Of one pod."""
+        """Number of processes of one pod."""
         return max(1, self.gpus)
 
     @property
     def shared_memory_gib(self) -> int:
-        """Of `/dev/shm`, where reader processes and NCCL meet."""
+        """Size of `/dev/shm`, which reader processes and NCCL use."""
         return self.shm_gib or SHM_GIB_PER_PROCESS * self.processes
 
     @property
     def grace_s(self) -> int:
-        """From SIGTERM to SIGKILL."""
+        """Seconds from SIGTERM to SIGKILL."""
         return self.settings.interrupt.save_s + GRACE_BESIDE_SAVE_S
 
 
 def check(request: ClusterRequest) -> None:
-    """Raises ConfigError with a line for each mistake, naming flag or key, value and what is allowed."""
+    """Raise ConfigError with a line for each mistake: flag or key, value, and what is allowed."""
     problems = [*_names(request), *_sizes(request), *_ranks(request), *_places(request)]
     if problems:
         raise ConfigError("\n".join(problems))
 
 
 def warnings(request: ClusterRequest) -> Iterator[str]:
-    """What is allowed and may surprise."""
+    """Yield a warning for each value that is allowed but may surprise."""
     if "@sha256:" not in request.image:
         yield (
             f"--image = {request.image!r}: has no digest, so a pod that is replaced may start another image; "
@@ -102,7 +102,7 @@ def warnings(request: ClusterRequest) -> Iterator[str]:
 
 
 def parse_claim(text: str) -> Claim:
-    """Reads NAME or NAME:FOLDER, the folder from where the run is started; raises ConfigError."""
+    """Parse NAME or NAME:FOLDER, with the folder relative to the workspace; raises ConfigError."""
     name, _, folder = text.partition(":")
     place = WORKSPACE / (folder or "data")
     if ".." in place.parts or place in (WORKSPACE, PurePosixPath("/")):
@@ -113,7 +113,7 @@ def parse_claim(text: str) -> Claim:
 
 
 def parse_selector(text: str) -> tuple[str, str]:
-    """Reads KEY=VALUE of a label of nodes; raises ConfigError."""
+    """Parse KEY=VALUE of a label of nodes; raises ConfigError."""
     key, equals, value = text.partition("=")
     if not equals or not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
         raise ConfigError(
@@ -124,7 +124,7 @@ def parse_selector(text: str) -> tuple[str, str]:
 
 
 def default_name(directory: str) -> str:
-    """A name for the run of a directory; empty where it has no letter to begin with."""
+    """Return a name for the run of a directory; empty if its last part has no letter."""
     name = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(directory).name.lower()).lstrip("-0123456789").rstrip("-")
     return name[: LABEL_LENGTH - len(NAME_SUFFIX)].strip("-")
 
@@ -214,7 +214,7 @@ def _places(request: ClusterRequest) -> Iterator[str]:
 
 
 def _paths(settings: config.Config) -> Iterator[tuple[str, str]]:
-    """(key, path) of what a run reads from a disk."""
+    """Yield (key, path) of the files and folders that a run reads from a disk."""
     model, data = settings.model, settings.data
     read = {"data.path": data.path, "model.weights": model.weights, "model.config": model.config}
     for key, path in read.items():

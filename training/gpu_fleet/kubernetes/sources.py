@@ -1,4 +1,4 @@
-"""What of this computer a pod needs: the configuration and the user's own code, as they lie in the folder."""
+"""Files of this computer that a pod needs: the configuration and the user's own code, by their paths here."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its key in the ConfigMap, where it lies from the folder of the run, and its text."""
+    """One file: its key in the ConfigMap, its path relative to the folder of the run, and its text."""
 
     key: str
     path: str
@@ -23,7 +23,7 @@ class Source:
 
 
 def of_run(file: Path, settings: config.Config) -> tuple[Source, ...]:
-    """The configuration first, then the user's own code; raises ConfigError, OwnCodeError."""
+    """Return the configuration first, then the user's own code; raises ConfigError, OwnCodeError."""
     contents = run_files.of_config(file, settings)
     check_size(contents)
     sources: list[Source] = []
@@ -34,13 +34,13 @@ def of_run(file: Path, settings: config.Config) -> tuple[Source, ...]:
 
 
 def key_of(path: str, taken: Collection[str]) -> str:
-    """The key of a file in the ConfigMap, which knows no folders."""
+    """Return the key of a file in the ConfigMap, which has no folders."""
     key = re.sub(r"[^-._a-zA-Z0-9]", "_", path)
     return f"{len(taken)}-{key}" if key in taken else key
 
 
 def check_size(contents: Mapping[str, bytes]) -> None:
-    """Raises ConfigError when a ConfigMap cannot hold the files, naming the largest."""
+    """Raise ConfigError if a ConfigMap cannot hold the files, naming the largest."""
     size = sum(len(content) for content in contents.values())
     if size <= LIMIT_BYTES:
         return

@@ -1,1 +1,1 @@
-"""Measurements of a run: writers.py says where they go."""
+"""Measurements of a run, and the writers that record them."""

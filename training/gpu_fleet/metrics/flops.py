@@ -1,8 +1,8 @@
-"""How much arithmetic a sample costs, and which part of the peak a run reaches (model FLOPs utilisation).
+"""Operations per sample, and the part of the peak that a run reaches (model FLOPs utilisation).
 
-Counted are the operations of matrix products, convolutions and attention, two per multiply-add; a backward
-pass costs twice its forward pass, and recomputed activations do not count: Chowdhery et al., "PaLM: Scaling
-Language Modeling with Pathways", 2022, appendix B.
+The count includes matrix products, convolutions and attention, with two operations per multiply-add. A
+backward pass costs twice its forward pass. Recomputed activations do not count. Source: Chowdhery et al.,
+"PaLM: Scaling Language Modeling with Pathways", 2022, appendix B.
 """
 
 import logging
@@ -22,15 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
-    """Operations of one training step per sample, counted in one forward pass that computes nothing.
+    """Return the operations of one training step per sample, counted in a forward pass on fake tensors.
 
     Args:
-        model: the whole model, before it is spread, wherever it lies; it comes back as it was.
-        sample: an input of batch size 1; only its shape and type count.
+        model: the whole model, before it is spread, on any device; it is left unchanged.
+        sample: an input of batch size 1; only its shape and type matter.
     """
-    mode = (
-        FakeTensorMode()
-    )  # meta tensors that remember their device, and that transformers knows to be traced
+    mode = FakeTensorMode()  # meta tensors that keep their device, and that transformers recognises as traced
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
     training = model.training
@@ -48,20 +46,20 @@ def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """What turns samples per second into a fraction of the peak."""
+    """Conversion of samples per second into a fraction of the peak."""
 
     flops_per_sample: float
     peak_flops_per_s: float  # of all devices together
 
     def of(self, samples_per_s: float) -> float:
-        """The model FLOPs utilisation, 0 to 1."""
+        """Return the model FLOPs utilisation, 0 to 1."""
         return self.flops_per_sample * samples_per_s / self.peak_flops_per_s
 
 
 def utilisation(
     model: nn.Module, sample: Tensor, device_name: str, dtype: str, devices: int
 ) -> Utilisation | None:
-    """The utilisation of a run on `devices` GPUs of one kind; None when their peak is not known."""
+    """Return the utilisation of a run on `devices` GPUs of one kind; None if their peak is not known."""
     peak = peak_of(device_name, dtype)
     if peak is None:
         log.info("event=no-peak device=%r dtype=%s", device_name, dtype)

@@ -1,13 +1,14 @@
-"""Where the wall time of a run goes, try by try, and what of it was productive (ETTR).
+"""Wall time of a run by account, over all its tries, and the productive part of it (ETTR).
 
 The effective training time ratio is productive time over the wall time of the job, from the start of its
 first try to the end of its last, waits between tries included: Kokolis et al., "Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters", 2024, https://arxiv.org/abs/2410.21680; ByteRobust (Wan et
-al., 2025, https://arxiv.org/abs/2509.16293) has the same ratio. Steps that a later try had to do again are
-lost, and so is the time from a try's last sign of life to the start of the next. Evaluation is productive.
+Large-Scale Machine Learning Research Clusters", 2024, https://arxiv.org/abs/2410.21680. ByteRobust (Wan et
+al., 2025, https://arxiv.org/abs/2509.16293) has the same ratio. Two kinds of time are lost: steps that a
+later try does again, and the time from a try's last record to the start of the next try. Evaluation is
+productive.
 
-Time between tries is priced from the boot of the next try's instance on, that of rank 0: before that only the
-instances of the last try can have been there, of which nothing is known after its last sign of life.
+Time between tries has a price only from the boot of the next try's instance (that of rank 0) on. Before that,
+only the instances of the last try can have cost money, and nothing is known of them after its last record.
 """
 
 import os
@@ -28,7 +29,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 def process_started_at_s() -> float:
-    """When this process began, in seconds of the epoch: loading torch is a part of the start."""
+    """Return the start of this process, in seconds of the epoch; the import of torch comes after it."""
     try:
         began_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         return instance_booted_at_s() + began_ticks / os.sysconf("SC_CLK_TCK")
@@ -37,7 +38,10 @@ def process_started_at_s() -> float:
 
 
 def instance_booted_at_s() -> float:
-    """When this instance booted, in seconds of the epoch; raises OSError, ValueError or IndexError."""
+    """Return the boot time of this instance in seconds of the epoch.
+
+    Raises OSError, ValueError or IndexError.
+    """
     return time.time() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
 
 
@@ -45,12 +49,12 @@ def _booted_at_s() -> float:
     try:
         return instance_booted_at_s()
     except (OSError, ValueError, IndexError):
-        return 0.0  # of old: all the time is priced
+        return 0.0  # long ago: then all the time has a price
 
 
 @dataclass(frozen=True)
 class HourPrice:
-    """Of an hour."""
+    """Price of an hour."""
 
     amount: float
     currency: str
@@ -58,12 +62,12 @@ class HourPrice:
 
 @dataclass
 class Book:
-    """The seconds of one try, of which each belongs to one account; begins with the start."""
+    """Seconds of one try. Each second belongs to one account; the first account is the start."""
 
     started_at_s: float = field(default_factory=process_started_at_s)
-    booted_at_s: float = field(default_factory=_booted_at_s)  # before that, nobody paid for this instance
+    booted_at_s: float = field(default_factory=_booted_at_s)  # before that, this instance cost nothing
     clock: Callable[[], float] = time.time
-    price: HourPrice | None = None  # of an hour of all instances of the run, where the stack says it
+    price: HourPrice | None = None  # an hour of all instances of the run, if the stack has a price
     resumed_from_step: int = 0
     _account: str = START
     _seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOOKED, 0.0))
@@ -74,18 +78,18 @@ class Book:
         self._since_s = self.started_at_s
 
     def switch(self, account: str) -> None:
-        """From now on the seconds go to `account`."""
+        """Book the seconds from now on to `account`."""
         now_s = self.clock()
         self._seconds[self._account] += now_s - self._since_s
         self._account, self._since_s = account, now_s
 
     def shift(self, account: str, seconds: float) -> None:
-        """So many seconds of the account that is open belonged to another."""
+        """Move `seconds` from the open account to `account`."""
         self._seconds[account] += seconds
         self._seconds[self._account] -= seconds
 
     def record(self, step: int) -> Record:
-        """What is booked after `step` steps."""
+        """Return a record of the booked seconds after `step` steps."""
         self.switch(self._account)
         self._written_at_s = self._since_s
         times = {
@@ -105,7 +109,7 @@ class Book:
         return {**record, "price_per_hour": self.price.amount, "currency": self.price.currency}
 
     def due(self) -> bool:
-        """Whether a record would say something new; of a killed try, what came after is not known."""
+        """Return whether a new record is due; a killed try loses the time after its last record."""
         return self.clock() - self._written_at_s >= WRITE_EVERY_S
 
 
@@ -115,13 +119,13 @@ class Goodput:
 
     wall_s: float
     start_s: float
-    productive_s: float  # without what was done again
+    productive_s: float  # without steps that a later try did again
     stall_s: float  # for checkpoints
     waiting_s: float  # for data
-    lost_s: float  # steps done again, and between tries
-    unpriced_s: float  # of what lies between tries: before the instance of the next one booted
+    lost_s: float  # steps done again, and time between tries
+    unpriced_s: float  # time between tries before the instance of the next one booted
     tries: int
-    price: HourPrice | None = None  # of an hour, as the last try knew it
+    price: HourPrice | None = None  # the price in the last record
 
     @property
     def ettr(self) -> float:
@@ -129,16 +133,16 @@ class Goodput:
         return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
 
     def price_of_all(self, price_per_hour: float) -> float:
-        """What the job cost at so much an hour, without the time before the instance of a try booted."""
+        """Return the cost of the job at this price, without the time before the instance of a try booted."""
         return (self.wall_s - self.unpriced_s) / SECONDS_PER_HOUR * price_per_hour
 
     def price_lost(self, price_per_hour: float) -> float:
-        """What the unproductive part of it cost."""
+        """Return the cost of the unproductive part of the job."""
         return self.price_of_all(price_per_hour) - self.productive_s / SECONDS_PER_HOUR * price_per_hour
 
 
 def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
-    """The accounts of all tries of a run, from its metrics.jsonl; None where it booked nothing."""
+    """Return the sums over all tries of a run, from its metrics.jsonl; None without time records."""
     tries: dict[float, list[Mapping[str, Any]]] = {}
     for record in records:
         if record.get("kind") == KIND:
@@ -173,7 +177,7 @@ def _price(record: Mapping[str, Any]) -> HourPrice | None:
 
 
 def _done_again(tried: Sequence[Mapping[str, Any]], resumed_from_step: int) -> float:
-    """Productive seconds of a try on steps after the one that the next try went on from."""
+    """Return the productive seconds of a try on steps after the one from which the next try resumed."""
     last = tried[-1]
     if last["step"] <= resumed_from_step:
         return 0.0

@@ -1,4 +1,4 @@
-"""What is measured while training: summed on the device, read from it only every log interval."""
+"""Measurements of training: losses stay on the device, and are read from it only every log interval."""
 
 import math
 import resource
@@ -18,7 +18,7 @@ from gpu_fleet.world import World
 Clock = Callable[[], float]
 BYTES_PER_GIB = 2**30
 MOST_UNREAD = 1024  # losses kept on the device between two reports
-GOOD = math.inf  # in place of the first step with a bad loss, where there is none
+GOOD = math.inf  # value of the first step with a bad loss if there is none
 KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
 
 
@@ -38,7 +38,7 @@ class Meter:
         self._where, self._readers, self._corrupt = where, readers, corrupt
         self._book, self._utilisation = book, utilisation
         self.clock = clock
-        self._losses: list[Tensor] = []  # () each, on the device: nobody waits for them before the report
+        self._losses: list[Tensor] = []  # () each, on the device: the host waits for them only at the report
         self._loss_steps: list[int] = []  # the step of each
         self._folded = 0.0, 0  # sum and number of losses that were read before
         self._bad_step = GOOD  # the first step whose loss was no finite number
@@ -50,7 +50,7 @@ class Meter:
         self._begin = clock()
 
     def add_batch(self, batch: Batch, waited_s: float) -> None:
-        """A micro-batch that came after `waited_s` seconds."""
+        """Count a micro-batch for which training has waited `waited_s` seconds."""
         self._corrupt.add(batch.corrupt)
         self._samples += batch.targets.shape[0]
         self._tokens += batch.targets.numel()
@@ -58,7 +58,7 @@ class Meter:
         self._book.shift(WAITING, waited_s)
 
     def add_step(self, step: int, loss: Tensor | None) -> None:
-        """Optimizer step `step` with the mean loss () of its micro-batches; None where it is not known."""
+        """Count optimizer step `step` with the mean loss () of its micro-batches; None if not known."""
         self._steps += 1
         if loss is not None:
             self._losses.append(loss)
@@ -67,7 +67,7 @@ class Meter:
                 self._read()
 
     def _read(self) -> tuple[float, int]:
-        """Sum and number of the losses since the last report."""
+        """Return the sum and the number of the losses since the last report."""
         if self._losses:
             values = torch.stack(self._losses).tolist()
             losses = zip(self._loss_steps, values, strict=True)
@@ -79,28 +79,28 @@ class Meter:
         return self._folded
 
     def add_stall(self, seconds: float) -> None:
-        """The training stood still for a checkpoint."""
+        """Count `seconds` in which training stood still for a checkpoint."""
         self._stall_s += seconds
         self._book.shift(STALL, seconds)
 
     def pause(self) -> float:
-        """Now; hand it to `go_on` to leave what lies between (an evaluation) out of the rates."""
+        """Return the time; `go_on` takes it, to leave the time between (an evaluation) out of the rates."""
         return self.clock()
 
     def go_on(self, paused_at: float) -> None:
         self._begin += self.clock() - paused_at
 
     def check(self) -> float:
-        """The mean loss since the last report over all ranks.
+        """Return the mean loss since the last report over all ranks.
 
-        Raises DivergenceError naming rank and step, DataError where a rank has too many corrupt samples.
+        Raises DivergenceError naming rank and step, or DataError if a rank has too many corrupt samples.
         """
         total, count = self._read()
         everyone = self._where.gather_numbers(total, count, self._corrupt.excess, self._bad_step)
         if any(excess > 0 for _, _, excess, _ in everyone):
             self._where.together(self._corrupt.check)
         first, rank = min((bad, rank) for rank, (_, _, _, bad) in enumerate(everyone))
-        if first < GOOD:  # from the step after it on the weights are bad on every rank
+        if first < GOOD:  # after that step the weights are bad on every rank
             raise _diverged(rank, everyone[rank][0], int(first))
         losses = [total / count for total, count, _, _ in everyone if count]
         return sum(losses) / max(1, len(losses))
@@ -108,7 +108,7 @@ class Meter:
     def report(
         self, step: int, samples: int, epoch: float, learning_rate: float, gradient_norm: Tensor | None
     ) -> Record:
-        """The record of the steps since the last report; afterwards the sums are zero."""
+        """Return the record of the steps since the last report, and reset the sums."""
         loss = self.check()
         seconds = max(self.clock() - self._begin, 1e-9)
         record: dict[str, float | int | str] = {

@@ -1,6 +1,6 @@
-"""Peak arithmetic of the known GPUs, dense: what the datasheets call "with sparsity" is halved.
+"""Peak operations per second of the known GPUs, dense: without the "sparsity" of the datasheets.
 
-A number marked S is half of the published sparse one, because the sheet gives no other.
+A number marked S is half of the published sparse one, because the sheet has no dense number.
 Sources, by the name of the table:
   T4     https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
   V100   https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
@@ -32,12 +32,12 @@ class Peak:
     fp16: float
 
     def of(self, dtype: str) -> float | None:
-        """Operations per second in `precision.dtype` fp32, tf32, bf16 or fp16."""
+        """Return the operations per second in `precision.dtype` fp32, tf32, bf16 or fp16."""
         value = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16}[dtype]
         return None if value is None else value * TERA
 
 
-# By a part of the name that CUDA reports; the longest match counts, so that "A10G" is no "A10".
+# The key is a part of the name that CUDA reports; the longest match counts, so that "A10G" is no "A10".
 PEAKS = {
     "T4": Peak(8.1, None, None, 65),
     "V100-SXM2": Peak(15.7, None, None, 125),
@@ -62,7 +62,7 @@ PEAKS = {
 
 
 def peak_of(device_name: str, dtype: str) -> float | None:
-    """Peak operations per second of the GPU that CUDA calls `device_name`; None when it is not known.
+    """Return the peak operations per second of the GPU that CUDA calls `device_name`; None if not known.
 
     Names are matched by whole words: "H200" is no "H20".
     """

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def marked(name: str) -> AbstractContextManager[None]:
-    """A named range in Nsight Systems (`nsys profile --trace cuda,nvtx`); nothing where there is no GPU.
+    """Return a named range for Nsight Systems (`nsys profile --trace cuda,nvtx`); no effect without a GPU.
 
     Without a profiler a range takes less than a microsecond: https://nvidia.github.io/NVTX/
     """
@@ -30,9 +30,9 @@ class StepTrace:
     """Traces from the start of step A to the end of step B. Use it as a context around the run."""
 
     def __init__(self, steps: tuple[int, ...], directory: Path, active: bool = True) -> None:
-        """`steps` is (A, B), counted from 1, or empty for no trace; raises ConfigError for anything else.
+        """Check the steps: (A, B), counted from 1, or empty for no trace; raises ConfigError for others.
 
-        A trace that is not `active` checks its steps and does no more.
+        A trace that is not `active` only checks its steps.
         """
         if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):  # noqa: PLR2004 - a first and a last
             raise ConfigError(
@@ -44,7 +44,7 @@ class StepTrace:
 
     @property
     def file(self) -> Path:
-        """Where the trace of a whole range goes."""
+        """File for the trace, named by the whole range."""
         first, last = self._steps
         return self._directory / f"trace-steps-{first}-{last}.json"
 
@@ -54,11 +54,11 @@ class StepTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._profile is not None:  # the run ended inside the range: what there is, is worth a look
+        if self._profile is not None:  # the run ended inside the range: keep the part that there is
             self._finish()
 
     def before_step(self, step: int) -> None:
-        """Step `step` is about to begin."""
+        """Start the trace if `step`, which is about to begin, is in the range."""
         if not self._steps or self._profile is not None or not self._steps[0] <= step <= self._steps[1]:
             return
         activities = [ProfilerActivity.CPU]
@@ -68,7 +68,7 @@ class StepTrace:
         self._profile.start()
 
     def after_step(self, step: int) -> None:
-        """Step `step` is done."""
+        """Write the trace if `step`, which is done, is the last of the range."""
         if self._profile is not None and step >= self._steps[1]:
             self._finish()
 

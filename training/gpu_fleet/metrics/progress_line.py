@@ -1,4 +1,4 @@
-"""One line that moves: the step, the time left, the newest loss and rate, for users who watch a terminal."""
+"""A progress line for users at a terminal: the step, the time left, the newest loss and rate."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ from gpu_fleet.metrics.records import Record
 
 
 class ProgressLine:
-    """Shows the records on a terminal; log lines appear above it."""
+    """Shows the records in one line of a terminal; log lines appear above it."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
         """`steps` is the number of the last step of the run."""
@@ -26,7 +26,7 @@ class ProgressLine:
         self._task = self._progress.add_task("", total=steps)
         before = sys.stderr
         self._progress.start()
-        _move_logging(before, sys.stderr)  # through rich, or the line and the log would overwrite one another
+        _move_logging(before, sys.stderr)  # through rich: else the line and the log overwrite each other
         self._before = before
 
     def write(self, record: Record) -> None:

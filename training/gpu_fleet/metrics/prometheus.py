@@ -1,7 +1,7 @@
 """Prometheus: the newest value of every number, in a file for the node exporter's textfile collector.
 
-https://github.com/prometheus/node_exporter#textfile-collector asks for a file that ends in .prom and is
-replaced as a whole; https://prometheus.io/docs/instrumenting/exposition_formats/ is the format.
+https://github.com/prometheus/node_exporter#textfile-collector requires a file that ends in .prom and is
+replaced as a whole. https://prometheus.io/docs/instrumenting/exposition_formats/ describes the format.
 """
 
 import re
@@ -18,7 +18,7 @@ SUFFIX = ".prom"
 
 
 class Prometheus:
-    """Keeps `path` at the newest values; `labels` (such as the run) stand on every one of them."""
+    """Keeps the newest values in `path`; each value has the `labels` (such as the run)."""
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
         """Raises ConfigError when the collector would not read `path`, OSError when it cannot be written."""
@@ -39,7 +39,7 @@ class Prometheus:
         self._replace()
 
     def close(self) -> None:
-        """The last values stay; their age is node_textfile_mtime_seconds."""
+        """Leave the last values in the file; node_textfile_mtime_seconds shows their age."""
 
     def _gauge(self, name: str) -> Gauge:
         if name not in self._gauges:

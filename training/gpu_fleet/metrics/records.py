@@ -1,4 +1,4 @@
-"""One record per log interval, who takes it, and metrics.jsonl."""
+"""Records of a run, the interface of their writers, and metrics.jsonl."""
 
 import json
 import os
@@ -18,11 +18,14 @@ class MetricsWriter(Protocol):
     """Takes the records of rank 0, in the order of their steps."""
 
     def write(self, record: Record) -> None:
-        """One record: always "kind" (train | evaluation | checkpoint) and "step"; units are in the names."""
+        """Write one record.
+
+        Each has "kind" (train | evaluation | checkpoint | time) and "step"; units are in the names of values.
+        """
         ...
 
     def close(self) -> None:
-        """Everything written is on disk afterwards."""
+        """Flush and close; a writer that sends records to a server may give up after a while."""
         ...
 
 
@@ -33,11 +36,11 @@ class JsonLines:
         """Raises OSError when the file cannot be opened."""
         self._path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
-        if self._file.tell() and not _ends_with_a_line(path):  # a killed run left the last one half-written
+        if self._file.tell() and not _ends_with_a_line(path):  # a killed run left half a line
             self._file.write("\n")
 
     def write(self, record: Record) -> None:
-        """Raises ConfigError, of a full disk OSError."""
+        """Append one record; raises ConfigError, or OSError for a full disk."""
         with named("run.directory", self._path):
             self._file.write(json.dumps(dict(record)) + "\n")
             self._file.flush()
@@ -54,22 +57,22 @@ def _ends_with_a_line(path: Path) -> bool:
 
 @contextmanager
 def named(key: str, path: Path) -> Iterator[None]:
-    """Turns what the system says about `path` into a ConfigError that names `key`; not of a full disk."""
+    """Turn an OSError about `path` into a ConfigError that names `key`, except for a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_FULL:  # which may pass: `rank` says what would help
+        if error.errno in DISK_FULL:  # it may pass: rank.py explains it to the user
             raise
         raise ConfigError(f"{key} = {str(path)!r}: cannot be written: {error.strerror}") from error
 
 
 def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
-    """The records of a metrics.jsonl. Raises OSError."""
+    """Read the records of a metrics.jsonl. Raises OSError."""
     return list(parsed(path.read_bytes().splitlines()))
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The records of some lines; what is being written, or was left half-written, is passed over."""
+    """Yield the records of some lines; skip half-written lines."""
     for line in lines:
         try:
             record = json.loads(line)

@@ -18,7 +18,7 @@ from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.options import FiniteRange
 from gpu_fleet.outcome import RESULT
 
-if TYPE_CHECKING:  # matplotlib takes a second to load, which only a report needs to pay
+if TYPE_CHECKING:  # matplotlib takes a second to load: only `draw` loads it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -45,13 +45,13 @@ td:first-child { color: #666 } svg { width: 100%; height: auto }
 
 @dataclass(frozen=True)
 class Timeline:
-    """The records that count, and where the run was resumed."""
+    """Records that count, and the steps from which the run was resumed."""
 
     train: Records
     evaluation: Records
     checkpoint: Records
     resumed_at: Sequence[int]  # steps
-    times: Records = ()  # of all tries, as they were written
+    times: Records = ()  # of all tries, in the order of the file
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train report runs/digits")
@@ -80,7 +80,7 @@ def report(run: Path, price: float | None) -> None:
 
 
 def read_timeline(run: Path) -> Timeline:
-    """The records of a run directory; raises ConfigError when there are none to draw."""
+    """Read the records of a run directory; raises ConfigError if there are no training steps."""
     file = run / JSON_LINES
     try:
         records = read_json_lines(file)
@@ -93,9 +93,9 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def order_records(records: Records) -> Timeline:
-    """Takes out what a resumed run did again: a step that comes back replaces all from that step on.
+    """Remove records of steps that a resumed run did again: a repeated step replaces all from it on.
 
-    Records of earlier trainers have no times; there only steps that come back show a resume.
+    Records of earlier trainers have no times: for them only repeated steps show a resume.
     """
     kept: dict[str, list[Mapping[str, Any]]] = {"train": [], "evaluation": [], "checkpoint": []}
     repeated_at = []
@@ -114,9 +114,9 @@ def order_records(records: Records) -> Timeline:
 
 
 def resumes(times: Records) -> list[int]:
-    """The steps that tries went on from, one for each; none of a try that began at the begin.
+    """Return the step from which each try resumed, without tries that began at step 0.
 
-    A run that was stopped in order does no step again, so the steps alone do not show it.
+    A run that was stopped in an orderly way repeats no step, so the steps alone do not show the resume.
     """
     from_step: dict[float, int] = {}
     for record in times:
@@ -126,7 +126,7 @@ def resumes(times: Records) -> list[int]:
 
 
 def waiting_percent(train: Records) -> list[tuple[int, float]]:
-    """Step, and the share of the time since the record before that was spent waiting for data."""
+    """Return each step with the percentage of time since the record before it that was waiting for data."""
     return [
         (now["step"], 100 * now["data_wait_s"] / (now["step_s"] * (now["step"] - before["step"])))
         for before, now in pairwise(train)
@@ -135,7 +135,7 @@ def waiting_percent(train: Records) -> list[tuple[int, float]]:
 
 
 def read_result(run: Path) -> Mapping[str, Any]:
-    """result.json of a run that has ended, else nothing."""
+    """Read result.json; empty if the run has none yet, or if it cannot be parsed."""
     try:
         result = json.loads((run / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -144,7 +144,7 @@ def read_result(run: Path) -> Mapping[str, Any]:
 
 
 def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
-    """What users ask first."""
+    """Return the lines that users want first."""
     last = timeline.train[-1]
     rate = statistics.median(record["samples_per_s"] for record in timeline.train)
     waiting = statistics.mean([percent for _, percent in waiting_percent(timeline.train)] or [0.0])
@@ -168,7 +168,10 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def time_lines(goodput: Goodput | None, price: HourPrice | None = None) -> dict[str, str]:
-    """Where the wall time went, and what the unproductive part of it cost at `price`, else the run's own."""
+    """Return the lines about wall time by account, and the cost of its unproductive part.
+
+    The cost uses `price`, else the price that the run recorded; without either the line is left out.
+    """
     if goodput is None:
         return {}
     parts = {
@@ -197,7 +200,7 @@ def time_lines(goodput: Goodput | None, price: HourPrice | None = None) -> dict[
 
 
 def draw(timeline: Timeline) -> "Figure":
-    """Four panels over the steps."""
+    """Draw four panels over the steps."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - see the top of the file
 
     panels: list[Callable[[Axes, Timeline], None]] = [_loss, _throughput, _memory, _waiting]
@@ -253,6 +256,6 @@ def _curve(records: Records, name: str) -> tuple[list[int], list[float]]:
 
 
 def render_page(name: str, lines: Mapping[str, str], vector: str) -> str:
-    """One HTML file that needs no other."""
-    picture = vector[vector.index("<svg") :]  # without the XML declaration, which HTML does not want
+    """Render one HTML file that needs no other file."""
+    picture = vector[vector.index("<svg") :]  # without the XML declaration, which HTML does not allow
     return TEMPLATE.render(name=name, lines=lines, picture=picture)

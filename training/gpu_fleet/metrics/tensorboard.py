@@ -1,8 +1,8 @@
 """TensorBoard: every number of a record as a curve over the steps.
 
-By tensorboardX, which writes the same event files with numpy and protobuf alone. The SummaryWriter of torch
-needs the package tensorboard, and with it a web server and gRPC on every training instance; to look at the
-curves, `pip install tensorboard` on a laptop will do.
+tensorboardX writes the same event files with numpy and protobuf alone. The SummaryWriter of torch needs the
+package tensorboard, and with it a web server and gRPC on every training instance. To look at the curves,
+`pip install tensorboard` on a laptop is enough.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Weights & Biases and MLflow: every number of a record as a curve over the steps, in the run of before.
+"""Weights & Biases and MLflow: every number of a record as a curve over the steps.
 
-Both packages are for those who want them: `pip install wandb`, `pip install mlflow`. Neither is asked for by
-the trainer, and W&B writes to disk alone (`wandb sync` sends it later): a training instance needs no way out.
+A resumed run continues its curves. Both packages are optional: `pip install wandb`, `pip install mlflow`. W&B
+writes only to disk (`wandb sync` sends the files later), so a training instance needs no internet access.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from gpu_fleet.instance_file import account, run_id
 from gpu_fleet.metrics.records import MetricsWriter, Record
 
 NOT_CURVES = {"step"}
-CLOSE_S = 30.0  # for a server to take what is left, at the end of a run
-ID_REFUSES = re.compile(r"[^A-Za-z0-9._-]")  # W  # of these /\\#?%: by W&BB refuses some of them
-RUN_ID = "mlflow-run-id"  # in the run directory, so that a resumed run goes on in its curves
+CLOSE_S = 30.0  # longest wait for a server at the end of a run
+ID_REFUSES = re.compile(r"[^A-Za-z0-9._-]")  # W&B refuses some of these, such as / \ # ? % :
+RUN_ID = "mlflow-run-id"  # file in the run directory, so that a resumed run continues its curves
 log = logging.getLogger(__name__)
 
 
 class Aside:
-    """Hands records on in a thread: a server that does not answer holds up no step, and ends no run."""
+    """Passes records to a tracker in a thread, so that a silent server neither delays nor stops the run."""
 
     def __init__(self, tracker: MetricsWriter, name: str, close_s: float = CLOSE_S) -> None:
         self._tracker, self._name, self._close_s = tracker, name, close_s
@@ -40,7 +40,7 @@ class Aside:
         self._records.put(record)
 
     def close(self) -> None:
-        """Waits a while for what is left; what then is lost is in metrics.jsonl."""
+        """Wait up to `close_s` seconds for the remaining records; metrics.jsonl holds those that are lost."""
         self._records.put(None)
         self._thread.join(self._close_s)
         if self._lost or self._thread.is_alive():
@@ -51,7 +51,7 @@ class Aside:
         while (record := self._records.get()) is not None:
             try:
                 self._tracker.write(record)
-            except Exception as error:  # noqa: BLE001 - whatever the package and its server's client raise
+            except Exception as error:  # noqa: BLE001 - the package and its client may raise anything
                 self._lost += 1
                 if self._lost == 1:
                     log.warning("event=tracker-failed name=%s error=%r", self._name, str(error))
@@ -62,7 +62,7 @@ class Aside:
 
 
 def curves(record: Record) -> dict[str, float]:
-    """The numbers of a record by the names of their curves: `train/loss`."""
+    """Return the numbers of a record by the names of their curves, such as `train/loss`."""
     return {
         f"{record['kind']}/{name}": float(value)
         for name, value in record.items()
@@ -71,9 +71,9 @@ def curves(record: Record) -> dict[str, float]:
 
 
 def wandb_id(directory: Path, owner: str) -> str:
-    """Of a run at W&B: another for each owner and run, so that no two runs of a project are one curve.
+    """Return the id of a run at W&B: different for each owner and run, so that runs do not share a curve.
 
-    A run that an earlier trainer began keeps the last part of its directory.
+    A run that an earlier trainer began keeps its id, the last part of its directory.
     """
     if any((directory / "wandb").glob(f"offline-run-*-{directory.name}")):
         return directory.name
@@ -85,9 +85,9 @@ class WeightsAndBiases:
     """An offline run of `project` below `directory`/wandb."""
 
     def __init__(self, project: str, directory: Path, settings: dict[str, Any]) -> None:
-        """Raises ConfigError without the package."""
+        """Begin or continue the offline run; raises ConfigError without the package."""
         wandb = _loaded("wandb", "metrics.wandb")
-        # a resumed run is a second offline folder of the same id, which `wandb sync --append` joins
+        # a resumed run is a second offline folder with the same id; `wandb sync --append` joins them
         self._run = wandb.init(
             project=project,
             name=directory.name,
@@ -109,7 +109,7 @@ class MLflow:
     """A run in the tracking store `uri`, such as sqlite:///mlflow.db or https://host."""
 
     def __init__(self, uri: str, directory: Path, settings: dict[str, Any]) -> None:
-        """Raises ConfigError without the package, or where the store cannot be opened."""
+        """Begin or continue the run; raises ConfigError without the package or if the store does not open."""
         mlflow = _loaded("mlflow", "metrics.mlflow")
         file = directory / RUN_ID
         try:

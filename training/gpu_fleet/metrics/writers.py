@@ -1,6 +1,6 @@
-"""Where measurements go: one record per log interval, to every writer that the configuration turns on.
+"""Writers of measurements: every writer that the configuration turns on gets each record.
 
-A new kind of writer is a class with `write` and `close` and one line in `open_writers`.
+A new kind of writer is a class with `write` and `close`, and one line in `open_writers`.
 """
 
 import sys
@@ -33,7 +33,7 @@ class Writers:
 def open_writers(
     settings: config.Metrics, directory: Path, steps: int, table: Table | None = None
 ) -> MetricsWriter:
-    """The writers of a run of `steps` steps in `directory`; raises ConfigError when one cannot be opened.
+    """Open the writers of a run of `steps` steps in `directory`; raises ConfigError if one cannot be opened.
 
     `table` is the whole configuration, which trackers show beside the curves.
     """

@@ -1,1 +1,1 @@
-"""The models: definitions.py what each is, registry.py their names, weights and repeated layers."""
+"""The models: definitions.py defines them, registry.py names them, pretrained.py reads published ones."""

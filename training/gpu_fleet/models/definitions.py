@@ -1,4 +1,4 @@
-"""What each model of the registry is. Definitions come from transformers where it has them."""
+"""Definitions of the models in the registry, from transformers where it has them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PADDING = 0  # token id of kind "text" that holds nothing
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of RGB in [0, 1]; what published image weights expect
+PADDING = 0  # token id of padding in kind "text"
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of RGB in [0, 1]; published image weights expect it
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a model has to know of the data."""
+    """Facts about the data that a model needs."""
 
     classes: int = 0
     vocabulary: int = 0
@@ -23,9 +23,9 @@ class Facts:
 
 
 class Pixels(nn.Module):
-    """(batch, 3, height, width) uint8 to float32 less mean and deviation, by default ImageNet's.
+    """Layer from uint8 (batch, 3, height, width) to float32, normalised by mean and standard deviation.
 
-    Both are of values in [0, 1]; `bgr` says that the model takes blue first.
+    Both are for values in [0, 1], by default ImageNet's. `bgr` says that the model takes blue first.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Pixels(nn.Module):
 
 
 def with_pixels(network: nn.Module) -> nn.Module:
-    """`network` behind the step from bytes to normalised numbers, which runs on the device."""
+    """Return `network` after a layer that normalises bytes on the device."""
     return nn.Sequential(Pixels(), network)
 
 
 class Block(nn.Module):
-    """The basic residual block of He et al., 2015: two 3x3 convolutions beside a shortcut."""
+    """Basic residual block of He et al., 2015: two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, width_in: int, width: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Block(nn.Module):
 def resnet_small(
     facts: Facts, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 1, dropout: float = 0.0
 ) -> nn.Module:
-    """A residual network for small pictures (8 to 64 pixels a side), as He et al. used on CIFAR-10."""
+    """Build a residual network for small pictures (8 to 64 pixels a side), as He et al. did for CIFAR-10."""
     layers: list[nn.Module] = [
         Pixels(),
         nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
@@ -91,7 +91,7 @@ def resnet_small(
 
 
 class Logits(nn.Module):
-    """A model of transformers that takes one tensor and gives its logits alone."""
+    """Model of transformers that takes one tensor and returns only its logits."""
 
     def __init__(self, network: nn.Module, masks_padding: bool = False) -> None:
         super().__init__()
@@ -99,7 +99,10 @@ class Logits(nn.Module):
         self._masks_padding = masks_padding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Tokens (batch, sequence) int64 or pictures (batch, 3, height, width) to logits (..., classes)."""
+        """Map tokens (batch, sequence) int64 or pictures (batch, 3, height, width) to logits.
+
+        Logits are (..., classes).
+        """
         mask = {"attention_mask": (inputs != PADDING).long()} if self._masks_padding else {}
         logits = self.network(inputs, **mask).logits
         assert isinstance(logits, Tensor)
@@ -107,7 +110,7 @@ class Logits(nn.Module):
 
 
 def resnet50(facts: Facts) -> nn.Module:
-    """ResNet-50 v1.5 (stride in the 3x3 convolution), for pictures of about 224 pixels a side."""
+    """Build ResNet-50 v1.5 (stride in the 3x3 convolution), for pictures of about 224 pixels a side."""
     from transformers import ResNetConfig, ResNetForImageClassification  # noqa: PLC0415 - seconds to load
 
     network = ResNetForImageClassification(ResNetConfig(**_labels(facts)))
@@ -115,7 +118,7 @@ def resnet50(facts: Facts) -> nn.Module:
 
 
 def _labels(facts: Facts) -> dict[str, Any]:
-    return {"num_labels": facts.classes}  # taken by every configuration, and missing from their hints
+    return {"num_labels": facts.classes}  # every configuration accepts it, but the type hints lack it
 
 
 def bert(
@@ -127,7 +130,7 @@ def bert(
     intermediate_size: int = 3072,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """BERT with a classification head (Devlin et al., 2018); the defaults are those of bert-base."""
+    """Build BERT with a classification head (Devlin et al., 2018); the defaults are those of bert-base."""
     from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - seconds to load
 
     configuration = BertConfig(
@@ -156,9 +159,9 @@ def gpt(
     rope_theta: float = 10_000.0,
     norm_eps: float = 1e-6,
 ) -> nn.Module:
-    """A Llama decoder: the one model that every strategy can spread. key_value_heads 0: as many as heads.
+    """Build a Llama decoder: the one model that every strategy can spread. key_value_heads 0: equals heads.
 
-    rope_theta and norm_eps belong to published weights as much as the sizes do: Llama 3 has 500,000 and 1e-5
+    Published weights need their rope_theta and norm_eps as well as their sizes: Llama 3 has 500,000 and 1e-5
     (config.json of meta-llama/Llama-3.1-8B).
     """
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds to load
@@ -183,7 +186,7 @@ def gpt(
 def gpt2(
     facts: Facts, hidden_size: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.0
 ) -> nn.Module:
-    """GPT-2 (Radford et al., 2019); the defaults are those of the 124 M model."""
+    """Build GPT-2 (Radford et al., 2019); the defaults are those of the 124 M model."""
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 - seconds to load
 
     configuration = GPT2Config(

@@ -1,8 +1,8 @@
 """Models of transformers by the name of their class (AutoModelFor...), from a folder with a config.json.
 
-Nothing is downloaded. A model is defined without memory first. Then it is spread, and last each rank reads
-its own slices of the safetensors files: beside its part of the model a rank holds one slice being read, or,
-where weights are missing, one repeated layer (or all outside of those) being drawn.
+Nothing is downloaded. A model is first defined without memory. Then it is spread over the ranks. Last, each
+rank reads its own slices of the safetensors files. Beside its part of the model, a rank holds only the slice
+that it reads. For missing weights it holds the repeated layer that it draws, or all layers outside of those.
 """
 
 import hashlib
@@ -27,35 +27,37 @@ from gpu_fleet.models.definitions import IMAGENET_MEAN, IMAGENET_STD, Facts, Log
 
 PREFIX = "AutoModel"
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# The heads that fit a kind of prepared data; data of a user's own, by column, fit all.
+# The heads that fit a kind of prepared data; a user's own data, with named columns, fit all heads.
 HEADS = {
     "tokens": ("AutoModelForCausalLM",),
     "text": ("AutoModelForSequenceClassification",),
     "images": ("AutoModelForImageClassification",),
     "shards": ("AutoModelForImageClassification",),
 }
-# What belongs to a model beside weights and configuration; an export has the same.
+# Files of a model beside weights and configuration; an export copies them.
 COMPANIONS = ("*token*.json", "vocab.*", "merges.txt", "*.model", "*processor_config.json", "*.jinja")
-# Of the tables of positions, whose size a sequence cannot exceed.
+# Names of position tables; a sequence cannot be longer than its table.
 POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "positions_embed", "wpe")
 WHITE = 255  # the highest value of a byte
-MAY_BE_NEW = "pooler"  # above the pretrained layers, and in few published files
+MAY_BE_NEW = "pooler"  # a layer above the pretrained ones, which few published files have
 log = logging.getLogger(__name__)
 
 
 def is_pretrained(name: str) -> bool:
-    """Whether model.name is a class of transformers."""
+    """Return whether model.name is a class of transformers."""
     return name.startswith(PREFIX)
 
 
 def build(
     name: str, options: dict[str, Any], facts: Facts, kind: str, *, weights: str, config: str
 ) -> nn.Module:
-    """The model, without memory: `fill` gives it values. Raises ModelError.
+    """Build the model without memory; `fill` gives it values later. Raises ModelError.
 
     Args:
         name: a class of transformers, such as AutoModelForCausalLM.
-        options: keys of config.json to be changed.
+        options: keys of config.json to change.
+        facts: facts about the data.
+        kind: kind of the data.
         weights: folder of config.json and safetensors.
         config: folder of config.json alone; the weights are random.
     """
@@ -91,7 +93,7 @@ def _configuration(name: str, folder: Path, options: dict[str, Any], facts: Fact
         )
     try:
         settings = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the library raises what its files' readers do
+    except Exception as error:  # the library passes on errors of the readers of its files
         raise ModelError(f"{folder / 'config.json'}: cannot be read: {_first_line(error)}") from error
     for key, value in options.items():
         if not hasattr(settings, key):
@@ -117,7 +119,7 @@ def _configuration(name: str, folder: Path, options: dict[str, Any], facts: Fact
 
 
 def _defined(name: str, settings: Any) -> Any:
-    """A model of transformers on the meta device, which has shapes and no memory."""
+    """Define a model of transformers on the meta device, with shapes but no memory."""
     import transformers  # noqa: PLC0415 - seconds to load
 
     family = getattr(transformers, name, None)
@@ -127,7 +129,7 @@ def _defined(name: str, settings: Any) -> Any:
     try:
         with torch.device("meta"):
             return _without_memory(family.from_config(settings, dtype=torch.float32))
-    except Exception as error:  # the definitions of others raise what they like
+    except Exception as error:  # a definition in transformers may raise anything
         raise ModelError(
             f"model.name = {name!r}: cannot be built of {settings.model_type}'s config.json and "
             f"model.options: {type(error).__name__}: {_first_line(error)}"
@@ -135,7 +137,7 @@ def _defined(name: str, settings: Any) -> Any:
 
 
 def _without_memory(network: Any) -> Any:
-    """The same with every parameter on the meta device, of `torch.FloatTensor(...)` too, which heeds none."""
+    """Move every parameter to the meta device: `torch.FloatTensor(...)` ignores the default device."""
     moved: dict[int, Tensor] = {}
     for module in network.modules():
         for name, tensor in list(module._parameters.items()):
@@ -146,7 +148,7 @@ def _without_memory(network: Any) -> Any:
 
 
 def _pixels(folder: Path) -> Pixels:
-    """The normalisation that a published model expects; that of ImageNet where it does not say."""
+    """Return the normalisation that a published model expects; ImageNet's if its folder names none."""
     file = folder / "preprocessor_config.json"
     if not file.is_file():
         return Pixels()
@@ -157,10 +159,10 @@ def _pixels(folder: Path) -> Pixels:
 
 
 def _as_said(table: Mapping[str, Any]) -> Pixels:
-    """What the image processors of transformers do: x * rescale_factor, less image_mean, by image_std.
+    """Return the normalisation of transformers' image processors: (x * rescale_factor - mean) / std.
 
-    `rescale_offset` takes 1 off what is rescaled, `include_top` divides by image_std once more
-    (EfficientNet), `do_flip_channel_order` puts blue first (MobileViT, which does not normalise).
+    `rescale_offset` subtracts 1 after the rescaling. `include_top` divides by image_std once more
+    (EfficientNet). `do_flip_channel_order` puts blue first (MobileViT, which does not normalise).
     Raises ValueError, TypeError.
     """
     mean: tuple[float, ...]
@@ -187,7 +189,7 @@ def _as_said(table: Mapping[str, Any]) -> Pixels:
 
 
 def _of_channels(value: Any, otherwise: tuple[float, ...]) -> tuple[float, ...]:
-    """Three numbers, of which one may stand for all; raises ValueError."""
+    """Return three numbers, from three or from one for all channels; raises ValueError."""
     if value is None:
         return otherwise
     values = (value,) * 3 if isinstance(value, int | float) else tuple(value)
@@ -197,8 +199,8 @@ def _of_channels(value: Any, otherwise: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def network_of(model: nn.Module) -> Any | None:
-    """The model of transformers inside a built one, or None."""
-    library = sys.modules.get("transformers.modeling_utils")  # seconds to load, so only looked up
+    """Return the model of transformers inside a built one, or None."""
+    library = sys.modules.get("transformers.modeling_utils")  # an import would take seconds
     if library is None:
         return None
     kind = library.PreTrainedModel
@@ -207,13 +209,13 @@ def network_of(model: nn.Module) -> Any | None:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """What a model of transformers can look up: ids below `vocabulary`, at so many `positions`; 0: any."""
+    """Sizes of the tables of a model: token ids are below `vocabulary`, at most `positions`; 0: no limit."""
 
     vocabulary: int = 0
     positions: int = 0
 
     def check(self, batch: Any) -> None:
-        """Raises DataError for a batch of named columns that it has no rows for; on the CPU."""
+        """Raise DataError for a batch of named columns whose ids or length exceed the tables; on the CPU."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if not isinstance(ids, Tensor) or ids.is_floating_point() or not ids.numel():
             return
@@ -231,14 +233,14 @@ class TableLimits:
 
 
 def limits_of(model: nn.Module) -> TableLimits:
-    """What a model can look up by the sizes of its tables; no limits where it is none of transformers."""
+    """Return the sizes of a model's tables; no limits for a model that is not of transformers."""
     network = network_of(model)
     if network is None:
         return TableLimits()
     sizes = [
         module.num_embeddings
-        - int(getattr(module, "offset", 0))  # of OPT and BART, before the first position
-        - (0 if module.padding_idx is None else module.padding_idx + 1)  # of RoBERTa
+        - int(getattr(module, "offset", 0))  # OPT and BART have rows before the first position
+        - (0 if module.padding_idx is None else module.padding_idx + 1)  # RoBERTa too
         for name, module in network.named_modules()
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
     ]
@@ -252,7 +254,7 @@ def limits_of(model: nn.Module) -> TableLimits:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether its own loss holds each label against the place before, and so never looks at the first."""
+    """Return whether the model's own loss compares labels with the positions before, and skips the first."""
     network = network_of(model)
     if network is None or network.config.is_encoder_decoder:
         return False
@@ -260,13 +262,13 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def leaves_out_parameters(model: nn.Module) -> bool:
-    """Whether steps may do without some parameters, by its config.json: it drops layers or has experts."""
+    """Return whether a step may skip parameters: the config.json has layer drop or experts."""
     network = network_of(model)
     return network is not None and says_left_out(network.config.to_dict())
 
 
 def says_left_out(table: Mapping[str, Any]) -> bool:
-    """The same of a config.json alone, with what is nested in it."""
+    """Return whether a config.json, or a table inside it, has layer drop or experts."""
     return any(
         says_left_out(value)
         if isinstance(value, Mapping)
@@ -278,14 +280,14 @@ def says_left_out(table: Mapping[str, Any]) -> bool:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: those that transformers never splits between devices."""
+    """Return the repeated layers: those that transformers never splits between devices."""
     network = network_of(model)
     names = set() if network is None else set(network._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in names]
 
 
 def cut_layers(network: Any, mesh: DeviceMesh) -> None:
-    """Tensor parallelism by the model's own plan in transformers, in place; raises ParallelError."""
+    """Apply tensor parallelism by the model's own plan in transformers, in place; raises ParallelError."""
     from transformers.distributed.tensor_parallel import (  # noqa: PLC0415 - seconds to load
         apply_tensor_parallelism,
     )
@@ -307,10 +309,10 @@ def cut_layers(network: Any, mesh: DeviceMesh) -> None:
 
 
 def fill(model: nn.Module, weights: str, device: torch.device, seed: int) -> None:
-    """Gives every parameter and buffer its value on `device`: this rank's slices of the files, or random.
+    """Set every parameter and buffer on `device`: from this rank's slices of the files, or at random.
 
-    What is random depends on seed and place in the model alone, so that any number of ranks, however the
-    model is spread, begins with the same. Raises ModelError where the files are not of this model.
+    Random values depend only on the seed and the place in the model. So a run begins with the same values for
+    any number of ranks and any strategy. Raises ModelError if the files do not fit this model.
     """
     network = network_of(model)
     assert network is not None
@@ -345,7 +347,7 @@ def _read(network: Any, folder: Path, device: torch.device) -> None:
             loading, _ = convert_and_load_state_dict_in_model(network, slices, settings)
     except ModelError:
         raise
-    except Exception as error:  # of safetensors and of the library's conversions
+    except Exception as error:  # safetensors and the library's conversions may raise anything
         raise ModelError(f"model.weights = {str(folder)!r}: cannot be read: {_first_line(error)}") from error
     if loading.conversion_errors or loading.error_msgs:
         problem = [*loading.conversion_errors.values(), *loading.error_msgs][0]
@@ -355,7 +357,7 @@ def _read(network: Any, folder: Path, device: torch.device) -> None:
 
 
 class _Copied:
-    """A slice of a file whose parts have memory of their own: safetensors lends that of the mapped file."""
+    """Slice of a file that copies each part: safetensors returns views of the mapped file."""
 
     def __init__(self, lent: Any) -> None:
         self._lent = lent
@@ -367,7 +369,7 @@ class _Copied:
 
 
 def _check(network: Any, folder: Path, loading: Any) -> None:
-    """A head may be new or of other classes; the rest must be in the files."""
+    """Raise ModelError unless the files hold all but the head, which may be new or of other classes."""
     missing = sorted(set(loading.missing_keys) - tied_names(network))
     other = sorted(entry[0] for entry in loading.mismatched_keys)
     inner = network.base_model_prefix if network.base_model is not network else ""
@@ -385,7 +387,7 @@ def _check(network: Any, folder: Path, loading: Any) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: one, or those that its index names. Raises ModelError."""
+    """Return the safetensors files of a folder: one, or those in its index. Raises ModelError."""
     if (folder / FILE).is_file():
         return [folder / FILE]
     try:
@@ -403,12 +405,15 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tied_names(network: Any) -> set[str]:
-    """The names of tensors that are another one of the model, such as a head that is its embedding."""
+    """Return the names of tensors that share another tensor of the model, as a head shares its embedding."""
     return set(network.all_tied_weights_keys)
 
 
 def _units(network: Any) -> dict[str, list[nn.Module]]:
-    """What is drawn together, children before parents: each repeated layer, and under "" all the rest."""
+    """Return the modules to draw together: each repeated layer, and all the rest under "".
+
+    Children come before parents.
+    """
     inside = {id(block) for block in blocks(network)}
     units: dict[str, list[nn.Module]] = {}
     owner = ""
@@ -420,9 +425,9 @@ def _units(network: Any) -> dict[str, list[nn.Module]]:
 
 
 def _constructed(network: Any, seed: int) -> nn.Module:
-    """The whole model on the CPU as its constructor leaves it, by the seed alone.
+    """Construct the whole model on the CPU; the seed alone decides its values.
 
-    Memory that nobody writes holds no numbers, as torch has it where algorithms are to be deterministic.
+    Memory that the constructor does not write is NaN: torch fills it so with deterministic algorithms.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),
@@ -444,23 +449,23 @@ def _as_seed(text: str) -> int:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """How tensors without a value get one."""
+    """Initialisation of tensors that the files do not hold."""
 
     network: Any
     names: Mapping[nn.Module, str]
     constructed: Callable[[], nn.Module]
 
     def draw(self, modules: list[nn.Module], seed: str) -> None:
-        """As the model draws them, once they hold memory."""
+        """Run the model's own initialisation of modules that have memory."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_as_seed(seed))
             for module in modules:
                 self.network._init_weights(module)
 
     def complete(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        """What `_init_weights` leaves out is as the constructor has it; raises ModelError where that is none.
+        """Copy a value that `_init_weights` left out from the constructor; raises ModelError if it has none.
 
-        Such as the factors of a weight norm, or a scale that is a constant.
+        Examples are the factors of a weight norm, or a scale that is a constant.
         """
         if not tensor.is_floating_point() or not tensor.isnan().any():
             return
@@ -475,11 +480,11 @@ class _Drawing:
 
 
 def _draw(how: _Drawing, modules: list[nn.Module], device: torch.device, seed: str) -> None:
-    """Values for what has none, of full size on the CPU and cut afterwards; raises ModelError."""
+    """Draw missing values at full size on the CPU, and cut this rank's part; raises ModelError."""
     kept = {(module, name): tensor for module in modules for name, tensor in _own_tensors(module)}
     if not any(tensor.is_meta for tensor in kept.values()):
         return
-    drawn = {id(tensor): _empty_like(tensor) for tensor in kept.values()}  # tied ones stay one
+    drawn = {id(tensor): _empty_like(tensor) for tensor in kept.values()}  # tied tensors stay shared
     for (module, name), tensor in kept.items():
         _put(module, name, drawn[id(tensor)])
     try:
@@ -504,7 +509,7 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """Of the shape of a tensor, and no numbers: so it shows what nobody draws."""
+    """Return a tensor of the same shape, filled with NaN, which shows values that nothing draws."""
     empty = torch.empty(tensor.shape, dtype=tensor.dtype)
     if empty.is_floating_point():
         empty.fill_(torch.nan)
@@ -517,14 +522,14 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def _part(whole: Tensor, like: Tensor, device: torch.device) -> Tensor:
-    """What this rank holds of a tensor, laid out as `like`."""
+    """Return this rank's part of a tensor, in the layout of `like`."""
     from transformers.distributed.sharding_utils import DtensorShardOperation  # noqa: PLC0415
 
     if isinstance(like, DTensor):
         local = DtensorShardOperation(like).shard_tensor(whole.detach(), device=device, dtype=like.dtype)
-        assert local is not None  # as it would be of a tensor that another rank reads
+        assert local is not None  # it is None only for a tensor that another rank reads
         part: Tensor = DTensor.from_local(
-            local.clone(),  # or the whole would stay in memory
+            local.clone(),  # a view would keep the whole tensor in memory
             like.device_mesh,
             like.placements,
             run_check=False,
@@ -537,12 +542,13 @@ def _part(whole: Tensor, like: Tensor, device: torch.device) -> Tensor:
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str) -> bool:
-    """Writes a folder that `from_pretrained` reads, where the model is one of transformers; else gives False.
+    """Write a folder for `from_pretrained`. Return whether the model is one of transformers.
 
     Args:
-        model: the trained one; only its configuration and names count.
+        model: the trained model; only its configuration and names count.
         weights: all its tensors, on the CPU.
-        source: folder of what goes along, such as the tokenizer.
+        folder: the folder to write.
+        source: folder of companion files, such as the tokenizer; empty for none.
     """
     network = network_of(model)
     if network is None:

@@ -1,6 +1,6 @@
-"""The models by name. Definitions come from transformers where it has them; nothing is downloaded.
+"""Models by name. Definitions come from transformers where it has them; nothing is downloaded.
 
-A new model is a function that builds it and a line in REGISTRY.
+A new model is a function that builds it, and a line in REGISTRY.
 """
 
 import errno
@@ -26,13 +26,13 @@ from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet5
 class ModelEntry:
     """One model of the registry."""
 
-    data: tuple[str, ...]  # the kinds of data it takes
-    block: str  # the class of its repeated layer: what FSDP shards and checkpointing recomputes one by one
+    data: tuple[str, ...]  # the kinds of data that it takes
+    block: str  # the class of its repeated layer: FSDP and activation checkpointing work on each one
     build: Callable[..., nn.Module]  # (facts, **options)
 
 
 PICTURES = ("images", "shards")
-# Of config.json: what weights of the same shapes are computed with.
+# Keys of config.json that change the result of weights with the same shapes.
 DECIDED_BY_NO_SHAPE = (
     "model_type",
     "num_attention_heads",
@@ -55,7 +55,7 @@ REGISTRY = {
 
 
 def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weights: str = "") -> nn.Module:
-    """The model `name` with random weights, or those of a local folder; raises ModelError."""
+    """Build the model `name` with random weights, or those of a local folder; raises ModelError."""
     if name not in REGISTRY:
         choices = suggestion(name, REGISTRY)
         raise ModelError(f"model.name = {name!r}: unknown{choices}; and AutoModelFor... of transformers")
@@ -68,10 +68,10 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
             raise ModelError(f"model.options.{key}: unknown for {name}{suggestion(key, known)}")
     try:
         model = entry.build(_input_facts(name, facts), **options)
-    except Exception as error:  # the definitions of others raise what they like
+    except Exception as error:  # a definition in transformers may raise anything
         reason = str(error).strip().splitlines()[-1].strip()
         raise ModelError(f"model.options = {options}: {name} cannot be built: {reason}") from error
-    for part, weight in model.named_parameters():  # of a width of 0, of which torch only warns
+    for part, weight in model.named_parameters():  # torch only warns about a width of 0
         if weight.numel() == 0:
             raise ModelError(
                 f"model.options = {options}: {name} cannot be built: {part} is of shape {list(weight.shape)}"
@@ -82,7 +82,7 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
 
 
 def _input_facts(name: str, facts: Facts) -> Facts:
-    """The facts, when the data has what the model needs; raises ModelError."""
+    """Return the facts if the data has what the model needs; else raise ModelError."""
     needed = facts.classes if "images" in REGISTRY[name].data else facts.vocabulary
     if needed < 1:
         raise ModelError(f"model.name = {name!r}: the data set names no classes or no vocabulary")
@@ -90,9 +90,9 @@ def _input_facts(name: str, facts: Facts) -> Facts:
 
 
 def blocks(model: nn.Module, name: str) -> list[nn.Module]:
-    """The repeated layers of a built model, in order.
+    """Return the repeated layers of a built model, in order.
 
-    Of a user's own model those that lie in lists (nn.ModuleList, nn.Sequential), several of one class.
+    In a user's own model they are the lists (nn.ModuleList, nn.Sequential) of several layers of one class.
     """
     if pretrained.is_pretrained(name):
         return pretrained.blocks(model)
@@ -105,9 +105,9 @@ def blocks(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Fills the model from FOLDER/model.safetensors; raises ModelError naming what does not fit.
+    """Load FOLDER/model.safetensors into the model; raises ModelError naming what does not fit.
 
-    Takes both what this trainer writes after a run and what `save_pretrained` of transformers writes.
+    The file may be from a run of this trainer, or from `save_pretrained` of transformers.
     """
     from safetensors.torch import load_file  # noqa: PLC0415 - only runs that start from weights need it
 
@@ -128,7 +128,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def _check_computes_alike(ours: Any, folder: Path) -> None:
-    """Raises ModelError where weights fit in shape, and their config.json computes something else of them."""
+    """Raise ModelError if the weights fit in shape, but their config.json computes another result."""
     from transformers import AutoConfig  # noqa: PLC0415 - loaded with the model
 
     try:
@@ -146,10 +146,10 @@ def _check_computes_alike(ours: Any, folder: Path) -> None:
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str = "") -> None:
-    """Writes the weights into FOLDER, which `model.weights` of a later run reads.
+    """Write the weights into FOLDER, for `model.weights` of a later run.
 
-    A model of transformers becomes a folder for `from_pretrained`, with the tokenizer that `source` has.
-    Raises ModelError, of a full disk OSError.
+    A model of transformers becomes a folder for `from_pretrained`, with the tokenizer from `source`. Raises
+    ModelError, or OSError for a full disk.
     """
     from safetensors import SafetensorError  # noqa: PLC0415 - once per run
     from safetensors.torch import save_file  # noqa: PLC0415
@@ -158,16 +158,16 @@ def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str
         folder.mkdir(parents=True, exist_ok=True)
         if not pretrained.save(model, weights, folder, source):
             save_file(weights, folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:  # the second is what a full disk raises
+    except (OSError, SafetensorError) as error:  # a full disk raises SafetensorError
         if getattr(error, "errno", None) in DISK_FULL or os.strerror(errno.ENOSPC) in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise ModelError(f"{folder}: the model cannot be written: {error}") from error
 
 
 def recompute_activations(model: nn.Module, name: str) -> None:
-    """Lets the backward pass compute each repeated layer again instead of keeping its activations."""
+    """Make the backward pass compute each repeated layer again instead of keeping its activations."""
     for block in blocks(model, name):
-        block.forward = MethodType(_recomputed, block)  # a copy of the model binds anew
+        block.forward = MethodType(_recomputed, block)  # deepcopy of the model binds it anew
 
 
 def _recomputed(block: nn.Module, *inputs: Any, **options: Any) -> Any:

@@ -1,1 +1,1 @@
-"""How the processes of a run share a model."""
+"""Ways in which the processes of a run share a model."""

@@ -1,4 +1,4 @@
-"""Pipeline parallel: the decoder cut by depth, one stage a rank, one forward one backward (1F1B)."""
+"""Pipeline parallelism: the decoder is cut by depth, one stage per rank, one forward one backward (1F1B)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +18,7 @@ from gpu_fleet.world import World
 
 
 class Passed(nn.Module):
-    """In place of a layer that lies on another rank: hands on what it gets, holds nothing."""
+    """Stand-in for a layer that is on another rank: it returns its input and has no parameters."""
 
     def forward(self, hidden: Tensor, **_: Any) -> Tensor:
         return hidden
@@ -44,7 +44,7 @@ class StageModule(nn.Module):
             decoder.lm_head = None  # type: ignore[assignment]  # torch lets a submodule be None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Tokens (batch, sequence) or hidden (batch, sequence, width) to hidden or logits."""
+        """Map tokens (batch, sequence) or hidden (batch, sequence, width) to hidden or logits."""
         network: Any = self.network
         given = {"input_ids" if self.first else "inputs_embeds": inputs}
         hidden: Tensor = network.model(**given, use_cache=False).last_hidden_state
@@ -52,7 +52,7 @@ class StageModule(nn.Module):
 
 
 class Pipeline(Spread):
-    """Runs the micro-batches of a step through all stages; knows the loss on the last one."""
+    """Runs the micro-batches of a step through all stages; only the last stage knows the loss."""
 
     def __init__(
         self, stage: StageModule, settings: config.Config, where: World, group: dist.ProcessGroup
@@ -65,12 +65,12 @@ class Pipeline(Spread):
             PipelineStage(stage, self._rank, self._count, where.device, group=group),
             n_microbatches=settings.run.accumulation,
             loss_fn=self._weighed_loss,
-            scale_grads=False,  # the weights do
+            scale_grads=False,  # the weights of the losses scale them
         )
         self._share = TargetShare(where.device)
 
     def _weighed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss () of one micro-batch as a part of its step's."""
+        """Return the loss () of one micro-batch as a part of its step's loss."""
         counted = (targets != IGNORED).sum()
         mean = torch.where(counted > 0, mean_loss(outputs, targets), 0.0)
         return mean * self._share.of(counted)
@@ -94,7 +94,7 @@ class Pipeline(Spread):
         return torch.stack(losses).sum().detach() if self._stage.last else None
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """One batch through all stages, one after the other."""
+        """Run one batch through all stages in order. Return the logits on the last stage, else None."""
         hidden = inputs
         if not self._stage.first:
             hidden = torch.empty(*inputs.shape, self._width, device=self._device)
@@ -108,7 +108,7 @@ class Pipeline(Spread):
 
 
 def cut(model: nn.Module, settings: config.Config, where: World) -> tuple[StageModule, Pipeline]:
-    """The stage of this rank, and the pipeline it is part of; raises ParallelError when it cannot be cut."""
+    """Return the stage of this rank and its pipeline; raises ParallelError if the model cannot be cut."""
     decoder = decoder_of(model, settings)
     count, layers = settings.parallel.pipeline, len(decoder.model.layers)
     if layers < count:

@@ -1,4 +1,4 @@
-"""A model that every rank holds whole: DistributedDataParallel, with gradients that may be compressed."""
+"""A whole model on every rank: DistributedDataParallel, optionally with compressed gradients."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from gpu_fleet.models import pretrained
 from gpu_fleet.parallel.spread import LossFunction, Whole
 from gpu_fleet.world import World
 
-# PowerSGD compresses from here on: the first, large gradients are over.
+# PowerSGD begins to compress at this step: the large gradients of the start are over.
 POWERSGD_FIRST_STEP = 10
 
 log = logging.getLogger(__name__)
-PASSES_UNTIL_SETTLED = 2  # a static graph is noted in the first, the groups of gradients in the second
+PASSES_UNTIL_SETTLED = 2  # torch records the static graph in the first, the gradient buckets in the second
 
 
 class Replicas(Whole):
-    """The same model on every rank, gradients averaged by DistributedDataParallel."""
+    """A copy of the model on every rank; DistributedDataParallel averages the gradients."""
 
     def __init__(self, model: nn.Module, settings: config.Config, where: World) -> None:
         self._static = graph_is_static(model, settings)
@@ -36,7 +36,7 @@ class Replicas(Whole):
             gradient_as_bucket_view=True,
             static_graph=self._static,
             find_unused_parameters=not self._static,
-            forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
+            forward_sync_buffers=False,  # World.share_buffers copies those of rank 0
         )
         super().__init__(model, self._parallel, settings, where.device)
         self._looks_alone = not self._static and settings.parallel.static_graph is None and where.leads
@@ -52,7 +52,10 @@ class Replicas(Whole):
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        """After the first step rank 0 says where torch looks in vain for parameters that are left out."""
+        """Run a step as `Whole` does. After the first step, rank 0 warns of a useless search in torch.
+
+        The search for unused parameters is useless if the step has used all of them.
+        """
         mean = super().accumulate(batches, scale, loss)
         if self._looks_alone:
             self._looks_alone = False
@@ -64,11 +67,11 @@ class Replicas(Whole):
         return mean
 
     def rehearse(self, batch: Batch) -> None:
-        """Passes that leave no trace in weights and buffers; they may draw from the generators.
+        """Run passes that leave weights and buffers unchanged; they may draw from the generators.
 
-        DistributedDataParallel groups the gradients for their reduction by the passes it has seen, and that
-        orders its sums over more than two ranks: a resumed run must not begin with other groups.
-        A static graph also has to be known before `no_sync` (torch 2.13). Of others the groups never change.
+        DistributedDataParallel forms its gradient buckets from the passes it has seen. The buckets decide the
+        order of the sums over more than two ranks, so a resumed run must begin with the same buckets. With a
+        static graph, torch 2.13 also needs a pass before `no_sync`. Without one the buckets never change.
         """
         before = [buffer.clone() for buffer in self._module.buffers()]
         for _ in range(PASSES_UNTIL_SETTLED if self._static else 0):
@@ -82,7 +85,7 @@ class Replicas(Whole):
             self._parallel.register_comm_hook(self._compression, powerSGD_hook.powerSGD_hook)
 
     def carried(self) -> dict[str, Any]:
-        """What compression has left over on this rank, to be sent later: as large as the gradients."""
+        """Return the gradients that compression has not sent yet, as large as the gradients themselves."""
         state = self._compression
         if state is None:
             return {}
@@ -93,7 +96,7 @@ class Replicas(Whole):
         return {"rank": self._compression_rank, "steps": state.iter, **on_cpu}
 
     def take_up(self, carried: list[dict[str, Any]]) -> None:
-        """Goes on with what every rank carried; another number of ranks share the mean: nothing is lost."""
+        """Restore the unsent gradients of all ranks; with another number of ranks, each gets their mean."""
         state = self._compression
         if state is None or not carried or not carried[0]:
             return
@@ -109,9 +112,10 @@ class Replicas(Whole):
 
 
 def graph_is_static(model: nn.Module, settings: config.Config) -> bool:
-    """Whether every step uses the same parameters, as parallel.static_graph says or as is known of the model.
+    """Return whether every step uses the same parameters, by parallel.static_graph or by the kind of model.
 
-    Of a user's own model or loss nobody knows: stochastic depth, heads by task and experts leave some out.
+    A user's own model or loss counts as not static: stochastic depth, heads per task and experts leave
+    parameters out.
     """
     if settings.parallel.static_graph is not None:
         return settings.parallel.static_graph
@@ -120,7 +124,7 @@ def graph_is_static(model: nn.Module, settings: config.Config) -> bool:
 
 
 def _mean(carried: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first, with the mean of what all have left over."""
+    """Return the state of the first rank, with the mean of the unsent gradients of all ranks."""
     places = carried[0]["left_over"]
     mean = {place: sum(rank["left_over"][place] for rank in carried) / len(carried) for place in places}
     return {**carried[0], "left_over": mean}

@@ -24,43 +24,43 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Spread(Protocol):
-    """How the loop uses a model, wherever its parts are."""
+    """Interface by which the loop uses a model, wherever its parts are."""
 
     other_layers: dist.ProcessGroup | None  # the ranks that hold the rest of a model cut by depth
 
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        """Forward and backward over the micro-batches of a step; their mean loss (), None where not known.
+        """Run forward and backward over the micro-batches of a step. Return the loss (), None if not known.
 
-        Afterwards the gradients are those of the mean over all targets that count, of all micro-batches and
-        ranks: `loss` is the mean over those of one batch, which weighs as many as it has. The mean over the
-        ranks of what is returned is the mean over all those targets.
+        Afterwards the gradients are those of the mean over all counted targets, of all micro-batches and
+        ranks. `loss` returns the mean over the counted targets of one batch; each batch weighs as many
+        targets as it has. The mean of the results of all ranks is the mean over all counted targets.
         """
         ...
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """Logits of one batch; None on a rank that does not hold the end of the model."""
+        """Return the logits of one batch; None on a rank that does not hold the end of the model."""
         ...
 
     def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - for those who need it
-        """A pass before the first step, where the steps would depend on whether there was one before."""
+        """Run passes before the first step, if the steps would otherwise depend on earlier passes."""
         return
 
     def carried(self) -> dict[str, Any]:
-        """What this rank carries from step to step beside weights and moments; each checkpoint has it."""
+        """Return the state of this rank, beside weights and moments, that each checkpoint has to hold."""
         return {}
 
     def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - for those who carry
-        """Goes on with what all ranks of the saved run carried, in rank order."""
+        """Restore the results of `carried` of all ranks of the saved run, in rank order."""
         return
 
 
 class TargetShare:
-    """What a micro-batch weighs in its step: its part of all targets that count, on all ranks.
+    """Weight of a micro-batch in its step: its part of all counted targets, on all ranks.
 
-    The ranks add up their numbers beside the first forward pass, so that nobody waits. Gradients are averaged
-    over the ranks afterwards, so 1 is the part of a rank that has its even share in one micro-batch.
+    The ranks sum their numbers of targets during the first forward pass, so that no rank waits. Gradients are
+    averaged over the ranks afterwards: a rank with one micro-batch and an even share of the targets weighs 1.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,20 +69,18 @@ class TargetShare:
         self._group = dist.group.WORLD if shared else None
         self._ranks = dist.get_world_size() if shared else 1
         self._total = torch.ones(())
-        self._alone = (
-            0  # the total where there are no other ranks: then nothing need be computed on the device
-        )
+        self._alone = 0  # the total without other ranks: then the device computes nothing
         self._pending: dist.Work | None = None
 
     def begin(self, counted: Sequence[int]) -> None:
-        """A step begins whose micro-batches have so many targets on this rank; called by all ranks."""
+        """Begin a step with the number of counted targets of each micro-batch; all ranks call it."""
         self._alone = sum(counted)
         if self._group is not None:  # not by dist.all_reduce, whose checks take longer than the call itself
             self._total = torch.full((), float(self._alone), device=self._device)
             self._pending = self._group.allreduce([self._total])
 
     def of(self, counted: int | Tensor) -> Tensor | float:
-        """The weight of a micro-batch with so many targets; () on the device where there are other ranks."""
+        """Return the weight of a micro-batch with `counted` targets; with other ranks, () on the device."""
         if self._group is None:
             return counted / max(1, self._alone)
         if self._pending is not None:
@@ -93,7 +91,7 @@ class TargetShare:
 
 
 class Whole(Spread):
-    """A model that this rank calls as one, however its parameters are stored."""
+    """Model that this rank calls as a whole, however its parameters are stored."""
 
     def __init__(
         self, module: nn.Module, called: nn.Module, settings: config.Config, device: torch.device
@@ -114,7 +112,7 @@ class Whole(Spread):
             with reduced_last(self._called, last=number == len(micro_batches)):
                 with precision.autocast(self._settings, self._device):
                     part = loss(self._called(batch.inputs), batch.targets)
-                    if not batch.counted:  # it counts for nothing, and the mean over none is no number
+                    if not batch.counted:  # its weight is 0, and the mean over no targets is NaN
                         part = part.nan_to_num()
                     weight = self._share.of(batch.counted)
                     part = part if isinstance(weight, float) and weight == 1 else part * weight
@@ -129,7 +127,7 @@ class Whole(Spread):
 
 
 def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """The backward pass inside sends gradients to the other ranks only for the last micro-batch."""
+    """Return a context in which the backward pass sends gradients to other ranks only if it is the `last`."""
     if isinstance(module, DistributedDataParallel) and not last:
         return cast("AbstractContextManager[None]", module.no_sync())
     if isinstance(module, FSDPModule):
@@ -139,21 +137,21 @@ def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def without_gradients(loss: Tensor) -> Iterator[None]:
-    """The backward pass of `loss` () inside adds exactly 0 to each gradient that it reaches.
+    """Make the backward pass of `loss` () add exactly 0 to each gradient that it reaches.
 
-    For a mean over no targets: its derivative is 0 / 0, which no weight of 0 makes a number. The pass is made
-    all the same, since the other ranks wait for what DistributedDataParallel and FSDP2 send in it.
+    The derivative of a mean over no targets is 0 / 0, which stays NaN with a weight of 0. The pass is still
+    needed: the other ranks wait for the gradients that DistributedDataParallel and FSDP2 send in it.
     """
     hooks = [leaf.register_prehook(_zeros) for leaf in _leaves(loss)]
     try:
         yield
-    finally:  # the nodes live on with their parameters
+    finally:  # the nodes live as long as their parameters
         for hook in hooks:
             hook.remove()
 
 
 def _leaves(loss: Tensor) -> list[Node]:
-    """The nodes of the graph of `loss` that add to the gradient of a parameter."""
+    """Return the nodes of the graph of `loss` that add to the gradient of a parameter."""
     seen: set[Node] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -169,7 +167,7 @@ def _zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
 
 
 def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
-    """Tensor parallel within `parallel.tensor` neighbours, FSDP2 over the rest."""
+    """Spread a model: tensor parallelism within `parallel.tensor` neighbours, FSDP2 over the rest."""
     tensor = settings.parallel.tensor
     if settings.precision.compile and 1 < tensor < where.size:  # measured: other losses from step 2 on
         raise ParallelError(
@@ -187,20 +185,20 @@ def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
 
 
 def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
-    """Shards each repeated layer by itself, then the rest: one layer at a time is whole in memory."""
+    """Shard each repeated layer by itself, then the rest: only one layer at a time is whole in memory."""
     dtype = precision.DTYPES.get(settings.precision.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     for block in registry.blocks(model, settings.model.name):
-        if settings.precision.compile:  # without what brings the parts together, at which a graph would break
+        if settings.precision.compile:  # before fully_shard: its gathering of the shards breaks a graph
             block.forward = torch.compile(block.forward)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
-    """Megatron-style tensor parallelism (Shoeybi et al., 2019) of the Llama decoder, in place.
+    """Apply Megatron-style tensor parallelism (Shoeybi et al., 2019) to the Llama decoder, in place.
 
-    A model of transformers has a plan of its own. Raises ParallelError when the heads do not divide.
+    A model of transformers has its own plan. Raises ParallelError if the heads do not divide.
     """
     if pretrained.is_pretrained(settings.model.name):
         pretrained.cut_layers(pretrained.network_of(model), mesh)
@@ -230,7 +228,7 @@ def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> N
 
 
 def decoder_of(model: nn.Module, settings: config.Config) -> Any:
-    """The LlamaForCausalLM inside a `gpt`; raises ParallelError for any other model."""
+    """Return the LlamaForCausalLM inside a `gpt`; raises ParallelError for any other model."""
     if settings.model.name != "gpt" or not isinstance(model, definitions.Logits):
         raise ParallelError(
             f"parallel.strategy = {settings.parallel.strategy!r}: can spread the model 'gpt' only, "

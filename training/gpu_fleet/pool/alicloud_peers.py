@@ -18,20 +18,21 @@ from gpu_fleet.metadata import MetadataClient, ThisInstance
 from gpu_fleet.pool.identity import PoolIdentity
 from gpu_fleet.pool.members import in_order, members_in_service
 
-# inside the network, which need have no way out: the list of Auto Scaling's endpoints has one in every region
+# The endpoint inside the VPC, for networks without internet access; Auto Scaling lists one for every region.
 ENDPOINT = "https://ess-vpc.{region}.aliyuncs.com"
 VERSION = "2022-02-22"
 PAGE_SIZE = 50
 TIMEOUT_S = 20
-# The SDK logs every refusal with the text that was signed; what is raised says the rest.
+# The SDK logs every refused call with the signed text; the exception holds everything else.
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
 def alicloud_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
-    """Private addresses of this instance's scaling group, itself among them, lowest first.
+    """Return the private addresses in this instance's scaling group, its own included, lowest first.
 
-    One address when it belongs to no group. Raises LaunchError as its sister for AWS does. It asks what an
-    instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
+    An instance outside a scaling group gets its own address alone. The only call is
+    ess:DescribeScalingInstances, with the credentials of the instance's role. Raises LaunchError while
+    members are still starting, if this instance is not in service, or if the call fails.
     """
     client = _client(identity.region, MetadataClient("alicloud").role_keys())
     own = list(_instances(identity, client, {"InstanceIds.1": instance.instance_id}))
@@ -44,13 +45,13 @@ def alicloud_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
 
 
 def _client(region: str, keys: Mapping[str, str]) -> Any:
-    """The official SDK's client; it signs."""
+    """Return a client of the official SDK, which signs the requests."""
     credential = StsTokenCredential(keys["AccessKeyId"], keys["AccessKeySecret"], keys["SecurityToken"])
     return AcsClient(region_id=region, credential=credential, connect_timeout=TIMEOUT_S, timeout=TIMEOUT_S)
 
 
 def _instances(identity: PoolIdentity, client: Any, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """All pages of DescribeScalingInstances.
+    """Yield the instances from all pages of DescribeScalingInstances.
 
     https://www.alibabacloud.com/help/en/auto-scaling/developer-reference/api-ess-2022-02-22-describescalinginstances
     """

@@ -1,4 +1,4 @@
-"""Which instances of a pool train together: the members in service of this instance's Auto Scaling group."""
+"""Instances of a pool that train together: the members in service of this instance's Auto Scaling group."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
 
 
 def aws_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
-    """Private addresses of this instance's group, itself among them, lowest first.
+    """Return the private addresses in this instance's Auto Scaling group, its own included, lowest first.
 
-    One address when it belongs to no group. Raises LaunchError while members are still on their way in, when
-    this instance is on its way out, and when the calls are refused. It asks what an instance may ask:
-    ec2:DescribeInstances and autoscaling:DescribeAutoScalingInstances.
+    An instance outside a group gets its own address alone. The only calls are ec2:DescribeInstances and
+    autoscaling:DescribeAutoScalingInstances. Raises LaunchError while members are still starting, if this
+    instance is not in service, or if a call fails.
     """
     with _explained(instance):
         own = _memberships(identity, [instance.instance_id])
@@ -32,7 +32,7 @@ def aws_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
 
 
 def _memberships(identity: PoolIdentity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Group and lifecycle state of each instance that is in a group."""
+    """Return the group and lifecycle state of each instance that is in a group."""
     client = boto3.client("autoscaling", region_name=identity.region)
     states = []
     for start in range(0, len(instance_ids), STATES_PER_CALL):
@@ -42,7 +42,7 @@ def _memberships(identity: PoolIdentity, instance_ids: Sequence[str]) -> list[di
 
 
 def _addresses(identity: PoolIdentity, group: str) -> dict[str, str]:
-    """Private addresses of the running instances of the pool in `group`, by instance id."""
+    """Return the private addresses of the running instances of the pool in `group`, by instance id."""
     wanted = {
         "instance-state-name": "running",
         "tag:aws:autoscaling:groupName": group,

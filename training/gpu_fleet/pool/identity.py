@@ -1,4 +1,4 @@
-"""The pool that instance.toml says this instance is of."""
+"""The pool of this instance, as instance.toml names it."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from gpu_fleet.errors import LaunchError
 
 
 class Expected(BaseModel):
-    """What the stack promises of one instance type of the pool; more keys may follow, they are not ours."""
+    """Hardware that the stack promises for one instance type of the pool; other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -31,7 +31,7 @@ class PoolIdentity(BaseModel):
 
 
 def read_identity() -> PoolIdentity | None:
-    """The identity in instance.toml, None on instances of no fleet; raises LaunchError naming a wrong key."""
+    """Return the identity in instance.toml; None outside a fleet. Raises LaunchError naming a wrong key."""
     table = instance_file.table()
     if not table:
         return None

@@ -1,4 +1,4 @@
-"""Which members of a group may take work now, and in which order they stand."""
+"""Members of a group that may take work now, and their order."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,15 @@ from gpu_fleet.errors import LaunchError
 from gpu_fleet.metadata import ThisInstance
 
 IN_SERVICE = "InService"
-TAKES_WORK = {IN_SERVICE, "Protected"}  # the second: in service and kept from scale-in, on Alibaba Cloud
-COMING = "Pending"  # the start of the states on the way in
+TAKES_WORK = {IN_SERVICE, "Protected"}  # Protected: in service, with scale-in protection, on Alibaba Cloud
+COMING = "Pending"  # states that begin with this are on the way into service
 
 
 def members_in_service(members: Sequence[Mapping[str, Any]], instance: ThisInstance) -> list[str]:
-    """Instance ids of those of `members` that may take work: each has InstanceId and LifecycleState.
+    """Return the instance ids of the members that may take work.
 
-    Raises LaunchError when one is still on its way in, or `instance` is not one of them.
+    Each member has InstanceId and LifecycleState. Raises LaunchError if a member is still starting, or if
+    `instance` itself may not take work.
     """
     states = {member["InstanceId"]: member["LifecycleState"] for member in members}
     mine = states.get(instance.instance_id)
@@ -34,7 +35,7 @@ def members_in_service(members: Sequence[Mapping[str, Any]], instance: ThisInsta
 
 
 def in_order(addresses: Sequence[str]) -> list[str]:
-    """The addresses by number, not by text: 10.0.0.9 before 10.0.0.10. Raises LaunchError on a wrong one."""
+    """Sort addresses by number, not as text: 10.0.0.9 before 10.0.0.10. Raises LaunchError for a bad one."""
     try:
         return sorted(set(addresses), key=ipaddress.ip_address)
     except ValueError as error:

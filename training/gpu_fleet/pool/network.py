@@ -1,8 +1,8 @@
 """The NCCL and network environment of each instance type, in one table.
 
-What the newest plugins already do by themselves is left out: aws-ofi-nccl sets NCCL_BUFFSIZE,
-NCCL_P2P_NET_CHUNKSIZE and the NVLS chunk sizes per platform (its src/platform-aws.cpp), and its guide says to
-leave NCCL_PROTO, NCCL_MIN_NCHANNELS and FI_EFA_FORK_SAFE alone.
+The table leaves out what the newest plugins set themselves. aws-ofi-nccl sets NCCL_BUFFSIZE,
+NCCL_P2P_NET_CHUNKSIZE and the NVLS chunk sizes per platform (its src/platform-aws.cpp). Its guide says not to
+set NCCL_PROTO, NCCL_MIN_NCHANNELS and FI_EFA_FORK_SAFE.
 
 Sources:
   efa    https://github.com/aws/aws-ofi-nccl/blob/master/doc/efa-env-var.md
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from gpu_fleet.pool.identity import Expected
 
-# The EFA provider of libfabric and nothing else: a pool that declares EFA must not fall back to TCP unseen.
-# Huge pages off: reader processes fork, and a fork fails where the huge pages have run out.
+# Only the EFA provider of libfabric: a pool that declares EFA must not fall back to TCP silently.
+# No huge pages: reader processes fork, and a fork fails when the huge pages have run out.
 EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
-# GPUDirect RDMA has to be asked for with libfabric < 1.18 or aws-ofi-nccl < 1.7, and may be asked for later.
+# libfabric < 1.18 and aws-ofi-nccl < 1.7 use GPUDirect RDMA only with this variable; newer ones accept it.
 EFA_RDMA = {**EFA, "FI_EFA_USE_DEVICE_RDMA": "1"}
 ERDMA = {
     "NCCL_IB_HCA": "erdma",
@@ -30,7 +30,7 @@ ERDMA = {
     "NCCL_MIN_NCHANNELS": "16",
     "NCCL_NET_PLUGIN": "none",  # the verbs transport inside NCCL
 }
-# Sockets carry the bootstrap, and everything where there is no RDMA; never over Docker or loopback.
+# Sockets carry the bootstrap, and all traffic where there is no RDMA. They never use Docker or loopback.
 AWS_SOCKETS = {"NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
 ALICLOUD_SOCKETS = {"NCCL_SOCKET_IFNAME": "eth0"}
 
@@ -40,13 +40,13 @@ SIOCGIFADDR = 0x8915  # the request of netdevice(7): struct ifreq, 40 bytes, the
 
 @dataclass(frozen=True)
 class FamilyNetwork:
-    """What the instances of one family need."""
+    """Environment variables for the instances of one family."""
 
     sockets: Mapping[str, str]
     rdma: Mapping[str, str] = field(default_factory=dict)  # only where the pool has the interfaces
 
 
-# By the start of the instance type; the longest match counts.
+# The key is the start of the instance type; the longest match counts.
 TABLE = {
     "": FamilyNetwork(AWS_SOCKETS, EFA),  # g4dn, g5, g6, g6e: EFA without GPUDirect RDMA
     "p4d.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
@@ -62,12 +62,12 @@ TABLE = {
 
 
 def environment(instance_type: str, expected: Expected, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add for `instance_type`.
+    """Return the variables to add for `instance_type`.
 
     Args:
         instance_type: such as "p5.48xlarge" or "ecs.ebmgn8v.48xlarge".
-        expected: what the pool has of it; RDMA is set up only where it has the interfaces.
-        given: the environment as it is; what a user has set stays.
+        expected: hardware that the pool promises for it; RDMA is set up only with such interfaces.
+        given: the present environment; variables that a user has set stay.
     """
     prefix = max((start for start in TABLE if instance_type.startswith(start)), key=len)
     network = TABLE[prefix]
@@ -77,17 +77,18 @@ def environment(instance_type: str, expected: Expected, given: Mapping[str, str]
 
 
 def control_environment(address: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The variable that has Gloo listen at `address`, where the other instances look for it.
+    """Return the variable that makes Gloo listen at `address`, which the other instances can reach.
 
-    Gloo else takes what the host's own name resolves to, or loopback where it resolves to nothing:
-    createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
+    Otherwise Gloo uses the address of the host's own name, or loopback if the name does not resolve:
+    createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp. The result is empty if a user has
+    set the variable, or if no interface has this address.
     """
     interface = interface_of(address)
     return {} if interface is None or GLOO_INTERFACE in given else {GLOO_INTERFACE: interface}
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None when there is none."""
+    """Return the network interface that has this IPv4 address; None if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:

@@ -1,7 +1,7 @@
-"""What an hour of this instance costs, by the policy that its stack publishes in its bucket of records.
+"""Hourly price of this instance, from the policy that its stack publishes in its bucket of records.
 
-Each `up` writes that object anew. In instance.toml the price would be a part of the launch template, and
-every refresh of the catalogue another version of it.
+Each `up` writes that object anew. A price in instance.toml would be a part of the launch template, and each
+refresh of the catalogue would make a new version of the template.
 """
 
 import json
@@ -16,14 +16,14 @@ from gpu_fleet.metrics.goodput import HourPrice
 from gpu_fleet.storage.object_store import ObjectStore
 
 POLICY = "policy.json"
-SPOT, ON_DEMAND = "spot", "on_demand"  # as the policy names its tables
+SPOT, ON_DEMAND = "spot", "on_demand"  # names of tables in the policy
 log = logging.getLogger(__name__)
 
 
 def of_this_instance() -> HourPrice | None:
-    """The instance with its disks at list price, on the spot market the most it may cost; None if unknown.
+    """Return the list price of the instance with its disks, for spot the highest price; None if unknown.
 
-    A price that cannot be found stops no run: the log says why.
+    A run does not stop for a missing price: the log gives the reason.
     """
     table = instance_file.table()
     uri = str(table.get("records_uri", ""))
@@ -42,7 +42,9 @@ def of_this_instance() -> HourPrice | None:
 
 
 def _is_spot(table: Mapping[str, Any], metadata: MetadataClient) -> bool:
-    """In a spot pool some may be on demand; on AWS each instance knows, on Alibaba Cloud none does.
+    """Return whether this instance is a spot instance: a spot pool may also hold on-demand instances.
+
+    On AWS the metadata service knows; on Alibaba Cloud every instance of a spot pool counts as spot.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html: instance-life-cycle
     """
@@ -51,11 +53,14 @@ def _is_spot(table: Mapping[str, Any], metadata: MetadataClient) -> bool:
 
 
 def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> HourPrice | None:
-    """The price of an instance type in the policy, its disks with it; raises LookupError or ValueError."""
+    """Return the price of an instance type with its disks from the policy; None if it has no price.
+
+    Raises LookupError or ValueError.
+    """
     budget = policy["budget"]
     prices = budget["pools"][pool]
     amount = prices[SPOT if spot else ON_DEMAND][kind]
-    if amount is None:  # no list has one: what the owner of the stack assumes, if anything
+    if amount is None:  # no price list has it: the owner of the stack may have assumed a price
         amount = budget["assumed"].get(kind)
     if amount is None:
         return None
@@ -63,7 +68,7 @@ def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> Ho
 
 
 def of_all(hour_prices: Iterable[HourPrice | None]) -> HourPrice | None:
-    """Of several instances together; None where one is unknown."""
+    """Return the price of several instances together; None if one is unknown, or if there are none."""
     prices = list(hour_prices)
     known = [price for price in prices if price is not None]
     if not known or len(known) < len(prices):

@@ -1,7 +1,7 @@
-"""Where the instances or pods of a run meet, and what a scheduler says about it in torchrun's own variables.
+"""Rendezvous of the instances or pods of a run, and the variables by which a scheduler describes it.
 
 Kubernetes (`render`) and Kubeflow Trainer set PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and
-PET_NPROC_PER_NODE, which torchrun reads by itself:
+PET_NPROC_PER_NODE, which torchrun itself reads:
 https://github.com/kubeflow/trainer/blob/v2.3.0/pkg/runtime/framework/plugins/torch/torch.go
 """
 
@@ -14,29 +14,29 @@ from dataclasses import dataclass
 
 from gpu_fleet.errors import LaunchError
 
-PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
-JOIN_TIMEOUT_S = 900  # until all are there: a node may have to be started, which then pulls the image
+PORT = 29400  # port of the c10d rendezvous; the default of torch.distributed
+JOIN_TIMEOUT_S = 900  # longest wait for all pods: a new node has to start and pull the image first
 LOOK_EVERY_S, CONNECT_TIMEOUT_S = 1.0, 5.0
 NODES, RANK, HOST, HOST_PORT = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"
 PROCESSES = "PET_NPROC_PER_NODE"
-BY_TORCHRUN = ("", "auto", "gpu", "cpu")  # values of PROCESSES that leave the number open
+BY_TORCHRUN = ("", "auto", "gpu", "cpu")  # values of PROCESSES for which torchrun finds the number
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where one instance or pod meets the others."""
+    """Place where one instance or pod meets the others."""
 
     nodes: int
     host: str  # address or name
     own_address: str
-    is_host: bool  # whether this one holds the rendezvous
+    is_host: bool  # this one hosts the rendezvous
     port: int = PORT
 
     @property
     def options(self) -> list[str]:
-        """Of torchrun."""
-        # is_host said outright: torchrun would guess it from host names, which a network need not resolve
+        """Options of torchrun."""
+        # is_host is explicit: torchrun would guess it from host names, which may not resolve
         configuration = f"is_host={str(self.is_host).lower()},join_timeout={JOIN_TIMEOUT_S}"
         return [
             f"--nnodes={self.nodes}",
@@ -59,7 +59,10 @@ class Assignment:
 
 
 def assignment(given: Mapping[str, str]) -> Assignment | None:
-    """What the environment says; None where no scheduler has set it. Raises LaunchError with the name."""
+    """Return the assignment in the environment; None if no scheduler has set one.
+
+    Raises LaunchError that names a wrong variable.
+    """
     if NODES not in given:
         return None
     nodes, rank = _number(given, NODES, 1), _number(given, RANK, 0, "0")
@@ -85,10 +88,10 @@ def join(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Rendezvous | None:
-    """Waits until pod 0 can be reached, and says where all meet; None for a run of one pod.
+    """Wait until pod 0 can be reached. Return the rendezvous; None for a run of one pod.
 
-    Pods start in any order, and the name of pod 0 resolves to its predecessor for a while when it was
-    replaced. Raises LaunchError after JOIN_TIMEOUT_S.
+    Pods start in any order. When pod 0 was replaced, its name resolves to the old pod for a while. Raises
+    LaunchError after JOIN_TIMEOUT_S.
     """
     if mine.nodes == 1:
         return None
@@ -107,14 +110,14 @@ def join(
 
 
 def _own_name(mine: Assignment) -> str:
-    """The address of pod 0, once its name stands for this very pod; raises OSError."""
+    """Return the address of pod 0, which is this pod; raises OSError while its name means another pod."""
     family, kind, _, _, place = socket.getaddrinfo(mine.host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind) as trial:
-        trial.bind(place)  # only an address of this pod
+        trial.bind(place)  # fails unless the address is of this pod
     return str(place[0])
 
 
 def _towards_host(mine: Assignment) -> str:
-    """The address by which this pod reaches pod 0, whose torchrun must be listening; raises OSError."""
+    """Return this pod's address towards pod 0; raises OSError unless torchrun listens there."""
     with socket.create_connection((mine.host, mine.port), CONNECT_TIMEOUT_S) as connection:
         return str(ipaddress.ip_address(connection.getsockname()[0]))

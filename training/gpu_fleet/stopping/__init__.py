@@ -1,1 +1,1 @@
-"""Why and when a run stops: notices, the agreement of all ranks, and a rank that no longer moves."""
+"""Stops of a run: notices, the agreement of all ranks, and the watchdog for a rank that hangs."""

@@ -1,4 +1,4 @@
-"""How the ranks come to stop, or to save, at the same step."""
+"""Agreement of the ranks to stop, or to save, at the same step."""
 
 import time
 from collections.abc import Callable
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from gpu_fleet.stopping.interrupt import Interruption, Reason
 from gpu_fleet.world import Agreement, World
 
-# From one exchange to the next: where steps suddenly take longer than those measured, so many of them and one
-# more may pass from a notice to the stop. An exchange of 0.3 ms beside eight steps of 9 ms is 0.4 % of them.
+# Calls from one exchange to the next, at most. If steps suddenly take longer than measured, a notice takes up
+# to this many steps and one more to stop the run. An exchange takes 0.3 ms: 0.4 % of eight steps of 9 ms.
 MOST_CALLS = 8
 US_PER_S = 1_000_000
-UNKNOWN_US = 2**62  # of a pace that nobody has measured: exchange at the next call
+UNKNOWN_US = 2**62  # the pace is not measured yet: exchange at the next call
 
 
 class Stop:
-    """Asked once per step and once per evaluated batch, by every rank alike."""
+    """Decision to stop or save. Every rank asks it once per step and once per evaluated batch."""
 
     def __init__(
         self,
@@ -26,9 +26,9 @@ class Stop:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`agreed_soon` exchanges every `every_s` seconds: it takes 0.3 ms, which short steps would notice.
+        """Exchange about every `every_s` seconds in `agreed_soon`: 0.3 ms each time would slow short steps.
 
-        `moved` is called whenever this rank comes by, which shows the watchdog that it does not hang.
+        Each call here calls `moved`, which shows the watchdog that this rank does not hang.
         """
         self._where, self._interruption, self._save_due, self._moved = where, interruption, save_due, moved
         self._every_us = int(every_s * US_PER_S)
@@ -36,13 +36,13 @@ class Stop:
         self._agreement = Agreement(where, count=2)
         self._interval = 1  # calls from one exchange to the next; the same on all ranks
         self._calls = 0  # since the last exchange
-        self._exchanged_at: float | None = None  # None: what was done since then was not steps alone
+        self._exchanged_at: float | None = None  # None: more than steps has run since then
         self._save_requested = False
         self._asked_to_save = False
         self.reason = Reason.NONE
 
     def agreed(self) -> bool:
-        """Hands in what this rank has seen; whether all had agreed to stop one call before."""
+        """Hand in what this rank has seen. Return whether the exchange before this one agreed to stop."""
         self._moved()
         stopping = self._settle()
         self._hand_in(UNKNOWN_US)
@@ -50,10 +50,10 @@ class Stop:
         return stopping
 
     def agreed_soon(self) -> bool:
-        """The same for steps that follow each other, with an exchange only every so many calls.
+        """Return the same as `agreed`, for steps in a row: most calls skip the exchange.
 
-        How many is worked out from the step time of the slowest rank, which all ranks learn in the exchange.
-        A rank that is alone need ask nobody: it stops at the call after it knows.
+        The interval follows from the step time of the slowest rank, which all ranks learn in the exchange.
+        A single rank has nobody to wait for: it stops at the first call after it has seen a reason.
         """
         self._moved()
         stopping = self._settle()
@@ -68,18 +68,18 @@ class Stop:
         return stopping
 
     def agreed_now(self) -> bool:
-        """The same as `agreed` without the delay of one call; waits for all ranks."""
+        """Return whether all ranks agree to stop now; waits for all ranks."""
         self.agreed()
         return self._settle()
 
     def take_save_request(self) -> bool:
-        """Whether the ranks have agreed on a checkpoint that is due by time; says so once per request."""
+        """Return whether the ranks agreed on a checkpoint that is due by time; True once per request."""
         requested, self._save_requested = self._save_requested, False
         self._asked_to_save = self._asked_to_save and not requested
         return requested
 
     def detail(self) -> str:
-        """What the ranks that saw a reason know about it."""
+        """Return what each rank that saw a reason knows about it, for users; waits for all ranks."""
         seen = self._where.gather(self._interruption.detail)
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(seen) if text)
 
@@ -96,7 +96,7 @@ class Stop:
         return Reason.NONE
 
     def _settle(self) -> bool:
-        """Takes over what the ranks agreed on last; whether it was to stop."""
+        """Take over what the ranks agreed on last. Return whether the run stops."""
         settled = self._agreement.settle()
         if settled is not None:
             agreed, slowest_us = settled

@@ -1,4 +1,4 @@
-"""Why a run has to stop: a signal, a notice of the cloud, the stop file. A thread looks, nobody waits."""
+"""Reasons to stop a run: a signal, a notice of the cloud, the stop file. A thread polls for them."""
 
 import json
 import logging
@@ -19,13 +19,13 @@ from gpu_fleet.metadata import ALICLOUD_METADATA, AWS_METADATA, OK, SERVICES, TO
 
 log = logging.getLogger(__name__)
 
-# HTTP: a token is missing or has run out, as AWS and Alibaba Cloud answer
+# HTTP status of both clouds for a token that is missing or has expired
 NO_TOKEN = (401, 403)
 SAME_SIGNAL_S = 1.0  # torchrun and the terminal may both deliver one key press
 
 
 class Reason(IntEnum):
-    """What the ranks agree on by taking the largest; 0 goes on."""
+    """Reasons, by urgency: the ranks agree on the largest; 0 means that the run goes on."""
 
     NONE = 0
     SAVE = 1  # no stop: a checkpoint is due by time
@@ -37,7 +37,7 @@ class Reason(IntEnum):
 
     @property
     def label(self) -> str:
-        """As result.json spells it."""
+        """The name in result.json, such as "spot-notice"."""
         return self.name.lower().replace("_", "-")
 
 
@@ -48,8 +48,8 @@ Source = Callable[[], Notice | None]
 class Interruption:
     """Holds the first reason to stop that this process has seen. Use it as a context around the run.
 
-    A second SIGTERM is no other reason: a scheduler sends one at its notice and one at its time limit, and
-    what is being saved in between would be lost. A second Ctrl-C ends the process, as does SIGKILL.
+    A second SIGTERM has no effect: a scheduler sends one as a notice and one at its time limit, and the run
+    may be saving in between. A second Ctrl-C ends the process.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Interruption:
         now = self._clock()
         again = self._signalled_at is not None and now - self._signalled_at >= SAME_SIGNAL_S
         if again and number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)  # who presses the key again will not wait
+            signal.signal(number, signal.SIG_DFL)  # a user who presses the key again does not want to wait
             os.kill(os.getpid(), number)
             return
         if self._signalled_at is None:
@@ -103,7 +103,7 @@ class Interruption:
             self._closed.wait(self._poll_s)
 
     def look(self) -> None:
-        """Asks every source once."""
+        """Ask every source once."""
         for source in self._sources:
             notice = source()
             if notice is not None:
@@ -117,7 +117,10 @@ class Interruption:
 
 @contextmanager
 def nothing_to_save() -> Iterator[None]:
-    """Before a run listens for itself SIGTERM ends the process, with 85: another try begins as this one."""
+    """End the process with 85 at SIGTERM, for the time before a run has its own handler.
+
+    Nothing is lost: the next try starts from the same state.
+    """
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         sys.exit(exit_codes.STOPPED)
@@ -130,7 +133,7 @@ def nothing_to_save() -> Iterator[None]:
 
 
 def sources(*, rebalance: bool = False) -> list[Source]:
-    """What this instance can be asked: the stop file always, a metadata service where there is one."""
+    """Return the sources of this instance: the stop file, and the metadata service if there is one."""
     asked: list[Source] = [lambda: stop_file(instance_file.run_directory() / "stop")]
     cloud = instance_file.table().get("cloud")
     aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
@@ -143,7 +146,7 @@ def sources(*, rebalance: bool = False) -> list[Source]:
 
 
 def stop_file(path: Path) -> Notice | None:
-    """The stop file that the idle reaper or a user writes; its line is the detail."""
+    """Return the notice of the stop file, which the idle reaper or a user writes; its text is the detail."""
     try:
         return Reason.STOP_FILE, path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
@@ -153,9 +156,9 @@ def stop_file(path: Path) -> Notice | None:
 
 
 class AwsNotice:
-    """Spot interruptions and, where asked for, rebalance recommendations by IMDSv2.
+    """Spot interruption notices and, with `rebalance`, rebalance recommendations, read by IMDSv2.
 
-    A recommendation stands for as long as the instance lives: one that was there before the run ends no run.
+    A recommendation stays for the life of the instance. One that is older than the run does not stop it.
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
     """
@@ -163,7 +166,7 @@ class AwsNotice:
     def __init__(self, base_url: str, *, rebalance: bool = False) -> None:
         self._read = WithToken(base_url, SERVICES["aws"].token_header)
         self._rebalance = rebalance
-        self._standing: str | None = None  # the recommendation at the first look; empty: none stood
+        self._standing: str | None = None  # the recommendation at the first poll; empty: there was none
 
     def __call__(self) -> Notice | None:
         action = self._read("spot/instance-action")
@@ -181,7 +184,7 @@ class AwsNotice:
 
 
 class WithToken:
-    """Reads a metadata service by session tokens, which the instances of both clouds require."""
+    """Reader of a metadata service. It uses session tokens, which the instances of both clouds require."""
 
     def __init__(self, base_url: str, header: str) -> None:
         self._base_url = base_url.rstrip("/")
@@ -189,7 +192,7 @@ class WithToken:
         self._token = ""
 
     def __call__(self, path: str) -> str | None:
-        """What lies below /latest/meta-data/; None for nothing, and where nobody answers."""
+        """Return the text at `path` below /latest/meta-data/; None if it is missing or nothing answers."""
         url = f"{self._base_url}/latest/meta-data/{path}"
         status, text = ask(url, {self._header: self._token}) if self._token else (NO_TOKEN[0], "")
         if status in NO_TOKEN:
@@ -203,7 +206,7 @@ class WithToken:
 
 
 def _field(text: str, name: str) -> str:
-    """One field of a JSON object for users; a notice counts however it is worded."""
+    """Return one field of a JSON notice for users, or the whole text: an unexpected format still counts."""
     try:
         return str(json.loads(text)[name])
     except (ValueError, KeyError, TypeError):
@@ -211,7 +214,7 @@ def _field(text: str, name: str) -> str:
 
 
 class AlicloudNotice:
-    """Release of a preemptible instance, five minutes ahead.
+    """Notice of the release of a preemptible instance, five minutes ahead.
 
     https://www.alibabacloud.com/help/en/ecs/user-guide/query-the-interruption-events-of-preemptible-instances
     """

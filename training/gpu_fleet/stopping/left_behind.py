@@ -1,6 +1,6 @@
-"""Processes that outlive the program which started them: those that run on, and those that wait to be reaped.
+"""Processes that outlive the program that started them: still running, or zombies that nobody has reaped.
 
-Fields as of proc_pid_stat(5). Where there is no /proc nothing is seen.
+proc_pid_stat(5) describes the fields. Without /proc the lists are empty.
 """
 
 import os
@@ -13,7 +13,7 @@ ZOMBIE = "Z"
 
 
 class Descendant(NamedTuple):
-    """A process that a program has started, as the kernel lists it."""
+    """A process as the kernel lists it in /proc."""
 
     id: int
     state: str
@@ -22,22 +22,23 @@ class Descendant(NamedTuple):
 
 
 def running(session: int) -> list[Descendant]:
-    """All of a session but its zombies."""
+    """Return the processes of a session, without zombies."""
     numbers = (entry.name for entry in _entries(PROCESSES) if entry.name.isdigit())
     seen = (_process(int(number)) for number in numbers)
     return [process for process in seen if process and process.session == session and process.state != ZOMBIE]
 
 
 def orphans(processes: list[Descendant]) -> Iterator[int]:
-    """Those that none of `processes` has started: the end of their parent left them behind."""
+    """Yield the ids of those whose parent is not among `processes`: their parent has ended."""
     ids = {process.id for process in processes}
     return (process.id for process in processes if process.parent not in ids)
 
 
 def reap(ours: int) -> None:
-    """Takes leave of zombies that came to this process as the first of a container, or as a subreaper.
+    """Reap zombies that this process has adopted, as the first process of a container or as a subreaper.
 
-    What this process starts itself is in its own session, but `ours`, and is waited for here.
+    The process `ours`, and children in the session of this process, are left alone: this process started
+    them and waits for them itself.
     """
     for number in _children():
         process = _process(number)
@@ -51,7 +52,7 @@ def _children() -> list[int]:
 
 
 def _process(number: int) -> Descendant | None:
-    """None of one that has ended."""
+    """Return the process with this id; None if it has ended."""
     fields = _text(PROCESSES / str(number) / "stat").rpartition(")")[2].split()  # a name may have blanks
     return Descendant(number, fields[0], int(fields[1]), int(fields[3])) if fields else None
 

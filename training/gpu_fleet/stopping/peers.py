@@ -1,8 +1,9 @@
-"""Which rank holds the others up: each reports in the rendezvous store, beside its training.
+"""Search for the rank that holds the others up: each rank reports in the rendezvous store while it trains.
 
-All ranks of a run stand still when one does, and the first whose patience ends is seldom the one at fault.
-So each posts its step, its number of collectives and its place, and when it did: one that posts no more is
-stopped or gone, and of those that do the one with the fewest steps and collectives is waited for.
+When one rank hangs, all ranks wait. The rank that reaches its time limit first is seldom the one at fault.
+So each rank posts its step, its number of collectives, its place in the code, and the time. A rank that no
+longer posts is stopped or gone. If all post, the others wait for the one with the fewest steps and
+collectives.
 """
 
 import json
@@ -15,23 +16,23 @@ from dataclasses import asdict, dataclass, field
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-ANSWER_S = 5.0  # for the store; it may lie in the very process that is stopped
+ANSWER_S = 5.0  # longest wait for the store, which may be in the process that hangs
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Post:
-    """What a rank says of itself."""
+    """Report of one rank about itself."""
 
     step: int  # steps done
     collectives: int  # begun since the start
-    place: str  # of its training thread
+    place: str  # line of code where its training thread is
     at_s: float  # seconds of the epoch
 
 
 @dataclass
 class Peers:
-    """This rank's word to the others, and theirs. `exchange` is called by one thread, again and again."""
+    """Posts of this rank and of the others. One thread calls `exchange`, again and again."""
 
     rank: int
     size: int
@@ -42,7 +43,7 @@ class Peers:
     _read_at: float = 0.0
 
     def exchange(self, step: int, collectives: int, place: str, *, read: bool) -> None:
-        """Posts, and reads what the others have posted where wanted; returns after ANSWER_S at most."""
+        """Post, and with `read` also read the posts of all ranks; returns after ANSWER_S at most."""
         if self.store is None:
             return
         thread = threading.Thread(
@@ -62,11 +63,11 @@ class Peers:
                     rank: Post(**json.loads(post)) for rank, post in zip(ranks, posts, strict=True)
                 }
                 self._read_at = self.clock()
-        except (RuntimeError, ValueError, TypeError) as error:  # what torch raises for a store that is gone
+        except (RuntimeError, ValueError, TypeError) as error:  # torch raises these if the store is gone
             log.debug("event=store-silent error=%r", str(error))
 
     def verdict(self) -> str:
-        """Who holds this rank up, for users; empty where there are no others."""
+        """Return the rank that holds this one up, for users; empty if there are no other ranks."""
         if self.store is None:
             return ""
         if self.clock() - self._read_at > 3 * self.every_s + ANSWER_S:
@@ -75,11 +76,13 @@ class Peers:
 
 
 def held_up_by(posts: Mapping[int, Post], size: int, now_s: float, silence_s: float) -> str:
-    """The rank that the others wait for, by what all have posted.
+    """Return the rank that the others wait for, for users.
 
     Args:
-        now_s: when they were read; clocks of instances differ by less than `silence_s`.
-        silence_s: a rank that has posted nothing for so long is stopped or gone.
+        posts: the last post of each rank.
+        size: number of ranks.
+        now_s: time of the read, in seconds of the epoch; clocks must differ by less than `silence_s`.
+        silence_s: a rank that has posted nothing for this long is stopped or gone.
     """
     if missing := sorted(set(range(size)) - posts.keys()):
         return f"rank {missing[0]}: has never posted"
@@ -98,15 +101,15 @@ def _key(rank: int) -> str:
 
 
 def of_world(rank: int, size: int, every_s: float) -> Peers:
-    """Through the store that the process group has met by."""
+    """Return the peers of this rank, over the rendezvous store of the process group."""
     if size == 1:
         return Peers(rank, size, None, every_s)
-    # a connection of its own: the training's may be waiting in a call
+    # a connection of its own: the training may be waiting in a call on its connection
     store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing from its hints
     return Peers(rank, size, store, every_s)
 
 
 def collectives_begun() -> int:
-    """How many collectives of the training this rank has begun; 0 where there is no process group."""
+    """Return the number of collectives that this rank has begun; 0 without a process group."""
     group = dist.group.WORLD
     return int(group._get_sequence_number_for_group()) if group is not None else 0  # type: ignore[attr-defined]  # missing from its hints

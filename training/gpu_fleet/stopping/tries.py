@@ -1,10 +1,10 @@
-"""How often a run has begun at one step: what fails there again and again is not tried for ever.
+"""Count of the tries that began at one step: a run that fails there again and again is not retried for ever.
 
-A try is a start of `launch`, or of `train` without it; what torchrun starts again belongs to the same one. It
-is noted when it has its checkpoint, and forgotten when the run finishes, stops for a notice, or fails for
-good: then nobody tries again, and whoever does so has changed something. A run without checkpoint.resume
-begins each try at step 0: there the first checkpoint is what forgets the note. The note is in the bucket, or
-in the run directory of a run without one.
+A try is one start of `launch`, or of `train` without it; restarts by torchrun belong to the same try. The run
+notes a try once its checkpoint is loaded. It clears the note when it finishes or stops for a notice, and when
+it fails for good: a user who then starts it again has changed something. A run without checkpoint.resume
+begins each try at step 0: its first checkpoint clears the note. The note is in the bucket, or in the run
+directory if the run has no bucket.
 """
 
 import json
@@ -20,7 +20,7 @@ NOTE = "tries.json"
 
 
 class Tries:
-    """Of one run, in a row from the same step."""
+    """Count of the tries of one run in a row that began at the same step."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self._directory, self._limit = directory, limit
@@ -28,9 +28,9 @@ class Tries:
         self._begun = False
 
     def begin(self, step: int, store: ObjectStore | None, *, leads: bool) -> None:
-        """Notes that one begins at `step`, by the rank that `leads`.
+        """Note that a try begins at `step`; only the rank that `leads` writes the note.
 
-        Raises StandstillError where it would be one more than may, and CheckpointError.
+        Raises StandstillError if the try would exceed the limit, and CheckpointError.
         """
         self._store = store
         if leads and not outcome.restarted():
@@ -47,14 +47,14 @@ class Tries:
         self._begun = True
 
     def end(self) -> None:
-        """Nothing is left to count: the run has ended as it should, or for good, or has come on."""
+        """Clear the note: the run has finished, stopped, failed for good, or reached a new checkpoint."""
         if self._begun:
             self._begun = False
-            with suppress(CheckpointError):  # which is said by what else could not be written there
+            with suppress(CheckpointError):  # the other writes to this store report the same error
                 self._write({})
 
     def _read(self) -> dict[str, int]:
-        """Nothing where there is no note, or none that can be read."""
+        """Return the note; empty if there is none, or if it cannot be parsed."""
         try:
             if self._store is not None:
                 content = at_start(lambda: self._store.get(NOTE) if self._store else None)

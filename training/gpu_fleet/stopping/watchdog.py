@@ -1,7 +1,7 @@
-"""The watchdog: a rank that no longer moves says where it hangs, and ends, so that torchrun can start anew.
+"""The watchdog: it reports where a rank hangs and ends the process, so that torchrun can start it again.
 
-A collective that waits for a lost rank hangs in C++, where neither an exception nor a signal handler of
-Python gets through; so a thread looks, writes down the stacks of all threads, and ends the process.
+A collective that waits for a lost rank hangs in C++, where Python can raise no exception and run no signal
+handler. So a thread checks for progress, writes the stacks of all threads, and ends the process.
 """
 
 import faulthandler
@@ -21,16 +21,14 @@ from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defin
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.stopping.peers import Peers, collectives_begun
 
-EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: another try may go well
+EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: another try may succeed
 LOOKS_PER_LIMIT = 20
-SOONER = (
-    0.8  # of the timeout of a collective: a collective that fails first would name neither step nor place
-)
+SOONER = 0.8  # of a collective's timeout: its own error would name neither step nor place, so be sooner
 log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Ends this process when `beat` was not called for `limit_s` seconds. A context around the run."""
+    """A context around the run that ends this process when `beat` was not called for `limit_s` seconds."""
 
     def __init__(
         self,
@@ -43,10 +41,16 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = os._exit,
     ) -> None:
-        """`step` returns how many steps are done; the stacks go to `directory`/stacks-rank-N.txt.
+        """Watch the calling thread from `__enter__` on.
 
-        `peers` say which rank holds this one up; without them a message names this rank alone.
-        `end` takes the exit status and does not return.
+        Args:
+            rank: number of this rank.
+            limit_s: longest time between two beats, in seconds.
+            directory: the folder for stacks-rank-N.txt and the record of the collectives.
+            step: returns the number of steps done.
+            peers: names the rank that holds this one up; without it a message names this rank alone.
+            clock: seconds that only grow.
+            end: takes the exit status and does not return.
         """
         self._rank, self._limit_s, self._directory = rank, limit_s, directory
         self._clock, self._end = clock, end
@@ -67,15 +71,15 @@ class Watchdog:
         self._closed.set()
 
     def beat(self) -> None:
-        """The run moves. Call it from the thread that created the watchdog."""
+        """Note that the run makes progress."""
         self._beaten_at = self._clock()
 
     def rest(self) -> None:
-        """What follows may take its time, such as the last save; until the next beat nobody looks."""
+        """Suspend the limit until the next beat, for work that may take long, such as the last save."""
         self._beaten_at = math.inf
 
     def look(self) -> None:
-        """Ends the process when the last beat is too long ago."""
+        """End the process if the last beat is too long ago."""
         silent_s = self._clock() - self._beaten_at
         self._exchange(read=silent_s > self._limit_s / 2)
         if silent_s < self._limit_s:
@@ -94,7 +98,7 @@ class Watchdog:
         )
         _dump_stacks(file, blamed)
         _dump_collectives(self._directory / f"{COLLECTIVES}{self._rank}")
-        if self._peers is not None:  # at the end of one rank the others fail, and could report nothing more
+        if self._peers is not None:  # when one rank ends, the others fail: leave them time to report
             self._closed.wait(2 * self._limit_s / LOOKS_PER_LIMIT)
         self._end(EXIT_STATUS)
 
@@ -107,7 +111,7 @@ class Watchdog:
             self.look()
 
     def _place(self) -> str:
-        """Where the watched thread is: its innermost line in this room."""
+        """Return the place of the watched thread: its innermost line of code in gpu_fleet."""
         frame = sys._current_frames().get(self._watched)
         here = str(Path(__file__).parents[1])
         while frame is not None and not frame.f_code.co_filename.startswith(here):
@@ -119,7 +123,7 @@ class Watchdog:
 
 
 def _dump_stacks(file: Path, blamed: str) -> None:
-    """Writes the stacks of all threads; a full disk must not keep a hanging process alive."""
+    """Write the stacks of all threads. A full disk must not keep a process that hangs alive."""
     try:
         with file.open("w", encoding="utf-8") as out:
             out.write(f"held up by {blamed}\n\n" if blamed else "")
@@ -131,10 +135,10 @@ def _dump_stacks(file: Path, blamed: str) -> None:
 
 
 def _dump_collectives(file: Path) -> None:
-    """Writes what the flight recorder of torch.distributed has of the last collectives of this rank.
+    """Write the last collectives of this rank from the flight recorder of torch.distributed.
 
-    `torchfrtrace --prefix collectives-rank- RUN_DIRECTORY` lays those of all ranks side by side; torch itself
-    would write them only at a timeout that comes later than this.
+    `torchfrtrace --prefix collectives-rank- RUN_DIRECTORY` compares the files of all ranks. torch itself
+    writes them only at its own timeout, which is later.
     """
     try:
         file.write_bytes(_dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))

@@ -1,1 +1,1 @@
-"""An object store: object_store.py any of the two, oss.py what Alibaba Cloud's wants otherwise."""
+"""Object stores: object_store.py for S3 and OSS, oss.py for the client of OSS, rrsa.py for keys of pods."""

@@ -1,4 +1,4 @@
-"""Objects under one prefix of AWS S3, or of Alibaba Cloud OSS by its S3-compatible endpoint."""
+"""Objects under one prefix of AWS S3, or of Alibaba Cloud OSS through its S3-compatible endpoint."""
 
 import logging
 import time
@@ -17,26 +17,29 @@ from gpu_fleet.errors import CheckpointError, ConfigError, StoreError
 from gpu_fleet.storage import oss
 
 SCHEMES = ("s3", "oss")
-MISSING = ("NoSuchKey", "404")  # of an object; a missing bucket is NoSuchBucket
+MISSING = ("NoSuchKey", "404")  # codes for a missing object; a missing bucket is NoSuchBucket
 THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
-FIRST_SERVER_ERROR, DENIED = 500, 403  # of HTTP
+FIRST_SERVER_ERROR, DENIED = 500, 403  # HTTP statuses
 SKEWED = "RequestTimeTooSkewed"
-SKEW_S = 900.0  # that S3 and OSS allow between their clock and that of a request
-# Of one request: an answer that takes longer comes no more, and another connection may be quicker.
+SKEW_S = 900.0  # S3 and OSS allow this much between their clock and the time of a request
+# For one request: a later answer is unlikely, and a new connection may be quicker.
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
-CONNECTIONS = 32  # at once, of one process
-# Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
+CONNECTIONS = 32  # of one process, at the same time
+# Outlasts a disturbance of S3 that is longer than the client's own retries; short enough for a user to wait.
 PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
-START_PATIENCE_S = 60.0  # of a start, with a store that answers: a wrong endpoint is to be named at once
+START_PATIENCE_S = 60.0  # at a start, for a store that answers; an endpoint without answer fails at once
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class ObjectStore:
-    """What is under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
+    """Objects under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
     def __init__(self, uri: str, endpoint: str = "", key: str = "checkpoint.uri") -> None:
-        """`key`, of a configuration or a command line, holds `uri`; raises ConfigError, CheckpointError."""
+        """Open the store at `uri`; raises ConfigError or CheckpointError.
+
+        `key` names `uri` in messages: a key of the configuration, or a flag of the command line.
+        """
         scheme, _, place = uri.partition("://")
         bucket, _, prefix = place.partition("/")
         if scheme not in SCHEMES or not bucket:
@@ -51,9 +54,9 @@ class ObjectStore:
             raise ConfigError(f"{named} = {endpoint!r}: {error}; write https://host") from error
 
     def check_writable(self) -> None:
-        """Writes and removes a small object; raises CheckpointError that names what is missing or denied.
+        """Write and remove a small object; raises CheckpointError that names what is missing or denied.
 
-        Nothing is lost where only the removal is denied, as in a bucket that keeps everything.
+        A denied removal is no error: some buckets keep every object.
         """
         with self._explained("cannot be written"):
             self._client.put_object(Bucket=self._bucket, Key=self._key("write-check"), Body=b"")
@@ -62,10 +65,10 @@ class ObjectStore:
     def put(
         self, name: str, content: bytes | Path, moved: Callable[[int], None] = lambda _bytes: None
     ) -> None:
-        """Writes one object below the prefix, from memory or a file; raises CheckpointError.
+        """Write one object below the prefix, from memory or a file; raises CheckpointError.
 
-        `moved` is called with the number of bytes whenever some of a file have gone up; what it raises ends
-        the upload.
+        While a file is uploaded, `moved` is called with the number of bytes of each part. An exception from
+        `moved` stops the upload.
         """
         with self._explained(f"cannot take {name}"):
             if isinstance(content, Path):
@@ -74,7 +77,10 @@ class ObjectStore:
                 self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
 
     def get(self, name: str, file: Path | None = None) -> bytes | None:
-        """One object, into memory or into a file; None where there is none. Raises CheckpointError."""
+        """Read one object into memory, or into `file` (then b""); None if it is missing.
+
+        Raises CheckpointError.
+        """
         with self._explained(f"cannot give {name}"):
             try:
                 if file is None:
@@ -89,7 +95,7 @@ class ObjectStore:
         return b""
 
     def part(self, name: str, start: int, size: int) -> bytes:
-        """`size` bytes of an object from byte `start` on; raises CheckpointError."""
+        """Read `size` bytes of an object from byte `start` on; raises CheckpointError."""
         reach = f"bytes={start}-{start + size - 1}"
         with self._explained(f"cannot give {name}"):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=reach)
@@ -100,7 +106,7 @@ class ObjectStore:
         return content
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Name and bytes of every object in a folder below the prefix; raises CheckpointError."""
+        """Return the size in bytes of every object in a folder below the prefix; raises CheckpointError."""
         root = self._key(folder, "")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
@@ -108,12 +114,12 @@ class ObjectStore:
         return {item["Key"].removeprefix(root): int(item["Size"]) for item in items}
 
     def delete(self, name: str) -> None:
-        """Removes one object; raises CheckpointError."""
+        """Remove one object; raises CheckpointError."""
         with self._explained(f"cannot remove {name}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
     def remove_if_allowed(self, name: str) -> bool:
-        """Removes one object that may as well stay; whether it is gone. Else the log says why."""
+        """Return whether the removal of one object succeeded. If it failed, the log says why."""
         try:
             self.delete(name)
         except StoreError as error:
@@ -130,7 +136,7 @@ class ObjectStore:
             yield
         except ClientError as error:
             raise self._answered(error, what) from error
-        except S3UploadFailedError as error:  # which says of the store's answer nothing but its text
+        except S3UploadFailedError as error:  # it holds only the text of the store's answer
             if isinstance(error.__context__, ClientError):
                 raise self._answered(error.__context__, what) from error
             raise StoreError(f"{self.uri}: {what}: {error}", passing=True) from error
@@ -142,7 +148,7 @@ class ObjectStore:
             raise CheckpointError(f"{self.uri}: {what}: {error}") from error
 
     def _answered(self, error: ClientError, what: str) -> CheckpointError:
-        """What the store has answered, and whether the same question may have another answer later."""
+        """Return the error for an answer of the store; it says whether a later try may succeed."""
         answer = error.response.get("Error", {})
         text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
         if answer.get("Code") in MISSING:
@@ -155,9 +161,9 @@ class ObjectStore:
 
 
 def _skew(error: ClientError, status: int) -> str:
-    """What to do about a clock for which a request was refused; empty where it was not.
+    """Return advice about a clock that is the reason of a refused request; empty if it is not the reason.
 
-    A question for the head of an object gets no more than "403 Forbidden": the answer's date shows it then.
+    A HEAD request for an object gets only "403 Forbidden": there the date of the answer shows the skew.
     """
     code = error.response.get("Error", {}).get("Code")
     if code != SKEWED and status != DENIED:
@@ -174,7 +180,7 @@ def _skew(error: ClientError, status: int) -> str:
 
 
 def _client(scheme: str, endpoint: str, named: str) -> Any:
-    """A client that retries; `named` is the key that holds the endpoint."""
+    """Return a client that retries; `named` is the key that holds the endpoint."""
     options = Config(
         retries={"mode": "standard", "max_attempts": ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -194,9 +200,9 @@ def patiently(
     *,
     unanswered: bool = True,
 ) -> T:
-    """Tries again for `within_s` seconds while the object store fails in a way that may pass.
+    """Run `action`, and retry for `within_s` seconds while the object store fails in a way that may pass.
 
-    `unanswered` says whether that includes a store that does not answer at all.
+    With `unanswered`, that includes a store that does not answer at all.
     """
     until, pause_s = clock() + within_s, FIRST_PAUSE_S
     while True:
@@ -211,5 +217,5 @@ def patiently(
 
 
 def at_start(action: Callable[[], T]) -> T:
-    """The first questions of a run to its store."""
+    """Run `action`, one of the first requests of a run to its store; a store without answer fails at once."""
     return patiently(action, START_PATIENCE_S, unanswered=False)

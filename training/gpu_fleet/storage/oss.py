@@ -1,4 +1,4 @@
-"""Alibaba Cloud OSS through boto3: where it answers, and the keys of the role of this instance or pod."""
+"""Alibaba Cloud OSS through boto3: its endpoint, and the keys of the role of this instance or pod."""
 
 import os
 from typing import Any
@@ -13,10 +13,10 @@ from gpu_fleet.errors import CheckpointError, LaunchError
 from gpu_fleet.metadata import MetadataClient
 from gpu_fleet.storage import rrsa
 
-# https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: from inside,
-# which is free, needs no way out of the network, and is open to accounts that the public name refuses.
+# https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: the internal
+# endpoint is free, needs no internet access, and also serves accounts that the public endpoint refuses.
 ENDPOINT = "https://s3.oss-{region}-internal.aliyuncs.com"
-# OSS knows neither the newer checksums nor path addressing.
+# OSS supports neither the newer checksums nor path-style addressing.
 PLAIN = Config(
     request_checksum_calculation="when_required",
     response_checksum_validation="when_required",
@@ -25,10 +25,11 @@ PLAIN = Config(
 
 
 def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> Any:
-    """boto3's S3 client for OSS, with the keys of the environment, else of the role of this pod or instance.
+    """Return boto3's S3 client for OSS.
 
-    `endpoint`, by its `key`, is empty on an instance of a fleet, which asks inside its network. Raises
-    CheckpointError where nobody knows an endpoint.
+    It uses the keys of the environment, else those of the role of this pod or instance. `endpoint` (the value
+    of `key`) may be empty on an instance of a fleet, which uses the internal endpoint. Raises CheckpointError
+    if no endpoint is known.
     """
     table = instance_file.table()
     region = str(table.get("region", "")) if table.get("cloud") == "alicloud" else ""
@@ -49,19 +50,19 @@ def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> 
 
 
 class RoleKeys(CredentialProvider):
-    """The keys of this instance's RAM role, asked for anew before they end."""
+    """Keys of this instance's RAM role, renewed before they expire."""
 
     METHOD = CANONICAL_NAME = "ram-role"
 
     def load(self) -> RefreshableCredentials:
-        """Credentials that renew themselves; raises CheckpointError where the instance has no role."""
+        """Return credentials that renew themselves; raises CheckpointError if the instance has no role."""
         return RefreshableCredentials.create_from_metadata(
             metadata=role_keys(), refresh_using=role_keys, method=self.METHOD
         )
 
 
 def role_keys() -> dict[str, str]:
-    """The present keys of the role, as botocore names their parts."""
+    """Return the present keys of the role, in botocore's names; raises CheckpointError."""
     try:
         keys = MetadataClient("alicloud").role_keys()
         return {

@@ -1,6 +1,7 @@
-"""The keys of a pod's role on Alibaba Cloud: RRSA, by the token of its service account.
+"""Keys of a pod's role on Alibaba Cloud: RRSA, with the token of its service account.
 
-The webhook of ACK mounts the token and sets these variables; STS gives keys for it, without a signature.
+The webhook of ACK mounts the token and sets these variables. STS exchanges the token for keys; the request
+needs no signature.
 https://www.alibabacloud.com/help/en/ack/product-overview/ack-pod-identity-webhook
 https://www.alibabacloud.com/help/en/ram/developer-reference/api-sts-2015-04-01-assumerolewithoidc
 """
@@ -29,24 +30,24 @@ FIRST_SERVER_ERROR = 500
 
 
 def is_given(environ: Mapping[str, str]) -> bool:
-    """Whether the webhook has given this pod a role."""
+    """Return whether the webhook has given this pod a role."""
     return all(environ.get(name) for name in VARIABLES)
 
 
 class PodKeys(CredentialProvider):
-    """The keys of the pod's role, asked for anew before they end."""
+    """Keys of the pod's role, renewed before they expire."""
 
     METHOD = CANONICAL_NAME = "rrsa"
 
     def load(self) -> RefreshableCredentials:
-        """Credentials that renew themselves; raises StoreError where STS gives none."""
+        """Return credentials that renew themselves; raises StoreError if STS gives none."""
         return RefreshableCredentials.create_from_metadata(
             metadata=role_keys(), refresh_using=role_keys, method=self.METHOD
         )
 
 
 def role_keys() -> dict[str, str]:
-    """The present keys of the role, as botocore names their parts; raises StoreError."""
+    """Return the present keys of the role, in botocore's names; raises StoreError."""
     endpoint = os.environ.get(ENDPOINT) or DEFAULT_ENDPOINT
     url = endpoint if "://" in endpoint else f"https://{endpoint}"
     try:

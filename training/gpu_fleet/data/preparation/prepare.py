@@ -12,7 +12,7 @@ from gpu_fleet.errors import DataError
 from gpu_fleet.lazy_groups import LazyGroup
 
 VALIDATION_EVERY = 5  # every fifth picture is held out: 360 of 1,797
-GREY_LEVELS = 16  # of scikit-learn's digits: values are 0 to 16
+GREY_LEVELS = 16  # greatest value in scikit-learn's digits
 
 prepare = LazyGroup(
     "prepare",
@@ -63,7 +63,7 @@ def digits(out_dir: Path) -> None:
 
 
 def make_folder(out_dir: Path) -> None:
-    """Creates the folder of a new data set; raises DataError when it is not empty or cannot be written."""
+    """Create the folder of a new data set; raises DataError if it is not empty or cannot be written."""
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         if any(out_dir.iterdir()):
@@ -73,7 +73,7 @@ def make_folder(out_dir: Path) -> None:
 
 
 def nearest_centroid_accuracy(train: Array, train_classes: Array, held_out: Array, classes: Array) -> float:
-    """The fraction of held-out samples (n, ...) that lie nearest to the mean of their own class."""
+    """Return the fraction of held-out samples (n, ...) that are nearest to the mean of their own class."""
     names = np.unique(train_classes)
     flat = train.reshape(len(train), -1)
     centroids = np.stack([flat[train_classes == name].mean(axis=0) for name in names])

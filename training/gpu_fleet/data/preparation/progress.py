@@ -1,4 +1,4 @@
-"""The progress bar of commands that take a while."""
+"""The progress bar of long commands."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from rich.progress import Progress
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """Shows a bar on standard error and hands out what advances it by one of `total`.
+    """Show a bar on standard error, and yield a function that advances it by one of `total`.
 
-    Not rich's `track`: as a generator it stops its thread whenever the collector finds it after an error,
-    which may be inside that very thread, and then hangs.
+    Rich's `track` does not fit. It is a generator: after an error the garbage collector closes it at any
+    time, perhaps inside its own thread, where it waits for itself and hangs.
     """
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)

@@ -1,4 +1,4 @@
-"""`prepare shards` packs an image folder into tar shards, `prepare index` takes in tars made elsewhere."""
+"""`prepare shards` packs an image folder into tar shards, `prepare index` indexes tars made elsewhere."""
 
 import io
 import tarfile
@@ -61,12 +61,13 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
     "--classes", default="", help="NAME,NAME,... in the order of their numbers; default: the numbers."
 )
 @click.option("--keys", default="", help="KEY,KEY,... of samples of any kind, such as jpg,json,seg.npy.")
-@click.option("--endpoint", default="", help="Of a bucket, where the cloud's own is not meant.")
+@click.option("--endpoint", default="", help="Endpoint of a bucket, if not the cloud's own.")
 def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
     """Write the index of WebDataset tars in DATA/{train,val}, of NAME.png (or .jpg) and NAME.cls.
 
     With --keys a sample is a dictionary of its members NAME.KEY, for a model or a loss of your own. DATA is a
-    folder, or s3:// or oss://bucket/prefix: then every tar is read once, and the index written beside it.
+    folder, or s3:// or oss://bucket/prefix. In a bucket, the command reads every tar once, and writes the
+    index beside the tars.
     """
     if classes and keys:
         raise click.UsageError(
@@ -89,7 +90,7 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
 
 
 def index_of_pictures(splits: Mapping[str, Folder], classes: str) -> Description:
-    """Indexes the tars of all splits; raises DataError."""
+    """Index the pictures in the tars of all splits; raises DataError."""
     numbers = []
     for folder in splits.values():
         click.echo(f"{index_split(folder)} pictures in {folder.label}")
@@ -102,7 +103,7 @@ def index_of_pictures(splits: Mapping[str, Folder], classes: str) -> Description
 
 
 def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...]) -> Description:
-    """The index of samples with any keys; raises DataError."""
+    """Index the samples with any keys in the tars of all splits; raises DataError."""
     for folder in splits.values():
         rows = index_split(folder, partial(index_records, keys=keys))
         click.echo(f"{rows // len(keys)} samples in {folder.label}")
@@ -110,7 +111,7 @@ def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...]) -> Descrip
 
 
 def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """The pictures of a split with their classes, mixed the same way every time."""
+    """Return the pictures of a split with their classes, in a shuffled order that is always the same."""
     pictures = [(file, number) for number, name in enumerate(classes) for file in pictures_in(folder / name)]
     if not pictures:
         raise DataError(f"{folder}: holds no pictures of {', '.join(classes)}")
@@ -119,7 +120,7 @@ def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, 
 
 
 def write_shards(folder: Path, pictures: Sequence[tuple[Path, int]], samples: int, skipped: Skipped) -> None:
-    """Writes `folder`/NNNNN.tar with `samples` pictures each; one that cannot be decoded is left out."""
+    """Write `folder`/NNNNN.tar with `samples` pictures each, without pictures that cannot be decoded."""
     folder.mkdir()
     with progress(folder.name, len(pictures)) as advance, ExitStack() as closing:
         written = 0
@@ -138,7 +139,7 @@ def write_shards(folder: Path, pictures: Sequence[tuple[Path, int]], samples: in
 
 
 def _read(file: Path, skipped: Skipped) -> bytes | None:
-    """The bytes of a picture that decodes, else None."""
+    """Read the bytes of a picture; None if it cannot be decoded."""
     try:
         content = file.read_bytes()
         with Image.open(io.BytesIO(content)) as picture:
@@ -156,7 +157,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def index_split(folder: Folder, rows_of: Callable[[Path, int], Array] = index_shard) -> int:
-    """Writes the index of a split and returns the number of its rows; raises DataError when it has none."""
+    """Write the index of a split. Return the number of its rows; raises DataError if it has none."""
     if unread := folder.unread():
         raise DataError(f"{unread}: would not be read; shards are *.tar, not compressed, in {folder.label}")
     shards = folder.shards()

@@ -1,4 +1,4 @@
-"""Corrupt raw samples while a data set is prepared: named, counted, and skipped up to a limit."""
+"""Corrupt raw samples of a `prepare` command: named, counted, and skipped up to a limit."""
 
 import click
 
@@ -6,14 +6,14 @@ from gpu_fleet.errors import DataError
 
 
 class Skipped:
-    """Counts what one `prepare` command leaves out."""
+    """Counter of the samples that one `prepare` command leaves out."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.count = 0
 
     def add(self, defect: str) -> None:
-        """Names one sample that is left out; raises DataError when it is one too many."""
+        """Count and name a skipped sample; raises DataError above the limit."""
         self.count += 1
         click.echo(f"skipped {self.count} of at most {self._limit}: {defect}", err=True)
         if self.count > self._limit:

@@ -46,7 +46,7 @@ def text(
 ) -> None:
     """Write the rows of FILE.csv (with a header) as a data set; every tenth row is held out."""
     rows = list(read_rows(source, text_column, label_column, Skipped(corrupt_limit)))
-    # id 0 pads: bytes move up by one, and a tokenizer.json keeps its first id for it, as BERT's does
+    # id 0 is padding: bytes move up by one, and a tokenizer.json must use id 0 for it, as BERT's does
     encoding = file_encoding(tokenizer, framed=True) if tokenizer else byte_encoding(shift=1)
     classes = tuple(sorted({row.label for row in rows}))
     held_out = rows[::VALIDATION_EVERY]
@@ -68,7 +68,7 @@ def text(
 
 
 def read_rows(source: Path, text_column: str, label_column: str, skipped: Skipped) -> Iterator[LabelledText]:
-    """The good rows of a CSV file; one without text or label is named and skipped, up to the limit."""
+    """Yield the good rows of a CSV file; name and skip rows without text or label, up to the limit."""
     try:
         with source.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
@@ -93,7 +93,7 @@ def _check_column(flag: str, column: str, source: Path, header: Sequence[str] | 
 def write_split(
     folder: Path, rows: Sequence[LabelledText], classes: Sequence[str], encoding: Encoding
 ) -> None:
-    """Writes the three files that gpu_fleet.data.text reads."""
+    """Write the three files that gpu_fleet.data.text reads."""
     folder.mkdir()
     dtype = dtype_of(encoding.vocabulary)
     starts, targets = [0], []
@@ -109,7 +109,7 @@ def write_split(
 
 
 def naive_bayes_accuracy(train: Sequence[LabelledText], held_out: Sequence[LabelledText]) -> float:
-    """The fraction of held-out rows that multinomial naive Bayes on word counts gets right."""
+    """Return the fraction of held-out rows that multinomial naive Bayes on word counts gets right."""
     from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]  # noqa: PLC0415 - untyped, and slow to load
         CountVectorizer,
     )

@@ -25,7 +25,7 @@ GZIP_LEVEL = 9
 
 @dataclass
 class Totals:
-    """What went into one split."""
+    """Totals of one split."""
 
     files: int = 0
     text_bytes: int = 0
@@ -75,7 +75,7 @@ def tokens(
 
 
 def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
-    """What dataset.json says; the baseline is what gzip -9 needs for the held-out text."""
+    """Return the content of dataset.json; the baseline is the bits per byte of gzip -9 on held-out text."""
     return Description(
         "tokens",
         vocabulary=ids_of(encoding),
@@ -86,12 +86,12 @@ def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
 
 
 def ids_of(encoding: Encoding) -> int:
-    """How many ids there are, with the one that ends a file."""
+    """Return the number of ids, including the one that ends a file."""
     return encoding.vocabulary + (encoding.end is None)
 
 
 def text_files(source: Path, pattern: str) -> list[Path]:
-    """The files to take, sorted; raises DataError when there are too few to hold one out."""
+    """Return the text files, sorted; raises DataError if there are too few to hold one out."""
     if not source.is_dir():
         raise DataError(f"--source = {str(source)!r}: is not a folder")
     files = sorted(
@@ -108,14 +108,14 @@ def text_files(source: Path, pattern: str) -> list[Path]:
 
 
 def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:
-    """Writes `folder`/tokens.bin; a file that cannot be read is named and skipped, up to the limit.
+    """Write `folder`/tokens.bin; name and skip files that cannot be read, up to the limit.
 
-    The encoding's end, or one id beyond its own, ends each file: a model can see where the next begins.
+    The encoding's end id, or one new id, ends each file, so that a model can see where the next one begins.
     """
     folder.mkdir()
     totals, end = Totals(), encoding.vocabulary if encoding.end is None else encoding.end
     dtype = dtype_of(ids_of(encoding))
-    compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)  # 16: with gzip's header
+    compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)  # 16 adds gzip's header
     with (folder / FILE).open("wb") as out, progress(folder.name, len(files)) as advance:
         for file in files:
             advance()
