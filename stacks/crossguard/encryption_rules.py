@@ -206,10 +206,17 @@ def refuses_plain_http(document: Any) -> bool:
     """Return whether a policy has a statement that denies requests without TLS."""
     return document == UNKNOWN or any(
         statement.get("Effect") == "Deny"
+        and _of_everyone(statement.get("Principal"))
         and "false" in map(str, items((statement.get("Condition") or {}).get("Bool", {}).get(key)))
         for statement in statements(document)
         for key in ("aws:SecureTransport", "acs:SecureTransport")
     )
+
+
+def _of_everyone(principal: Any) -> bool:
+    """Return whether a statement is for whoever asks: a denial for one account leaves the door open to others."""
+    named = principal.get("AWS") if isinstance(principal, Mapping) else principal
+    return "*" in items(named)
 
 
 def _own_key(kind: str, reason: str, remedy: str, **check: Any) -> PolicyRule:

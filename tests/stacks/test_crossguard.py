@@ -27,6 +27,19 @@ EVERYTHING = json.dumps({"Statement": [{"Effect": "Allow", "Action": "*", "Resou
 ANYBODY = json.dumps(
     {"Statement": [{"Effect": "Allow", "Action": "s3:*", "Principal": "*", "Resource": "b"}]}
 )
+TLS_OF_ONE = json.dumps(
+    {
+        "Statement": [
+            {
+                "Effect": "Deny",
+                "Action": "s3:*",
+                "Principal": {"AWS": "arn:aws:iam::123456789012:root"},
+                "Resource": "*",
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            }
+        ]
+    }
+)
 
 
 @cache
@@ -172,6 +185,7 @@ BREAKS: list[tuple[str, str, str, Bend]] = [
     ("key-rotation", ALICLOUD, "alicloud:kms/key:Key", with_(automaticRotation="Disabled")),
     ("key-rotation", ALICLOUD, "alicloud:kms/key:Key", with_(rotationInterval="31536000s")),
     ("tls-only", AWS, "aws:s3/bucketPolicy:BucketPolicy", with_(policy=json.dumps({"Statement": []}))),
+    ("tls-only", AWS, "aws:s3/bucketPolicy:BucketPolicy", with_(policy=TLS_OF_ONE)),
     ("tls-only", AWS, "aws:sns/topicPolicy:TopicPolicy", with_(policy=json.dumps({"Statement": []}))),
     ("tls-only", AWS, "aws:efs/fileSystemPolicy:FileSystemPolicy", with_(policy=None)),
     ("tls-only", ALICLOUD, "alicloud:oss/bucketHttpsConfig:BucketHttpsConfig", with_(enable=False)),
