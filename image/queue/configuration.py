@@ -97,6 +97,7 @@ def slurm_conf(cluster: Cluster) -> str:
         # a step of its own on every node of a job, which the reaper's agent sees as work
         "PrologFlags=Alloc,Contain",
         f"Prolog={LIBEXEC}/queue-prolog",
+        f"TaskProlog={LIBEXEC}/queue-task-prolog",
         f"HealthCheckProgram={LIBEXEC}/queue-health",
         "HealthCheckInterval=30",
         "HealthCheckNodeState=ANY",

@@ -11,7 +11,7 @@ if [ -z "$BOOTSTRAP" ] || [ -z "$role" ]; then
 fi
 # the packages' own units would start before they are configured
 systemctl mask --quiet slurmd.service slurmctld.service slurmdbd.service
-lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health
+lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health usr/libexec/gpu-fleet/queue-task-prolog
 case $role in
     controller)
         lay etc/systemd/system/mariadb.service.d/60-gpu-fleet.conf

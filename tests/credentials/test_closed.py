@@ -147,3 +147,22 @@ def test_users_are_led_to_the_port_that_the_service_has_and_no_user_can_take():
         "ALIBABA_CLOUD_CREDENTIALS_URI": base + service.CREDENTIALS,
         **{variable: base for variable, _, _ in SERVICES.values()},
     }
+
+
+def test_tasks_of_the_queue_are_led_there_whatever_environment_they_were_submitted_with():
+    prolog = (ROOTFS / "usr/libexec/gpu-fleet/queue-task-prolog").read_text()
+    here = prolog.replace("/etc/environment.d/60-gpu-fleet.conf", str(ENVIRONMENT))
+
+    said = subprocess.run(["sh"], input=here, capture_output=True, text=True, check=True).stdout
+
+    lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
+    assert said.splitlines() == [f"export {line}" for line in lines]
+
+
+@pytest.mark.parametrize("unit", ["trainer@.service", "gpu-run@.service"])
+def test_units_that_run_users_code_are_led_there(unit):
+    """First, so that a job's own file counts."""
+    text = (ROOTFS / "etc/systemd/system" / unit).read_text()
+    files = re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.MULTILINE)
+
+    assert files[0] == "-/etc/environment.d/60-gpu-fleet.conf"
