@@ -97,10 +97,10 @@ def slurm_conf(cluster: Cluster) -> str:
         # a step of its own on every node of a job, which the reaper's agent sees as work
         "PrologFlags=Alloc,Contain",
         f"Prolog={LIBEXEC}/queue-prolog",
-        f"TaskProlog={LIBEXEC}/queue-task-prolog",
         f"HealthCheckProgram={LIBEXEC}/queue-health",
         "HealthCheckInterval=30",
         "HealthCheckNodeState=ANY",
+        f"TaskProlog={LIBEXEC}/queue-task-prolog",
         *_accounting(cluster.address),
         *(["AccountingStorageEnforce=limits"] if cluster.limited else []),
         # after its time of grace a job that gave way goes back into the queue

@@ -11,7 +11,7 @@ if [ -z "$BOOTSTRAP" ] || [ -z "$role" ]; then
 fi
 # the packages' own units would start before they are configured
 systemctl mask --quiet slurmd.service slurmctld.service slurmdbd.service
-lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health usr/libexec/gpu-fleet/queue-task-prolog
+lay usr/libexec/gpu-fleet/queue-prolog usr/libexec/gpu-fleet/queue-health
 case $role in
     controller)
         lay etc/systemd/system/mariadb.service.d/60-gpu-fleet.conf
@@ -20,6 +20,7 @@ case $role in
         ;;
     node)
         install_group queue-node
+        lay usr/libexec/gpu-fleet/queue-task-prolog
         units=(gpu-queue-node.service)
         ;;
     *) fail "queue.json: role is '$role'; allowed: controller, node" ;;

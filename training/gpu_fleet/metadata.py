@@ -17,11 +17,11 @@ AWS_METADATA = "http://169.254.169.254"
 ALICLOUD_METADATA = "http://100.100.100.200"
 TIMEOUT_S = 1.0  # of one question to the metadata service, which is on the same host
 TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
-CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
 ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
 log = logging.getLogger(__name__)
+CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
 
 
 class ThisInstance(BaseModel):
