@@ -75,7 +75,8 @@ all() {
 }
 all before
 nft --file - <<<"$1"
-nft --file - <<<"$1" # a reload leaves one set of rules
+nft --file - <<<"$1"
+printf 'rules\t%s\n' "$(nft list ruleset | grep -c skuid)"
 all after
 """
 
@@ -108,6 +109,10 @@ ADDRESSES = [address for addresses in user_access.ADDRESSES.values() for address
 def test_the_metadata_service_answers_root_and_refuses_users_at_once(address):
     assert (tried()[f"before-user-{address}"], tried()[f"after-user-{address}"]) == ("open", "refused")
     assert tried()[f"after-root-{address}"] == "open"
+
+
+def test_rules_that_are_loaded_again_take_the_place_of_the_earlier_ones():
+    assert tried()["rules"] == "1"
 
 
 @pytest.mark.parametrize("way", ["own-root", "container"])
