@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from image.credentials.callers import End, account_of
 from image.credentials.errors import NoSessionError, NotServedError
@@ -58,8 +59,42 @@ class CredentialsServer(ThreadingHTTPServer):
         self.server_address = listening.getsockname()
         self.facts = ALLOWED[cloud]
         self.sessions, self.metadata, self.account_of = sessions, metadata, account_of
-        self.asking: Counter[str] = Counter()
-        self.counting = threading.Lock()
+        self.callers: dict[End, str | NotServedError] = {}
+        self._asking: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Find out who asks before anything is read: an idle connection counts too."""
+        try:
+            caller: str | NotServedError = self.account_of(client_address, request.getsockname())
+        except NotServedError as error:
+            caller = error
+        with self._counting:
+            if self._asking[_name(caller)] >= MOST_AT_ONCE:
+                log.warning("event=too-many-at-once account=%r most=%d", _name(caller), MOST_AT_ONCE)
+                return False
+            self._asking[_name(caller)] += 1
+            self.callers[client_address] = caller
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, where there is room for one."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            self._forget(client_address)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and count the connection no more."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._forget(client_address)
+
+    def _forget(self, client: End) -> None:
+        with self._counting:
+            self._asking[_name(self.callers.pop(client))] -= 1
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
         """Log what a connection ended with; callers who hang up are no error."""
@@ -84,23 +119,14 @@ class Handler(BaseHTTPRequestHandler):
     def _answer_to_a_user(self, answer: Callable[[str], tuple[HTTPStatus, str]]) -> None:
         try:
             self._check_host()
-            account = self.server.account_of(self.client_address, self.connection.getsockname())
+            caller = self.server.callers[self.client_address]
+            if isinstance(caller, NotServedError):
+                raise caller
         except NotServedError as error:
             log.warning("event=not-served path=%r reason=%r", self.path, str(error))
             self._send(HTTPStatus.FORBIDDEN, _refusal("NotServed", str(error)))
-            return
-        with self.server.counting:
-            self.server.asking[account] += 1
-            too_many = self.server.asking[account] > MOST_AT_ONCE
-        try:
-            if too_many:
-                busy = f"account {account!r} asks more than {MOST_AT_ONCE} times at once: ask again"
-                self._send(HTTPStatus.SERVICE_UNAVAILABLE, _refusal("Busy", busy))
-            else:
-                self._send(*answer(account))
-        finally:
-            with self.server.counting:
-                self.server.asking[account] -= 1
+        else:
+            self._send(*answer(caller))
 
     def _check_host(self) -> None:
         """A page in a user's browser may give this address a name of its own; raises NotServedError."""
@@ -142,6 +168,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
         """Say nothing of what went well."""
+
+
+def _name(caller: str | NotServedError) -> str:
+    """Under what a caller's connections are counted: all that are refused together."""
+    return caller if isinstance(caller, str) else ""
 
 
 def both_clouds(keys: SessionKeys) -> dict[str, str]:

@@ -74,7 +74,7 @@ class Credentials:
             )
         if self._of_role is None or self._now() >= self._of_role[1] - RENEW_BEFORE:
             try:
-                self._of_role = of_role(self._metadata, self._environ)
+                self._of_role = of_role(self._metadata)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{error}; needed is {LOG_IN['alicloud']}") from error
             except CloudError as error:
@@ -82,7 +82,7 @@ class Credentials:
         return self._of_role[0]
 
 
-def of_role(metadata: Metadata, environ: Mapping[str, str]) -> tuple[AccessKey, datetime]:
+def of_role(metadata: Metadata, environ: Mapping[str, str] = os.environ) -> tuple[AccessKey, datetime]:
     """The keys of this process's role on this instance, and when they expire, in UTC.
 
     Raises:
@@ -121,7 +121,7 @@ def _read(text: str, where: str) -> tuple[AccessKey, datetime]:
 def main() -> int:
     """Exit status 1, and one line, when there are no keys."""
     try:
-        keys, expiration = of_role(Metadata("alicloud"), os.environ)
+        keys, expiration = of_role(Metadata("alicloud"))
     except InstanceError as error:
         sys.stderr.write(f"error: no keys of this instance's role: {error}\n")
         return 1

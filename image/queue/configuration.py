@@ -103,6 +103,7 @@ def slurm_conf(cluster: Cluster) -> str:
         f"HealthCheckProgram={LIBEXEC}/queue-health",
         "HealthCheckInterval=30",
         "HealthCheckNodeState=ANY",
+        f"TaskProlog={LIBEXEC}/queue-task-prolog",
         *_accounting(cluster.address),
         *(["AccountingStorageEnforce=limits"] if cluster.limited else []),
         # after its time of grace a job that gave way goes back into the queue

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from image.instance.errors import CloudError, InstanceFileError
 from image.instance.files import replace_text
 from image.instance.instance_file import Expected
 from image.instance.metadata import Metadata
-from image.readiness import user_access
 from image.readiness.checks import CheckResult, ProbedInstance, judge, judge_running
 from image.readiness.probes import look, measured
+from image.readiness.user_access import probed
 
 # An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
 MAY_TAKE_S = 300.0
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             return 0
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
-        return 0 if report(awaited(expected, partial(_look, instance.cloud), report)) else 1
+        return 0 if report(awaited(expected, _looks(instance.cloud), report)) else 1
     except InstanceFileError as error:
         LOG.error("event=not-ready reason=%r", str(error))
     except (OSError, ValueError, KeyError) as error:
@@ -108,10 +107,20 @@ def _given_up(finding: CheckResult) -> CheckResult:
     return replace(finding, detail=late, waiting=False) if finding.waiting else finding
 
 
-def _look(cloud: str, copies: bool) -> ProbedInstance:
-    metadata_problem, credentials_problem = user_access.probed(cloud)
-    seen = look(pynvml, measured if copies else None)
-    return replace(seen, metadata_problem=metadata_problem, credentials_problem=credentials_problem)
+def _look(copies: bool) -> ProbedInstance:
+    return look(pynvml, measured if copies else None)
+
+
+def _looks(cloud: str) -> Callable[[bool], ProbedInstance]:
+    """Looks at the boot: with the eyes of a user too."""
+
+    def see(copies: bool) -> ProbedInstance:
+        metadata_problem, credentials_problem = probed(cloud)
+        return replace(
+            _look(copies), metadata_problem=metadata_problem, credentials_problem=credentials_problem
+        )
+
+    return see
 
 
 def report(findings: Sequence[CheckResult]) -> bool:

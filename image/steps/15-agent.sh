@@ -44,13 +44,13 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not
 fi
-if [ -z "$ROOT" ]; then
-    # users' sessions get their environment
-    pam-auth-update --package
-fi
 if [ "$(queue_role)" != controller ]; then
     # the controller is in no pool: nothing to check, nobody to reap
     serve gpu-logs.service mig.service gpu-ready.service gpu-reaper.service gpu-door.timer
+fi
+if [ -z "$ROOT" ]; then
+    # users' sessions get their environment
+    pam-auth-update --package
 fi
 if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ] && ! command -v nft >/dev/null; then
     # after the agent, which needs nothing from outside

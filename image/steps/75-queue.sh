@@ -20,6 +20,7 @@ case $role in
         ;;
     node)
         install_group queue-node
+        lay usr/libexec/gpu-fleet/queue-task-prolog
         units=(gpu-queue-node.service)
         ;;
     *) fail "queue.json: role is '$role'; allowed: controller, node" ;;

@@ -75,7 +75,8 @@ all() {
 }
 all before
 nft --file - <<<"$1"
-nft --file - <<<"$1" # a reload leaves one set of rules
+nft --file - <<<"$1"
+printf 'rules\t%s\n' "$(nft list ruleset | grep -c skuid)"
 all after
 """
 
@@ -108,6 +109,10 @@ ADDRESSES = [address for addresses in user_access.ADDRESSES.values() for address
 def test_the_metadata_service_answers_root_and_refuses_users_at_once(address):
     assert (tried()[f"before-user-{address}"], tried()[f"after-user-{address}"]) == ("open", "refused")
     assert tried()[f"after-root-{address}"] == "open"
+
+
+def test_rules_that_are_loaded_again_take_the_place_of_the_earlier_ones():
+    assert tried()["rules"] == "1"
 
 
 @pytest.mark.parametrize("way", ["own-root", "container"])
@@ -147,3 +152,22 @@ def test_users_are_led_to_the_port_that_the_service_has_and_no_user_can_take():
         "ALIBABA_CLOUD_CREDENTIALS_URI": base + service.CREDENTIALS,
         **{variable: base for variable, _, _ in SERVICES.values()},
     }
+
+
+def test_tasks_of_the_queue_are_led_there_whatever_environment_they_were_submitted_with():
+    prolog = (ROOTFS / "usr/libexec/gpu-fleet/queue-task-prolog").read_text()
+    here = prolog.replace("/etc/environment.d/60-gpu-fleet.conf", str(ENVIRONMENT))
+
+    said = subprocess.run(["sh"], input=here, capture_output=True, text=True, check=True).stdout
+
+    lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
+    assert said.splitlines() == [f"export {line}" for line in lines]
+
+
+@pytest.mark.parametrize("unit", ["trainer@.service", "gpu-run@.service"])
+def test_units_that_run_users_code_are_led_there(unit):
+    """First, so that a job's own file counts."""
+    text = (ROOTFS / "etc/systemd/system" / unit).read_text()
+    files = re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.MULTILINE)
+
+    assert files[0] == "-/etc/environment.d/60-gpu-fleet.conf"

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from image.credentials import callers
+from image.credentials import callers, service
 from image.credentials.aws import AwsUserRole
 from image.credentials.service import CredentialsServer
 from image.credentials.sessions import SessionKeys, Sessions
@@ -61,23 +61,28 @@ class Role:
 def serving(role, metadata=None):
     """The service on a free port; gives its port."""
     listening = socket.create_server(("127.0.0.1", 0))
-    with CredentialsServer(listening, "aws", Sessions(role), metadata) as service:
-        thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.01})
+    with CredentialsServer(listening, "aws", Sessions(role), metadata) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield listening.getsockname()[1]
         finally:
-            service.shutdown()
+            server.shutdown()
             thread.join()
 
 
-def as_account(uid, script, *words, **environ):
-    """Run a script as an account; it may read this computer's Python, wherever that lies."""
+def command_of(uid, script, *words):
+    """Runs a script as an account; it may read this computer's Python, wherever that lies."""
     own = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=+dac_read_search"]
     command = ["setpriv", *own, "--ambient-caps=+dac_read_search", sys.executable, "-c", script]
+    return [*command, *map(str, words)]
+
+
+def as_account(uid, script, *words, **environ):
+    """Run a script as an account, with an environment of its own."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
-        [*command, *map(str, words)],
+        command_of(uid, script, *words),
         capture_output=True,
         text=True,
         timeout=60,
@@ -129,6 +134,32 @@ def test_a_page_in_a_users_browser_that_calls_the_service_by_a_name_of_its_own_i
         status, _ = asked(ADA, port, headers=[f"Host: rebound.example:{port}"])
 
     assert (status, role.asked) == (403, [])
+
+
+IDLE = """
+import socket, sys
+idle = [socket.socket() for _ in range(3)]
+for connection in idle:
+    connection.connect(("127.0.0.1", int(sys.argv[1])))
+idle[2].settimeout(5)
+print(idle[2].recv(1), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_idle_connections_of_one_user_keep_no_other_from_an_answer(monkeypatch):
+    monkeypatch.setattr(service, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(service.Handler, "timeout", 60)
+    with serving(Role()) as port:
+        with subprocess.Popen(
+            command_of(EVE, IDLE, port), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as eve:
+            third = eve.stdout.readline()
+            status, _ = asked(ADA, port)
+            eve.stdin.close()
+        after = asked(EVE, port)[0]
+
+    assert (third, status, after) == ("b''\n", 200, 200)
 
 
 MAKER_AND_HOLDER = """

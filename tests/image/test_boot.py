@@ -176,6 +176,32 @@ def test_only_ssh_and_figures_listen(guest):
     assert ports <= {"22", "9100", "5355"}
 
 
+def test_the_metadata_service_is_closed_before_any_session(guest):
+    closed = at_s(guest, "gpu-metadata", "ActiveEnter")
+
+    assert 0 < closed < at_s(guest, "systemd-user-sessions", "InactiveExit")
+    assert closed < at_s(guest, "ssh", "InactiveExit")
+    assert "accept" in guest.run("nft list chain inet gpu_fleet asked")
+
+
+def test_sessions_of_users_are_led_to_the_credentials_service_and_those_of_root_are_not(guest):
+    led = "env | grep -c =http://127.0.0.1:823 || true"
+
+    sessions = [guest.run(f"su {account} -s /bin/sh -c '{led}'").strip() for account in ("nobody", "root")]
+    shell = guest.run(f"setpriv --reuid=nobody --clear-groups bash --login -c '{led}'").strip()
+
+    assert (sessions, shell) == (["4", "0"], "4")
+
+
+def test_the_trainers_account_reads_facts_of_its_instance_from_the_credentials_service(guest, cloud):
+    asked = "http://127.0.0.1:823/latest/meta-data/instance-id"
+    fetch = f'import urllib.request as u; print(u.urlopen("{asked}", timeout=30).read().decode())'
+
+    said = guest.run(f"setpriv --reuid=gpu-fleet --clear-groups python3 -c '{fetch}'", SLOW_S)
+
+    assert said.strip() == cloud[2]
+
+
 def test_services_and_so_shells_of_session_manager_may_pin_memory_for_the_network_cards(guest):
     limit = guest.run("systemctl show gpu-reaper --value --property=LimitMEMLOCK")
 

@@ -20,7 +20,7 @@ if sys.argv[1] == "image.readiness":
     from image.readiness import __main__ as gate
     from image.readiness.checks import ProbedGpu, ProbedInstance
     gpus = tuple(ProbedGpu(str(number), 24) for number in range({gpus}))
-    gate._look = lambda cloud, copies: ProbedInstance(gpus)
+    gate._look = lambda copies: ProbedInstance(gpus)
     sys.exit(gate.main())
 """
 # What a sound image answers to all else that is looked at.

@@ -23,7 +23,7 @@ from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of
 from tests.image.stand_ins import nvml
-from tests.image.stand_ins.aws import POOL, REGION, STACK, aws_account
+from tests.image.stand_ins.aws import KEYS, POOL, REGION, STACK, aws_account
 from tests.stacks import examples
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
@@ -84,6 +84,30 @@ def test_the_gate_has_spoken(instance):
     report = json.loads(instance.run("cat /run/gpu-fleet/ready.json"))
 
     assert report["checks"]["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs", "count": 1}
+
+
+def test_the_metadata_service_refuses_users_who_have_credentials_of_their_own(instance):
+    """The gate has tried it as the trainer's account; root's services have the instance's role still."""
+    instance.wait_for("gpu-ready", "event=gate ready=(True|False)", 300)
+    checks = json.loads(instance.run("cat /run/gpu-fleet/ready.json"))["checks"]
+    asked = "timeout 5 bash -c 'exec 3<>/dev/tcp/169.254.169.254/80'"
+
+    assert checks["metadata"] == {"ok": True, "detail": "closed to users"}
+    assert checks["user_credentials"] == {"ok": True, "detail": "users get the user role's"}
+    assert "refused" in instance.attempt(f"setpriv --reuid=nobody --clear-groups {asked}")[1]
+    instance.run(asked)
+
+
+def test_no_file_that_users_read_holds_a_key_of_the_instances_role(instance):
+    places = "/etc /run /var /tmp /opt"
+    found = instance.run(
+        f"setpriv --reuid=nobody --clear-groups grep -rlsF {KEYS.secret} {places} || true", 120
+    )
+
+    assert found.split() == []
+    assert instance.run("stat --format='%U %a' /etc/gpu-fleet /etc/gpu-fleet/instance.toml").split() == [
+        *("root", "755", "root", "644")
+    ]
 
 
 def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(account, instance):

@@ -16,6 +16,7 @@ DRIVER = ("nvidia-open-kernel-dkms", "nvidia-smi", "libnvidia-ml1", "libcuda1")
 ENABLED = (
     "scratch",
     "scratch-disk",
+    "gpu-metadata",
     "gpu-ready",
     "gpu-reaper",
     "gpu-accounts",
@@ -118,6 +119,11 @@ def test_nothing_upgrades_behind_our_back(host):
 @pytest.mark.parametrize("unit", ENABLED)
 def test_the_unit_starts_at_boot(host, unit):
     assert host.check_output("systemctl is-enabled %s.service", unit) == "enabled"
+
+
+def test_users_sessions_wait_for_a_closed_metadata_service_and_find_their_credentials(host):
+    assert host.file("/etc/systemd/system/systemd-user-sessions.service.requires/gpu-metadata.service").exists
+    assert host.check_output("systemctl is-enabled gpu-credentials.socket") == "enabled"
 
 
 def test_a_door_that_no_agent_opens_is_looked_for(host):

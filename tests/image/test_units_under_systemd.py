@@ -53,6 +53,7 @@ cp -r "$2/etc/systemd/system" "$root/etc/systemd/system"
 mkdir -p "$root/etc/"{sysusers.d,tmpfiles.d}
 cp "$2/etc/sysusers.d/"* "$root/etc/sysusers.d"
 cp "$2/etc/tmpfiles.d/"* "$root/etc/tmpfiles.d"
+cp -r "$2/etc/environment.d" "$root/etc"
 find "$1/files" -type f \( -path '*/bin/*' -o -name proof \) -exec chmod 755 {} +
 cp -r "$1/files/." "$root"
 touch "$root/etc/gpu-fleet/jobs/demo.toml"
@@ -114,6 +115,10 @@ later() { # what an account has begun by cron and by at, before either runs
 if command -v cron && command -v atd; then
     mkdir -m 1777 /ran; later ada; later eve
 fi
+systemctl start gpu-credentials.socket
+record credentials-of-ada runuser -u ada -- /usr/bin/python3 /asked.py
+record credentials-of-root /usr/bin/python3 /asked.py
+systemctl show gpu-credentials --value --property=ActiveState,NRestarts,User >/results/credentials-unit
 record home-of-ada stat -c '%U %a' /home/ada
 touch /run/gpu-fleet/ready
 fleet() { /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console "$@"; }
@@ -323,6 +328,17 @@ for name, way in WAYS.items():
 pathlib.Path(sys.argv[1] + ".part").write_text(json.dumps(tried))
 os.rename(sys.argv[1] + ".part", sys.argv[1])
 """
+# What a user's SDK asks.
+ASKED = """
+import os, urllib.error, urllib.request
+for line in open("/etc/environment.d/60-gpu-fleet.conf"):
+    if line.startswith("AWS_CONTAINER_CREDENTIALS_FULL_URI="):
+        uri = line.split("=", 1)[1].strip()
+try:
+    urllib.request.urlopen(uri, timeout=30)
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode())
+"""
 # A trainer, or an instance's part of a submitted run, which starts what it does not end.
 VENV_PYTHON = """#!/bin/sh
 [ "$3" = work ] || { /usr/bin/python3 /of-users.py /scratch/runs/demo/tried; exec sleep 600; }
@@ -372,6 +388,8 @@ def files() -> dict[str, str]:
         f"{system}/gpu-accounts.service.d/test.conf": f"[Service]\n{NOWHERE}\n"
         "StandardOutput=file:/results/accounts.log\nStandardError=file:/results/accounts.log\n",
         "closing": CLOSED + "\n",
+        "asked.py": ASKED,
+        f"{system}/gpu-credentials.service.d/test.conf": f"[Service]\n{NOWHERE}\n",
         "usr/bin/nvidia-modprobe": "#!/bin/sh\n"
         'echo "$(basename "$(cat /proc/self/cgroup)") $*" >>/results/modprobe\n',
         "sandbox.py": IN_THE_SANDBOX,
@@ -432,6 +450,14 @@ def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_
     assert "account-not-changed" not in log
     assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set((results / "ada.out").read_text().split())
     assert (results / "home-of-ada.out").read_text() == "ada 700\n"
+
+
+def test_the_credentials_service_knows_its_callers_and_says_what_is_missing_from_within_its_sandbox(results):
+    assert (results / "credentials-unit").read_text().split() == ["0", "gpu-fleet-credentials", "active"]
+    assert (results / "credentials-of-root.out").read_text().startswith("403 ")
+    said = (results / "credentials-of-ada.out").read_text()
+    assert said.startswith("503 ")
+    assert "for account 'ada': /etc/gpu-fleet/instance.toml: user_role is missing" in said
 
 
 def test_what_a_leaver_left_with_cron_at_and_their_service_manager_begins_no_more(results):

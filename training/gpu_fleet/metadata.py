@@ -17,11 +17,11 @@ AWS_METADATA = "http://169.254.169.254"
 ALICLOUD_METADATA = "http://100.100.100.200"
 TIMEOUT_S = 1.0  # for one request to the metadata service, which is on the same host
 TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
-CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
 ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
 log = logging.getLogger(__name__)
+CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
 
 
 class ThisInstance(BaseModel):
@@ -80,11 +80,11 @@ class MetadataClient:
         return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
 
     def role_keys(self) -> dict[str, str]:
-        """The present keys of this process's role on Alibaba Cloud, in the words of the metadata service.
+        """Return the present keys of an instance's RAM role on Alibaba Cloud, with the service's names.
 
-        Users of an instance have a role of their own, whose keys lie elsewhere; root has the instance's.
-        Raises LaunchError when there is none, ValueError or LookupError for what cannot be read.
+        Raises LaunchError if there is no role, ValueError or LookupError if the answer cannot be parsed.
         """
+        # users of an instance have a role of their own; root has the instance's
         if uri := os.environ.get(CREDENTIALS_URI):
             status, text = _asked(uri, {})
             if status != OK:

@@ -45,7 +45,7 @@ from tests.reaper.world import SimulatedInstance, World
 STACK, POOL, REGION = "alicloud-dev", "spot", "cn-shenzhen"
 SUBNET, FRONT, METADATA = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"
 # Inside a VPC: the names that the reaper's own list has, written out.
-SERVICES = ("ecs-vpc", "ess-vpc", "metrics-vpc")
+SERVICES = ("ecs-vpc", "ess-vpc", "metrics-vpc", "sts-vpc")
 OSS = f"s3.oss-{REGION}-internal.aliyuncs.com"
 KEYS = Keys("STS.boot-test", SECRET, "token-of-the-role")
 TEMPLATE = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
@@ -113,6 +113,12 @@ class LiveActions(Actions):
     def describe_scaling_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
         """The first page where none is asked for."""
         return super().describe_scaling_instances({"PageNumber": "1"} | ask)
+
+    def assume_role(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """Keys for a user of the instance."""
+        ends = f"{self.world.now + timedelta(seconds=int(ask['DurationSeconds'])):%Y-%m-%dT%H:%M:%SZ}"
+        keys = {"AccessKeyId": ask["RoleSessionName"], "AccessKeySecret": SECRET, "SecurityToken": "token"}
+        return {"Credentials": keys | {"Expiration": ends}}
 
     def _minima(self, key: str, ask: dict[str, Any]) -> list[tuple[datetime, float]]:
         start, end = (datetime.fromtimestamp(int(ask[name]) / 1000, UTC) for name in ("StartTime", "EndTime"))

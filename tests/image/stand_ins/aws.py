@@ -277,7 +277,10 @@ class Rights:
             namespace = json.loads(request.body).get("Namespace", "")
             return [(f"cloudwatch:{action}", "*", {"cloudwatch:namespace": namespace})]
         if service == "sts":
-            return []  # GetCallerIdentity needs no permission
+            asked = dict(parse_qsl(request.body.decode()))
+            # what gives users credentials; GetCallerIdentity needs no permission
+            actions = ("sts:AssumeRole", "sts:TagSession") if asked["Action"] == "AssumeRole" else ()
+            return [(action, asked["RoleArn"], {}) for action in actions]
         raise RefusedError(f"{service}: nothing on an idle instance asks it for anything")
 
     def _asked_of_bucket(self, request: Request) -> list[tuple[str, str, dict[str, str]]]:
