@@ -14,6 +14,8 @@ from image.reaper.json_fields import Fields
 CLOUDS = ("aws", "alicloud")
 MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
 ACTIONS = ("stop", "terminate")
+AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE = "after-a-day", "by-operator", "by-operator-after-update"
+BREAKER_RELEASES = (AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE)
 MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (API GetMetricData)
 
 
@@ -150,6 +152,8 @@ class Policy:
         budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
         take_max_per_person: instances that one user may have taken at once, in all pools.
         session_document: by which Session Manager opens shells as the caller's account; empty for its own.
+        breaker_release: when an instance that the mass-idle breaker held may end.
+        agents: the release of the agent that instances get from now on.
     """
 
     cloud: str
@@ -168,6 +172,8 @@ class Policy:
     notify_users: bool = False
     take_max_per_person: int = 0
     session_document: str = ""
+    breaker_release: str = BY_OPERATOR_AFTER_UPDATE
+    agents: str = ""
 
     @property
     def has_queue(self) -> bool:
@@ -230,9 +236,19 @@ def _policy(fields: Fields) -> Policy:
         notify_users=fields.flag("notify_users", default=False),
         take_max_per_person=fields.optional_integer("take_max_per_person", 0, 100_000) or 0,
         session_document=fields.optional_text("session_document") or "",
+        breaker_release=_breaker_release(fields),
+        agents=fields.optional_text("agents") or "",
     )
     fields.refuse_unknown()
     return policy
+
+
+def _breaker_release(fields: Fields) -> str:
+    """Of older policies the default."""
+    said = fields.optional_text("breaker_release") or BY_OPERATOR_AFTER_UPDATE
+    if said not in BREAKER_RELEASES:
+        fields.problem("breaker_release", said, ", ".join(BREAKER_RELEASES))
+    return said
 
 
 def _pool(fields: Fields) -> PoolPolicy:

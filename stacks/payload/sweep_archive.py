@@ -5,6 +5,7 @@ that runs Pulumi, in the versions of ``requirements.txt``: Function Compute has 
 """
 
 import ast
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "image"
 ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
+AGENT = "image.reaper.agent.command"
 PEOPLE = "image.accounts"  # a module for each cloud, with its handler
 MOVER = "image.capacity"  # a module for each cloud, with its handler
 POLICY_FILE = "policy.json"
@@ -131,6 +133,8 @@ def policy_document(stack: Stack) -> dict[str, Any]:
         "time_zone": reaper.time_zone,
         "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
         "watch_days": reaper.watch_days,
+        "breaker_release": str(reaper.breaker_release),
+        "agents": agents_release(stack.cloud),
         "notify_users": stack.notify.anybody,
         "take_max_per_person": stack.take.max_per_person,
         "leftovers": {
@@ -140,6 +144,16 @@ def policy_document(stack: Stack) -> dict[str, Any]:
         "budget": meter_prices.budget_document(stack),
         **({"session_document": naming.session_document(stack.name)} if by_account(stack) else {}),
     }
+
+
+@cache
+def agents_release(cloud: Cloud) -> str:
+    """The release of the agent in this checkout: a digest of all sources that it runs."""
+    paths = {*modules(AGENT, str(cloud)), *modules(f"image.reaper.{cloud}.agent", str(cloud))}
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())
+    return digest.hexdigest()
 
 
 def by_account(stack: Stack) -> bool:

@@ -193,6 +193,18 @@ class Grouping(StrEnum):
     PER_ZONE = "per_zone"
 
 
+class BreakerRelease(StrEnum):
+    """What ends the hold of too many idle instances: a day, or an operator who looked.
+
+    ``by-operator-after-update`` waits for an operator where agent or image are new since one looked, and for
+    a day elsewhere: a release that is blind finds every instance idle, today and tomorrow.
+    """
+
+    AFTER_A_DAY = "after-a-day"
+    BY_OPERATOR = "by-operator"
+    BY_OPERATOR_AFTER_UPDATE = "by-operator-after-update"
+
+
 class IdleAction(StrEnum):
     """Action of the sweep on an instance that stayed idle through its grace period."""
 
@@ -771,6 +783,7 @@ class ReaperSettings:
         leftovers: what to do with storage and addresses that nobody uses.
         watch_days: days from the first sweep in which it only reports what it would have stopped or
             terminated; 0 to act at once.
+        breaker_release: when instances that the mass-idle breaker held may be terminated.
     """
 
     every_minutes: Annotated[int, Field(ge=5, le=10), NUMBER] = 10
@@ -780,6 +793,7 @@ class ReaperSettings:
     time_zone: str = "UTC"
     leftovers: LeftoversSettings = LeftoversSettings()
     watch_days: Annotated[int, Field(ge=0, le=90), NUMBER] = 0
+    breaker_release: BreakerRelease = BreakerRelease.BY_OPERATOR_AFTER_UPDATE
 
 
 @dataclass(frozen=True, config=EXACT)

@@ -2,9 +2,13 @@
 
 from datetime import timedelta
 
-from image.reaper.model import TAG_GIVE_BACK, TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+import pytest
+
+from image.reaper.model import TAG_GIVE_BACK, TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK, Instance
+from image.reaper.sweep.releases import AgentReleases
 from image.reaper.times import format_time
 from tests.reaper.moto_fleet import pool_policy
+from tests.reaper.samples import NOON
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World
 
@@ -205,3 +209,73 @@ def test_it_alarms_in_the_very_sweep_in_which_it_trips():
     assert any(
         "mass-idle breaker" in text for at, text in world.messages if at >= result.now - timedelta(minutes=1)
     )
+
+
+def released(release, **more):
+    return policy(top=TOP | {"agents": release, **more}, **TERMS)
+
+
+def updated_fleet(release="second"):
+    """Ten instances of before an update of the agent, and ten of after it, all left by their users."""
+    world, before = fleet(10)
+    sweeps(world, 1 / 6, checked=released("first"))
+    sweeps(world, 1 / 6, checked=released(release))
+    after = [world.start(TAGS) for _ in range(10)]
+    world.pass_minutes(60)
+    for instance in (*before, *after):
+        instance.leave()
+    return world, {instance.id for instance in after}
+
+
+def test_agents_of_a_new_release_end_nothing_more_until_an_operator_looked():
+    """A release that is blind answers as blindly after a day; the one of before has been seen to see."""
+    world, after = updated_fleet()
+
+    sweeps(world, 48, every_minutes=30, checked=released("second"))
+    ended_alone = {instance.id for _, instance, _ in world.ends}
+    waits = sweep_world(world, released("second")).plan.decisions
+    sweeps(world, 1, checked=released("second"), override_breaker=True)
+    sweeps(world, 12, every_minutes=30, checked=released("second"))
+
+    assert len(ended_alone) == 10
+    assert ended_alone.isdisjoint(after)
+    assert all("sweep --live --override-breaker`: its agent or image is new" in each.reason for each in waits)
+    assert ended(world) == 20
+
+
+def test_an_update_that_brings_the_same_agent_changes_nothing():
+    world, _ = updated_fleet("first")
+
+    sweeps(world, 60, every_minutes=30, checked=released("first"))
+
+    assert ended(world) == 20
+
+
+@pytest.mark.parametrize(("chosen", "ends"), [("after-a-day", 20), ("by-operator", 0)])
+def test_a_stack_chooses_who_releases_the_breaker(chosen, ends):
+    world, _ = updated_fleet()
+    sweeps(world, 60, every_minutes=30, checked=released("second", breaker_release=chosen))
+
+    assert ended(world) == ends
+
+
+def test_an_image_that_is_new_is_a_new_release_and_the_first_one_is_none():
+    seen, now = AgentReleases(), NOON
+    one, other = (Instance(f"i-{image}", "", "running", now, image=image) for image in ("ami-1", "ami-2"))
+
+    seen.note("a", [one], now)
+    assert seen.unseen([one]) == frozenset()
+    seen.note("a", [one, other], now)
+    assert seen.unseen([one, other]) == {"i-ami-2"}
+    seen.confirm()
+    assert AgentReleases.of(seen.to_json()).unseen([one, other]) == frozenset()
+
+
+@pytest.mark.parametrize("raw", [None, {}, {"newest": 7}, [], {"newest": "a", "since": "soon", "images": {}}])
+def test_where_no_sweep_of_before_knew_of_releases_what_starts_from_now_on_is_new(raw):
+    instance = Instance("i-1", "", "running", NOON)
+    seen = AgentReleases.of(raw)
+
+    seen.note("b", [], NOON)
+
+    assert seen.unseen([instance]) == {"i-1"}

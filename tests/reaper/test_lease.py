@@ -10,10 +10,13 @@ from image.reaper.errors import LeaseError
 from image.reaper.model import Decision, Verdict
 from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY, Lease, SweepMemory, remembered
+from image.reaper.sweep.releases import AgentReleases
 from image.reaper.times import format_time
 from tests.reaper.situations import make_instance
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
+
+OF_BEFORE = AgentReleases(newest="")  # of a lease that says nothing of them
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_before_the_first_sweep_nothing_is_remembered(store):
 def test_what_cannot_be_read_is_forgotten(store, memory):
     store.create(KEY, {"holder": None, "memory": memory})
 
-    assert remembered(store) == SweepMemory()
+    assert remembered(store) == SweepMemory(agents=OF_BEFORE)
 
 
 def test_an_instance_that_is_idle_and_used_again_all_day_counts_once(world):
@@ -110,7 +113,10 @@ def test_a_lease_of_before_is_read_and_what_blind_sensors_may_have_taught_is_for
     store.create(KEY, {"holder": None, "memory": memory})
 
     assert remembered(store) == SweepMemory(
-        notified_at={"i-1": at}, ended={"i-2": ("dev", at)}, idle={"dev": {"2026-03-02": {"i-1"}}}
+        notified_at={"i-1": at},
+        ended={"i-2": ("dev", at)},
+        idle={"dev": {"2026-03-02": {"i-1"}}},
+        agents=OF_BEFORE,
     )
 
 

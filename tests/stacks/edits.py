@@ -110,6 +110,7 @@ _COMMON = (
     Edit("reaper.leftovers", {"remove": True}),
     Edit("reaper.leftovers", {"older_than_days": 30}),
     Edit("reaper.watch_days", 7),
+    Edit("reaper.breaker_release", "after-a-day"),
     Edit("notify.users+sender", ({"ada": "ada@example.com"}, "fleet@mail.example.com")),
     Edit("take.max_per_person", 2),
     Edit("notify.webhooks", [{"kind": "slack", "secret": "rooms/vision"}]),

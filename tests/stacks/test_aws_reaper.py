@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -213,6 +214,29 @@ def test_only_an_hour_on_demand_has_a_known_price():
     }
 
     assert prices == {"dev": {"g5.xlarge": "1.006"}, "cheap": {"g5.xlarge": None}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_new"),
+    [
+        ("reaper/agent/judge.py", True),
+        ("reaper/agent/sensors/gpu.py", True),
+        ("reaper/aws/agent.py", True),
+        ("reaper/sweep/verdict.py", False),
+        ("reaper/README.md", False),
+    ],
+)
+def test_the_policy_names_another_release_of_the_agent_where_its_sources_differ(
+    tmp_path, monkeypatch, changed, is_new
+):
+    release = sweep_archive.agents_release("aws")
+    shutil.copytree(sweep_archive.ROOT / "image", tmp_path / "image")
+    monkeypatch.setattr(sweep_archive, "ROOT", tmp_path)
+
+    with (tmp_path / "image" / changed).open("a") as file:
+        file.write("# more\n")
+
+    assert (sweep_archive.agents_release.__wrapped__("aws") != release) is is_new
 
 
 def test_the_archive_is_the_same_for_the_same_settings():

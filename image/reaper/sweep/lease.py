@@ -13,6 +13,7 @@ from image.reaper.marks import hold_of, is_given_back
 from image.reaper.model import TAG_KEEP_UNTIL, Decision, Instance, Verdict
 from image.reaper.store import Store
 from image.reaper.sweep.ledger import key_of
+from image.reaper.sweep.releases import AgentReleases
 from image.reaper.sweep.verdict import Usual, Withdrawn
 from image.reaper.times import format_time, parse_time
 
@@ -38,6 +39,7 @@ class SweepMemory:
         idle: pool -> day -> ids of the instances that were idle then, as they or an operator confirmed.
         withdrawn: instance -> its marks of one idle time that its agent withdrew.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
+        agents: the releases of the agent on the instances.
     """
 
     notified_at: dict[str, datetime] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class SweepMemory:
     withdrawn: dict[str, Withdrawn] = field(default_factory=dict)
     far_holds: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     stopped: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+    agents: AgentReleases = field(default_factory=AgentReleases)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Instance that was to be replaced within the last day -> its pool."""
@@ -140,6 +143,7 @@ class SweepMemory:
             },
             "far_holds": {key: [text, format_time(at)] for key, (text, at) in sorted(self.far_holds.items())},
             "stopped": {key: [record, format_time(at)] for key, (record, at) in sorted(self.stopped.items())},
+            "agents": self.agents.to_json(),
         }
 
 
@@ -239,6 +243,7 @@ def _memory(content: dict[str, Any]) -> SweepMemory:
         dict(_withdrawn(raw.get("withdrawn"))),
         dict(_noted(raw.get("far_holds"))),
         dict(_noted(raw.get("stopped"))),
+        AgentReleases.of(raw.get("agents")),
     )
 
 

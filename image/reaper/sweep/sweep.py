@@ -114,10 +114,15 @@ def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
 
 def _remembering(situation: Situation, memory: SweepMemory) -> Situation:
     """The situation with what the sweeps before know."""
-    memory.note_holds(situation.fleet.instances, situation.now)
+    instances = situation.fleet.instances
+    memory.note_holds(instances, situation.now)
+    memory.agents.note(situation.policy.agents, instances, situation.now)
     replaced, usual = memory.replaced_lately(situation.now), memory.usual(situation.now)
     withdrawn, far = dict(memory.withdrawn), dict(memory.far_holds)
-    return replace(situation, replaced=replaced, usual=usual, withdrawn=withdrawn, far_holds=far)
+    unseen = memory.agents.unseen(instances)
+    return replace(
+        situation, replaced=replaced, usual=usual, withdrawn=withdrawn, far_holds=far, unseen=unseen
+    )
 
 
 def _was_held_for_a_day(decision: Decision, now: datetime) -> bool:
@@ -184,6 +189,8 @@ class _Sweep:
                 memory.note_withdrawn(decision, situation.now)
         for pool in self._policy.pools if self._options.override_breaker else ():
             memory.note_idle(pool, situation.now, idle_within_a_day(situation.usual, plan, pool))
+        if self._options.override_breaker:
+            memory.agents.confirm()
         memory.forget(situation.now)
 
     def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:

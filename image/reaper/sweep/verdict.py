@@ -35,7 +35,7 @@ from image.reaper.model import (
     Plan,
     Verdict,
 )
-from image.reaper.policy import Policy, PoolPolicy, unit_price
+from image.reaper.policy import BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE, Policy, PoolPolicy, unit_price
 from image.reaper.times import format_span, format_time, is_quiet
 
 # An instance that was asked for is terminated when it is idle this long, and never two within the cooldown.
@@ -531,6 +531,7 @@ class Situation:
         withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
         watching: these are days in which only what its owner gave back is marked or terminated.
+        unseen: instances whose agents may be of a release that no operator looked at.
     """
 
     now: datetime
@@ -545,6 +546,7 @@ class Situation:
     withdrawn: Mapping[str, Withdrawn] = field(default_factory=dict)
     far_holds: Mapping[str, tuple[str, datetime]] = field(default_factory=dict)
     watching: bool = False
+    unseen: frozenset[str] = frozenset()
 
     def far_for(self, instance: Instance) -> timedelta:
         """For how long the hold that stands on an instance now has been seen to be too far ahead."""
@@ -753,7 +755,8 @@ def _breaker(situation: Situation, plan: Plan, pools: Collection[str]) -> bool:
 def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
     """One of too many: marked, notified and asked like any other, but not terminated for a day.
 
-    After that it goes by its own answer, which must be as fresh as ever.
+    After that it goes by its own answer, which must be as fresh as ever; or, where the policy says so, once
+    an operator looked: a blind release of the agent answers as blindly a day later.
     """
     if is_given_back(decision.instance):
         return decision
@@ -763,10 +766,21 @@ def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
     if decision.verdict not in ENDS or decision.instance.state != "running" or decision.reap_after is None:
         return decision
     until = decision.reap_after + BREAKER_LASTS
-    if situation.now >= until:
+    waits = _waits_for_operator(situation, decision)
+    if situation.now >= until and not waits:
         return decision
-    reason = f"{decision.reason}{note}: not before {format_time(until)}"
+    reason = f"{decision.reason}{note}: not before {waits or format_time(until)}"
     return replace(decision, verdict=Verdict.WAIT, reason=reason, alert=True)
+
+
+def _waits_for_operator(situation: Situation, decision: Decision) -> str:
+    """What an operator has to do before one of too many ends; empty where a day is enough."""
+    release, looked = situation.policy.breaker_release, "an operator looked, and ran `gpu-fleet sweep --live"
+    if release == BY_OPERATOR:
+        return f"{looked} --override-breaker`"
+    if release == BY_OPERATOR_AFTER_UPDATE and decision.instance.id in situation.unseen:
+        return f"{looked} --override-breaker`: its agent or image is new since one did"
+    return ""
 
 
 def _explained(situation: Situation, decision: Decision) -> Decision:
