@@ -55,6 +55,7 @@ MOST_REQUESTS, LONGEST_REQUEST = 100, 4096
 NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
 # Another activity of the group still runs: next minute (ESS, error codes).
 LATER = frozenset({"ScalingActivityInProgress", "IncorrectScalingGroupStatus"})
+HEAR = "hear the queue"  # of whose failure nobody would know but by an alarm
 NO_METER = (
     "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, finds out"
 )
@@ -220,7 +221,7 @@ class _Mover:
                 return {}
             needs = needs_of(said.content, now)
             if trouble := trouble_of(said.content, now):
-                self._failures.append(Failure("*", "hear the queue", trouble))
+                self._failures.append(Failure("*", HEAR, trouble))
             return needs
         except CloudError as error:
             self._failures.append(Failure("*", "read what the queue wants", str(error)))
@@ -367,7 +368,11 @@ def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error
 
 
 def log(result: MoveResult) -> Mapping[str, Any]:
-    """One JSON object a line, as the sweep's log; gives the whole."""
+    """One JSON object a line, as the sweep's log; gives the whole.
+
+    Raises:
+        CloudError: the queue's controller is silent, or cannot read a job: the pass is done, and an alarm.
+    """
     content = result.to_json()
     lines: Sequence[tuple[str, Sequence[str]]] = (
         ("decision", content["decisions"]),
@@ -376,4 +381,6 @@ def log(result: MoveResult) -> Mapping[str, Any]:
     for event, texts in lines:
         for text in texts:
             sys.stdout.write(json.dumps({"event": event, "text": text}) + "\n")
+    if unheard := [failure.error for failure in result.failures if failure.step == HEAR]:
+        raise CloudError(unheard[0], "QueueUnheard")
     return content

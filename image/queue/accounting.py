@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from image.instance import instance_file, paths
 from image.instance.errors import InstanceError
 from image.instance.files import replace_text
 from image.queue import configuration, database, queue_file
+from image.queue.answers import ENDED, ListedJob
 from image.queue.configuration import GRACE_S, LOW, NORMAL
 from image.queue.database import READ_BY_OWNER, KeptAccounts
 from image.queue.errors import NotReadyError, RosterUnreadError
@@ -31,6 +32,7 @@ ROSTER = "accounts.json"  # of the stack (image/accounts/roster.py has all of it
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of those who are in none
 ROOT = "root"  # Slurm's own, above all accounts
+USER_NUMBERS = range(2000, 30_000)  # of the roster (image/accounts/roster.py)
 NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"
 LOG = logging.getLogger(__name__)
 
@@ -54,6 +56,47 @@ def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
         if NAME.fullmatch(word) is None:
             raise RosterUnreadError(f"{ROSTER}: {word!r}; allowed: {NAME.pattern}")
     return {name: team if team not in ("", ROOT) else WITHOUT_TEAM for name, team in pairs.items()}
+
+
+def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
+    """Users' numbers. Pure.
+
+    Raises:
+        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+    """
+    try:
+        return frozenset(int(user["uid"]) for user in roster["users"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
+
+
+def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[str]:
+    """Jobs that live, of users whom the roster names no more. Pure.
+
+    By their numbers: a new controller knows no names until it has made the accounts.
+    """
+    if not numbers:
+        return []  # a roster of nobody is no word on anybody's jobs
+    return [
+        listed.job.id
+        for listed in jobs
+        if listed.uid in USER_NUMBERS and listed.uid not in numbers and listed.job.state not in ENDED
+    ]
+
+
+def partings(wanted: Collection[str], known: Iterable[Association], *, have_jobs: bool) -> list[list[str]]:
+    """The changes by which Slurm takes no job of who left, and once there is none forgets them. Pure.
+
+    What they did stays in their teams' accounts.
+    """
+    leavers = {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
+    if not wanted or not have_jobs:
+        return [["delete", "user", f"name={user}"] for user in sorted(leavers)] if wanted else []
+    return [
+        ["modify", "user", "where", f"name={user}", "set", "maxsubmitjobs=0"]
+        for user, takes_jobs in sorted(leavers.items())
+        if takes_jobs
+    ]
 
 
 @dataclass(frozen=True)
@@ -80,17 +123,12 @@ def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
         raise RosterUnreadError(f"{ROSTER}: teams: {error!r}") from error
 
 
-def is_limited(teams: Mapping[str, TeamLimits]) -> bool:
-    """Whether Slurm must refuse or hold back anything."""
-    return any(team.max_gpus is not None for team in teams.values())
-
-
 def shares(
     wanted: Mapping[str, str], known: Iterable[Association], teams: Mapping[str, TeamLimits] | None = None
 ) -> list[list[str]]:
     """The changes of Slurm's accounts by which each user works for their team. Pure.
 
-    What a user did for another team before stays in that account; who left has no account on any instance.
+    What a user did for another team before stays in that account.
 
     Args:
         wanted: user -> account.
@@ -98,7 +136,7 @@ def shares(
     """
     known = list(known)
     accounts = {entry.account: TeamLimits(entry.share, entry.max_gpus) for entry in known if not entry.user}
-    users = {(entry.user, entry.account) for entry in known if entry.user}
+    users = {(entry.user, entry.account): entry.takes_jobs for entry in known if entry.user}
     new = []
     for name in sorted({*wanted.values()}):
         team = (teams or {}).get(name, TeamLimits())
@@ -112,6 +150,8 @@ def shares(
         if (name, account) not in users:
             new.append(["add", "user", name, f"account={account}", "fairshare=1"])
             new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
+        if not users.get((name, account), True):  # who left has come back
+            new.append(["modify", "user", "where", f"name={name}", "set", f"maxsubmitjobs={NO_LIMIT}"])
     return new
 
 

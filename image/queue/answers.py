@@ -64,6 +64,7 @@ class ListedJob:
     Attributes:
         request: what it asks for.
         team: whose share and limit it is under.
+        uid: its user's number.
         eligible_s: from when on it may start, in seconds since 1970; 0 where Slurm does not say.
         submitted_s: when it was handed in, likewise.
         tasks: how many tasks of an array it stands for; 1 for any other job.
@@ -77,6 +78,7 @@ class ListedJob:
     job: Job
     request: JobRequest
     team: str = ""
+    uid: int = 0
     priority: int = 1
     eligible_s: int = 0
     submitted_s: int = 0
@@ -190,6 +192,7 @@ def listed(raw: JobFields) -> ListedJob:
         _job(raw),
         request(raw),
         team=raw.text("account"),
+        uid=raw.number("user_id"),
         priority=raw.number("priority"),
         eligible_s=raw.number("eligible_time"),
         submitted_s=raw.number("submit_time"),

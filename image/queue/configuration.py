@@ -50,7 +50,6 @@ class Cluster:
         pools: their names, the first of them the default partition, and the MiB of memory that a job of each
             gets with a GPU unless it says more.
         state: folder of the controller's state, on storage that outlives it.
-        limited: teams have limits, and a user whom Slurm does not know has no jobs.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Cluster:
     address: str
     pools: Mapping[str, int]
     state: str
-    limited: bool = False
 
 
 def slurm_conf(cluster: Cluster) -> str:
@@ -105,7 +103,8 @@ def slurm_conf(cluster: Cluster) -> str:
         "HealthCheckNodeState=ANY",
         f"TaskProlog={LIBEXEC}/queue-task-prolog",
         *_accounting(cluster.address),
-        *(["AccountingStorageEnforce=limits"] if cluster.limited else []),
+        # a user whom Slurm does not know has no jobs: who left hands none in, from a job that ends neither
+        "AccountingStorageEnforce=limits",
         # after its time of grace a job that gave way goes back into the queue
         "PreemptType=preempt/qos",
         "PreemptMode=REQUEUE",
@@ -121,7 +120,7 @@ def slurm_conf(cluster: Cluster) -> str:
 def _accounting(address: str) -> list[str]:
     """What is written of each job, and how the shares of accounts order those that wait.
 
-    Enforced only where teams have limits: a queue whose database is down takes jobs all the same.
+    Where the database is down slurmctld goes by what it remembers of the accounts.
     """
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",

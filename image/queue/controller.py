@@ -23,7 +23,7 @@ from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
 from image.queue import accounting, books, cloud, configuration, database, folders, munge, queue_file, slurm
-from image.queue.accounting import TeamLimits, is_limited
+from image.queue.accounting import TeamLimits
 from image.queue.answers import ENDED, PENDING, JobList, ListedJob
 from image.queue.books import Books
 from image.queue.configuration import DATABASE_PORT, Cluster
@@ -75,11 +75,11 @@ def _pool_of(capacity: dict[str, Any]) -> QueuePool:
     return QueuePool(NodeSize(gpus, cpus, memory), most)
 
 
-def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool], *, limited: bool = False) -> Cluster:
+def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Cluster:
     """The queue of this controller."""
     state = str(configuration.state_of(stack))
     memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
-    return Cluster(stack, socket.gethostname(), address, memory, state, limited)
+    return Cluster(stack, socket.gethostname(), address, memory, state)
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
@@ -107,7 +107,7 @@ class ControllerWatch:
         policy: reads the stack's policy; None where it is not there.
         states: of instances by their ids, those that the cloud still knows.
         say: writes what the mover reads.
-        configured: lays the configuration of these pools, and whether teams have limits; whether it changed.
+        configured: lays the configuration of these pools; whether it changed.
         keep: writes what users read of all jobs.
         written: what it wrote last, or the controller before this one.
         limits: reads what each team gets.
@@ -117,7 +117,7 @@ class ControllerWatch:
     policy: Callable[[], dict[str, Any] | None]
     states: Callable[[list[str]], dict[str, str]]
     say: Callable[[dict[str, Any]], None]
-    configured: Callable[[Mapping[str, QueuePool], bool], bool]
+    configured: Callable[[Mapping[str, QueuePool]], bool]
     keep: Callable[[dict[str, Any]], None]
     written: Books | None = None
     ask: slurm.Run = slurm.run
@@ -143,7 +143,7 @@ class ControllerWatch:
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
         teams = self.limits()
-        self._unread = bool(pools and self.configured(pools, is_limited(teams))) or self._unread
+        self._unread = bool(pools and self.configured(pools)) or self._unread
         if self._unread:
             slurm.start_anew(self.ask)
             self._unread = False
@@ -249,8 +249,7 @@ def prepare() -> None:
     pools = pools_of(policy.content) if policy else {}
     if not pools:
         raise NotReadyError(f"{POLICY} of the stack names no pool of the queue")
-    limited = is_limited(limits_of(_store(instance)))
-    lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
+    lay(cluster_of(instance.stack, queue.address, pools), FOLDER)
     LOG.info("event=queue-controller-prepared pools=%s", ",".join(pools))
 
 
@@ -327,6 +326,27 @@ def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
         slurm.change_accounts(words, ask)
         LOG.info("event=queue-account-changed change=%r", " ".join(words))
     find_users(there, tried, ask)
+    if roster:
+        part_with_leavers(roster.content, known, ask)
+
+
+def part_with_leavers(
+    roster: Mapping[str, Any], known: Iterable[slurm.Association], ask: slurm.Run = slurm.run
+) -> None:
+    """End the jobs of those whom the roster names no more, and let Slurm forget them.
+
+    A job may hand itself in again as it ends: so first Slurm takes none of theirs. It forgets who has none.
+
+    Raises:
+        SlurmError, RosterUnreadError: what is left is done at the next look.
+    """
+    jobs = accounting.leavers_jobs(slurm.jobs(ask).jobs, accounting.numbers_of(roster))
+    for words in accounting.partings(accounting.teams_of(roster), known, have_jobs=bool(jobs)):
+        slurm.change_accounts(words, ask)
+        LOG.info("event=queue-account-changed change=%r", " ".join(words))
+    for job in jobs:
+        slurm.cancel(job, saves=False, ask=ask)
+        LOG.info("event=queue-leaver-job-cancelled job=%s", job)
 
 
 def _keep_database(kept: KeptAccounts) -> None:
@@ -385,8 +405,8 @@ def watch() -> None:
         stored = store.newest(POLICY)
         return stored.content if stored else None
 
-    def configured(pools: Mapping[str, QueuePool], limited: bool) -> bool:
-        return lay(cluster_of(instance.stack, queue.address, pools, limited=limited), FOLDER)
+    def configured(pools: Mapping[str, QueuePool]) -> bool:
+        return lay(cluster_of(instance.stack, queue.address, pools), FOLDER)
 
     watching = ControllerWatch(
         policy,

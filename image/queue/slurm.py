@@ -89,12 +89,14 @@ class Association:
         user: empty for the account itself.
         share: 0 where it has none of its own.
         max_gpus: its limit; None for none.
+        takes_jobs: whether new ones are taken.
     """
 
     account: str
     user: str
     share: int = 1
     max_gpus: int | None = None
+    takes_jobs: bool = True
 
 
 def nodes(ask: Run = run) -> list[Node]:
@@ -149,15 +151,16 @@ def release(job: str, ask: Run = run) -> None:
 
 def associations(ask: Run = run) -> list[Association]:
     """All accounts, and who works for which. Raises SlurmError."""
-    fields = "format=account,user,share,grptres"
+    fields = "format=account,user,share,grptres,maxsubmit"
     text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", fields])
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == fields.count(",")]
     return [_association(*row) for row in rows]
 
 
-def _association(account: str, user: str, share: str, limits: str) -> Association:
+def _association(account: str, user: str, share: str, limits: str, most_jobs: str) -> Association:
     gpus = LIMITED_GPUS.search(limits)
-    return Association(account, user, int(share) if share.isdigit() else 0, int(gpus[1]) if gpus else None)
+    max_gpus = int(gpus[1]) if gpus else None
+    return Association(account, user, int(share) if share.isdigit() else 0, max_gpus, most_jobs != "0")
 
 
 def preempted(ask: Run = run) -> dict[str, list[str]]:

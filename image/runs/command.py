@@ -140,6 +140,11 @@ def submit(
     not start.
     """
     asked.refuse_pool("--pool", pool)
+    if checkpoints and nodes > 1:
+        raise ConfigurationError(
+            f"--checkpoints {checkpoints}: keeps one folder alone; with --nodes {nodes} your program saves "
+            "to s3://, oss:// or the shared homes itself"
+        )
     if (policy := subject(asked).policy).has_queue:
         given = {"--instance": named, "--hours": hours, "--include": include, "--as": account}
         run = QueuedRun(words, pool, nodes, trainer_flags(allow, branch), checkpoints, qos or "")
@@ -153,11 +158,6 @@ def submit(
     caller = caller_of(desk.place)
     criteria = Criteria(pool, nodes, named, account_name(account, caller), caller)
     flags = trainer_flags(allow, branch)
-    if checkpoints and nodes > 1:
-        raise ConfigurationError(
-            f"--checkpoints {checkpoints}: keeps one folder alone; with --nodes {nodes} your program saves "
-            "to s3://, oss:// or the shared homes itself"
-        )
     kept = ["--checkpoints", checkpoints] if checkpoints else []
     packed = pack(words, [*flags, *kept], include)
     bucket = run_bucket(replace(desk.place, account_id=asked.account_id or ""))

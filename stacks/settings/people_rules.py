@@ -19,8 +19,8 @@ TAKEN_NAMES = frozenset(
         "root daemon bin sys sync games man lp mail news uucp proxy www-data backup list irc gnats",
         "nobody systemd-network systemd-timesync systemd-resolve messagebus syslog _apt tss uuidd sshd",
         "pollinate landscape polkitd fwupd-refresh tcpdump dnsmasq usbmux lxd chrony _chrony ubuntu",
-        "debian admin ec2-user ec2-instance-connect ssm-user ecs-user ecs-assist-user ecs-assist nvidia-",
-        "persistenced stunnel4 prometheus munge slurm sudo adm tty disk kmem dialout fax voice cdrom",
+        "debian admin ec2-user ec2-instance-connect ssm-user ecs-user ecs-assist-user ecs-assist mysql",
+        "nvidia-persistenced stunnel4 prometheus munge slurm sudo adm tty disk kmem dialout fax voice cdrom",
         "floppy tape audio dip operator src shadow utmp video sasl plugdev staff users nogroup crontab",
         "render kvm netdev input sgx docker wheel",
     )

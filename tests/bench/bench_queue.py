@@ -1,7 +1,8 @@
 """``python -m tests.bench.bench_queue [model] [mutants] [engine]``: whatever fails, no job is lost.
 
-500 schedules of chance in the model, every named mutant until a schedule sees it, and 20 schedules with Slurm
-itself (root and Debian's packages; some half an hour). `make test` plays some of the first two.
+500 schedules of chance in the model, 500 of submissions of all sizes, every named mutant until a schedule
+sees it, and 20 schedules with Slurm itself (root and Debian's packages; some half an hour). `make test` plays
+some of the model's.
 """
 
 import json
@@ -16,6 +17,7 @@ from image import build_requirements
 from tests.queue.queue_mutants import MUTANTS, first_to_see
 from tests.queue.queue_world import Tally
 from tests.queue.real_schedules import RealSchedule, lose_controller, report
+from tests.queue.size_world import play
 from tests.queue.test_real_engine import standing
 
 COMMAND = "python -m tests.bench.bench_queue"
@@ -35,7 +37,9 @@ def model() -> Entries:
     what = (
         f"of {SCHEDULES} schedules: {tally.jobs} jobs, {tally.restarts} restarts, {tally.ends} terminations"
     )
-    return entry("queue_model_schedules_wrong", len(tally.wrong), what)
+    wrong = entry("queue_model_schedules_wrong", len(tally.wrong), what)
+    vain = [seed for seed in range(SCHEDULES) if play(seed)]
+    return wrong | entry("queue_bought_in_vain", len(vain), f"of {SCHEDULES} schedules of sizes")
 
 
 def mutants() -> Entries:

@@ -1,15 +1,20 @@
 """What a pass does with its decisions when the cloud refuses one of them."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from image.capacity import growth, mover
 from image.capacity.model import QUEUED, Coming, MoverState
 from image.capacity.mover import _Mover
 from image.capacity.placement import Action, PlacementDecision
+from image.capacity.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
 from image.reaper.errors import CloudError
 from image.reaper.model import Group, Inventory
+from image.reaper.store import StoredObject
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START, policy
 
 A, B = LABELS
@@ -106,3 +111,28 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
     mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
 
     assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}
+
+
+@pytest.mark.parametrize(
+    ("unread", "age", "heard"),
+    [
+        ((), SILENT_AFTER, ""),
+        ((), SILENT_AFTER * 2, "has not spoken since"),
+        (("job 7: tasks",), FRESH, "cannot read 1 jobs"),
+    ],
+)
+def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
+    monkeypatch, unread, age, heard
+):
+    """Once the pass is done: an error of the function, which is an alarm."""
+    own, store = policy(queue_gpus=8), OwnStore()
+    said = StoredObject(to_json({}, START - age, unread), "v")
+    monkeypatch.setattr(store, "newest", lambda key, *_: said if key == QUEUE else None)
+    monkeypatch.setattr(mover, "look", lambda *_: None)
+    fleet = SimpleNamespace(fleet=lambda: Inventory((), ()))
+    cloud = SimpleNamespace(instances=fleet, store=store)
+
+    done = mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
+
+    with pytest.raises(CloudError, match=heard) if heard else nullcontext():
+        mover.log(done)

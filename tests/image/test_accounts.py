@@ -138,6 +138,10 @@ REFUSED = {
     ),
     "a home that is a link": (Person("mallory", 5010), "/home/mallory is no folder"),
     "somebody else's home": (Person("carol", 5011), "/home/carol belongs to uid 5002"),
+    "the number of who left": (
+        Person("zoe", 5012),
+        "uid 5012 is that of /home/yann, whose files would be theirs",
+    ),
 }
 
 
@@ -145,7 +149,7 @@ REFUSED = {
 def test_nothing_is_done_for_whom_something_is_in_the_way_and_all_is_done_for_others(case):
     person, why = REFUSED[case]
     state = applied(EMPTY, changes([ADA, BOB], EMPTY))
-    state = replace(state, homes={**state.homes, "mallory": -1, "carol": 5002})
+    state = replace(state, homes={**state.homes, "mallory": -1, "carol": 5002, "yann": 5012})
     others = [item for item in (ADA, BOB, Person("dan", 5020)) if item.name != person.name]
 
     made = changes([person, *others], state)

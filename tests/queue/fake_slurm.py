@@ -704,5 +704,6 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "tres_per_node": of_node,
         "tres_per_socket": "",
         "tres_req_str": f"cpu={cpus},node={options.nodes},billing={cpus}",
+        "user_id": 5001,
         "user_name": "ada",
     }

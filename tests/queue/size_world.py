@@ -81,7 +81,7 @@ class SizePlay(Instances):
             lambda: POLICY,
             lambda ids: dict.fromkeys(ids, "running"),
             self.said.update,
-            lambda _pools, _limited: False,
+            lambda _pools: False,
             self.kept.update,
             ask=self.slurm.ask,
         )

@@ -1,6 +1,7 @@
 """The accounts of the queue: who works for which team, and the dump that outlives the controller's disk."""
 
 import gzip
+import json
 import os
 import pwd
 
@@ -11,6 +12,7 @@ from image.queue import accounting, controller, database, slurm
 from image.queue.errors import DatabaseError, RosterUnreadError, SlurmError
 from image.queue.slurm import Association
 from image.reaper.store import StoredObject
+from tests.queue.test_answers import TWO
 
 AS_ROOT = os.geteuid() == 0
 ROOT_ALONE = pytest.mark.skipif(not AS_ROOT, reason="only root can give files to another account")
@@ -373,12 +375,12 @@ def test_what_the_database_says_reaches_the_log():
 
 
 def test_associations_are_read_as_sacctmgr_prints_them():
-    said = "root||1|\nroot|root|1|\nnlp||2|cpu=64,gres/gpu=16\nnlp|ada|parent|\n"
+    said = "root||1||\nroot|root|1||\nnlp||2|cpu=64,gres/gpu=16|\nnlp|ada|parent||0\n"
 
     assert slurm.associations(lambda _: said) == [
         *KNOWN,
         Association("nlp", "", 2, 16),
-        Association("nlp", "ada", 0),
+        Association("nlp", "ada", 0, takes_jobs=False),
     ]
 
 
@@ -407,16 +409,21 @@ class Slurm:
 
     def __init__(self, users: str) -> None:
         self.users, self.said = users, []
+        self.jobs, self.associations = [], ""
 
     def __call__(self, words):
         self.said.append(" ".join(words))
+        if list(words) == ["squeue", "--json"]:
+            return json.dumps({"jobs": self.jobs})
         if "qos" in words:
             return "normal|low\nlow|\n"
+        if "assoc" in words:
+            return self.associations
         return self.users if "assoc_mgr" in words else ""
 
     @property
     def changes(self):
-        return [said for said in self.said if " show " not in said]
+        return [said for said in self.said if " show " not in said and "--json" not in said]
 
 
 def test_the_controller_registers_users_and_keeps_the_dump(kept, maria, accounts):
@@ -445,6 +452,46 @@ def test_who_has_no_account_yet_is_registered_once_there_is_one(kept, maria, acc
 
     assert early == []
     assert "sacctmgr --immediate add user ada account=nlp fairshare=1" in asked.changes
+
+
+LEAVER = {**TWO, "user_id": 5002, "user_name": "nobody"}  # a new controller does not know bob's name
+
+
+def test_the_jobs_of_who_left_are_cancelled_until_none_is_left_and_then_slurm_forgets_the_user(
+    kept, maria, accounts
+):
+    """A job that hands itself in again is one more: before, it went on for ever."""
+    asked = Slurm(FOUND)
+    asked.associations = "nlp||1||\nnlp|ada|1||\nnlp|bob|1||\nroot|root|1||\n"
+    asked.jobs = [
+        {**LEAVER, "job_id": 7},
+        {**LEAVER, "job_id": 8, "job_state": "COMPLETED"},
+        {**TWO, "job_id": 9},
+        {**TWO, "job_id": 10, "user_id": 0},
+    ]
+    controller.keep_accounts(Roster(), kept, set(), asked)
+    first, asked.said = asked.changes, []
+    asked.jobs = []
+
+    controller.keep_accounts(Roster(), kept, set(), asked)
+
+    assert first == ["sacctmgr --immediate modify user where name=bob set maxsubmitjobs=0", "scancel 7"]
+    assert asked.changes == ["sacctmgr --immediate delete user name=bob"]
+
+
+def test_who_left_and_comes_back_hands_in_jobs_again():
+    known = [Association("nlp", ""), Association("nlp", "ada", takes_jobs=False)]
+
+    assert changes(known, ada="nlp") == ["modify user where name=ada set maxsubmitjobs=-1"]
+
+
+def test_a_roster_of_nobody_ends_no_jobs():
+    asked = Slurm(FOUND)
+    asked.jobs = [LEAVER]
+
+    controller.part_with_leavers({"users": []}, [Association("nlp", "bob")], asked)
+
+    assert asked.changes == []
 
 
 @pytest.mark.parametrize("users", [MISSED, ""])

@@ -206,6 +206,12 @@ def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, mo
     assert "neither the budget nor the team's limit was looked at: no answer" in said.output
 
 
+def test_one_folder_of_checkpoints_for_several_instances(home):
+    said = refused(home, "--pool", "train", "--nodes", "2", "--checkpoints", "out", "--", "true")
+
+    assert "--checkpoints out: keeps one folder alone; with --nodes 2 your program saves" in said
+
+
 def test_no_such_pool(home):
     assert "there are train (nearest: train)" in refused(home, "run.toml", "--pool", "trian")
 

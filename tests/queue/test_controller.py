@@ -1,13 +1,13 @@
 """The controller's look: partitions, instances that are gone, and what waits."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
 
 from image.queue import controller
-from image.queue.accounting import TeamLimits, is_limited
+from image.queue.accounting import TeamLimits
 from image.queue.configuration import Cluster
 from image.queue.errors import PolicyUnreadError, SlurmError
 from image.reaper.store import StoredObject
@@ -52,7 +52,7 @@ class Site:
             lambda: self.policy,
             lambda _: self.states,
             self.said.append,
-            lambda _pools, _limited: self.changed,
+            lambda _pools: self.changed,
             self.kept.append,
             ask=self.ask,
             limits=lambda: self.teams,
@@ -189,16 +189,6 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
 
 
-def test_a_limit_of_a_team_is_one_that_slurm_enforces(tmp_path):
-    cluster = Cluster("test", "host", "10.0.0.4", {"train": 1000}, "/home/state")
-    controller.lay(cluster, tmp_path)
-
-    assert controller.lay(replace(cluster, limited=True), tmp_path)
-    assert "AccountingStorageEnforce=limits\n" in (tmp_path / "slurm.conf").read_text()
-    assert controller.lay(cluster, tmp_path)
-    assert "Enforce" not in (tmp_path / "slurm.conf").read_text()
-
-
 class Roster:
     def newest(self, key):
         return StoredObject({"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}, "v")
@@ -206,11 +196,6 @@ class Roster:
 
 def test_limits_are_read_from_what_the_stack_says_of_its_accounts():
     assert controller.limits_of(Roster()) == {"nlp": TeamLimits(2, 8)}
-
-
-def test_a_share_alone_is_no_limit():
-    assert is_limited({"nlp": TeamLimits(2, 8)})
-    assert not is_limited({"nlp": TeamLimits(2, None)})
 
 
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():

@@ -251,6 +251,38 @@ def test_what_no_instance_will_start_is_refused_at_once(lab):
     lab.door.move()
 
 
+# Options of sbatch -> what the mover hears of an empty pool (one GPU each), and what `gpu-fleet runs` says.
+MATRIX = (
+    (("--gpus=1",), (1,), "its instances are not there yet"),
+    (("--gpus=2",), (2,), "its instances are not there yet"),
+    (("--gpus-per-task=1", "--ntasks=3"), (3,), "its instances are not there yet"),
+    (("--gpus=1", "--array=0-2%1"), (1,), "its instances are not there yet"),
+    (("--gpus=4",), (), "asks for 2 GPUs on one of 3 instances, one of pool train has 1"),
+    (("--gres=gpu:2",), (), "asks for 2 GPUs on one of 3 instances, one of pool train has 1"),
+    (("--gres=gpu:a100:1",), (), "names gres:gpu:a100:1, which no instance of pool train is known to have"),
+    (("--gpus=1", "--mem=900G"), (), "asks for 900 GiB of memory on one of 3 instances"),
+    (("--nodes=4",), (), "asks for 4 instances, size.max of pool train is 3"),
+    (("--gpus=1", "--begin=now+2days"), (), "BeginTime"),
+    (("--gpus=1", "--hold"), (), "JobHeldUser"),
+)
+HOSTILE = ("--comment=lr=0.1 Restarts=cosine JobId=1 NumNodes=9", "--job-name=a|JobState=x\xff")
+
+
+@pytest.mark.parametrize(("words", "jobs", "why"), MATRIX)
+def test_what_is_asked_for_is_what_a_job_can_use(lab, words, jobs, why):
+    """Words of users that look like fields of Slurm's change nothing of it."""
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else waits")
+    sbatch = ("sbatch", "--parsable", "--partition=train", *HOSTILE, *words, "--wrap=true")
+
+    job = lab.controller.run(*sbatch, account="ada", at="/home/ada").strip()
+
+    lab.fleet.until(lambda: why in lab.row(job), JOB_S, "the controller has looked, and says why it waits")
+    assert lab.need() == PoolNeed(0, jobs)
+    is_refused = jobs == () and not why.isalnum()
+    assert ("AdminComment=gpu-fleet: " in lab.job(job)) is is_refused
+    lab.slurm("scancel", job)
+
+
 def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):
     """A run submitted to an empty pool ends with its last step, though an instance died on the way."""
     fleet = lab.fleet
@@ -449,3 +481,29 @@ def test_an_instance_that_is_being_terminated_takes_no_job(lab):
     for name in living:
         fleet.guests[name].run("rm", "/run/gpu-fleet/closed")
     fleet.until(lambda: "JobState=COMPLETED" in lab.job(job), JOB_S, "the job runs behind an open door")
+
+
+CHAIN = """#!/bin/sh
+#SBATCH --partition=train
+#SBATCH --gpus=1
+trap 'sbatch /home/bob/chain.sh' TERM EXIT
+sleep 1000 & wait
+"""
+
+
+def test_who_leaves_has_no_jobs_any_more_though_they_hand_themselves_in_again(lab):
+    """The roster of the bucket names bob no more."""
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    (lab.fleet.homes / "bob/chain.sh").write_text(CHAIN)
+    lab.controller.run("sbatch", "/home/bob/chain.sh", account="bob", at="/home/bob")
+    lab.fleet.until(lambda: "RUNNING" in lab.states(), JOB_S, "bob's job runs")
+    s3, key = boto3.client("s3", REGION), "reaper/accounts.json"
+    roster = json.loads(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    stay = [user for user in roster["users"] if user["name"] != "bob"]
+
+    s3.put_object(Bucket=BUCKET, Key=key, Body=json.dumps(roster | {"users": stay}).encode())
+
+    lab.fleet.until(lambda: "UserName=bob(" not in lab.users(), JOB_S, "Slurm has forgotten bob")
+    assert lab.states() == []
+    refused = lab.controller.run("sbatch", "/home/bob/chain.sh", account="bob", check=False)
+    assert "Submitted" not in refused

@@ -17,7 +17,7 @@ READ = {
     name: set(table["words"].split())
     for name, table in tomllib.loads(Path(__file__).with_name("slurm_options.toml").read_text()).items()
 }
-CLUSTER = Cluster("test", "host", "10.0.0.4", {"dev": 0, "train": 1000}, "/home/state", limited=True)
+CLUSTER = Cluster("test", "host", "10.0.0.4", {"dev": 0, "train": 1000}, "/home/state")
 ROWS = configuration.slurm_conf(CLUSTER).splitlines()
 LISTS = ("NodeSet", "PartitionName")  # whose rows have options of their own
 
