@@ -17,7 +17,7 @@ class TensorBoard:
     """Writes event files into a folder; a resumed run adds a file, and TensorBoard shows them as one."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError when the folder cannot be written."""
+        """Open an event file; raises OSError if the folder cannot be written."""
         from tensorboardX import (  # type: ignore[import-untyped]  # noqa: PLC0415 - untyped, a second to load
             SummaryWriter,
         )
