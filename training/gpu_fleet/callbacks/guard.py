@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Listens for notices from `begin` to `end`. Every rank has one and makes the same calls."""
+    """Listener for notices from `begin` to `end`. Every rank has one and makes the same calls."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ SUFFIX = ".prom"
 
 
 class Prometheus:
-    """Keeps the newest values in `path`; each value has the `labels` (such as the run)."""
+    """Writer that keeps the newest values in `path`; each value has the `labels` (such as the run)."""
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
         """Write an empty file; raises ConfigError for a `path` that the collector ignores, or OSError."""

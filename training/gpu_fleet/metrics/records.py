@@ -15,7 +15,7 @@ JSON_LINES = "metrics.jsonl"
 
 
 class MetricsWriter(Protocol):
-    """Takes the records of rank 0, in the order of their steps."""
+    """Interface of a writer, which gets the records of rank 0 in the order of their steps."""
 
     def write(self, record: Record) -> None:
         """Write one record.

@@ -14,7 +14,7 @@ NOT_CURVES = {"step"}
 
 
 class TensorBoard:
-    """Writes event files into a folder; a resumed run adds a file, and TensorBoard shows them as one."""
+    """Writer of event files in a folder; a resumed run adds a file, and TensorBoard shows them as one."""
 
     def __init__(self, folder: Path) -> None:
         """Open an event file; raises OSError if the folder cannot be written."""

@@ -96,7 +96,7 @@ class Whole(Spread):
     def __init__(
         self, module: nn.Module, called: nn.Module, settings: config.Config, device: torch.device
     ) -> None:
-        """`called` is `module`, or its DistributedDataParallel."""
+        """Prepare the model; `called` is `module`, or its DistributedDataParallel."""
         self.other_layers: dist.ProcessGroup | None = None
         self._module, self._called = module, called
         self._share = TargetShare(device)
