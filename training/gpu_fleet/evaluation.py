@@ -69,7 +69,7 @@ def evaluate(
     `interrupted` is called once per batch and returns the same on every rank. Raises DataError if a rank has
     too many corrupt samples.
     """
-    corrupt: set[str] = set()  # a set, since samples at the end may be read twice
+    corrupt: set[str] = set()  # a set: samples at the end may be read twice
     totals = torch.zeros(3, dtype=torch.float64, device=where.device)  # loss, correct, targets
     # Batches past the end wrap around to keep the ranks in step; only the first `counted` samples count.
     parts = list(evaluation_slices(size, share))

@@ -345,7 +345,7 @@ def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
 
 
 def _title(path: Path, name: str, directory: Path) -> str:
-    """Return a file's path relative to the run's folder `code` or this folder, else one from its module."""
+    """Return a file's path relative to the run's folder `code` or the current one, else from its module."""
     roots = (directory / FOLDER).resolve(), Path.cwd().resolve()
     root = next((root for root in roots if path.is_relative_to(root)), None)
     inner = "/__init__.py" if path.stem == "__init__" else ".py"

@@ -302,7 +302,7 @@ def check_stacked(settings: config.Data, description: Description) -> None:
 
 
 def kind_of(settings: config.Data, description: Description) -> str:
-    """Return the kind of the data: that of the configuration, or their own with data.kind = "auto"."""
+    """Return data.kind, or for "auto" the kind in the description of the data."""
     return description.kind if settings.kind == "auto" else settings.kind
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Listens for notices from `begin` to `end`. Every rank has one and makes the same calls."""
+    """Listener for notices from `begin` to `end`. Every rank has one and makes the same calls."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Guard:
             shutil.rmtree(former, ignore_errors=True)
 
     def _bring_back(self) -> None:
-        """Restore checkpoints whose replacement was killed half-way; raises CheckpointError."""
+        """Restore checkpoints if their replacement was killed half-way; raises CheckpointError."""
         for former in (self.directory / OURS).glob(self._pattern):
             place = self.directory / former.name
             with _on_disk(place):
@@ -229,8 +229,8 @@ def _meet() -> None:
     """Wait until rank 0 makes the same call (by count); raises PeerError if it does not in CLAIM_WITHIN.
 
     Without a process group the ranks meet in torchrun's store, which exists before the ranks start. The key
-    holds the number of the restart, so that each restart meets anew. Without torchrun no rank waits: `begin`
-    compares the chosen checkpoints.
+    holds the number of the restart, so that the ranks meet again after each restart. Without torchrun no rank
+    waits: `begin` compares the chosen checkpoints.
     """
     if dist.is_initialized():
         dist.barrier()

@@ -48,8 +48,8 @@ class FleetCallback(TrainerCallback):
     ) -> None:
         """Open the folder of checkpoints.
 
-        `config` holds the values that decide the result beside data, code and the Trainer's arguments;
-        `allow` means the same as in Run.
+        `config` holds the values that decide the result in addition to data, code and the Trainer's
+        arguments; `allow` means the same as in Run.
         """
         self._guard = Guard(
             output_dir, uri, pattern="checkpoint-*", mark=WRITTEN_LAST, config=config, allow=allow

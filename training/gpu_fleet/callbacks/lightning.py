@@ -65,8 +65,8 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     ) -> None:
         """Open the folder of checkpoints.
 
-        `config` holds the values that decide the result beside data, code and hyperparameters; `allow` means
-        the same as in Run.
+        `config` holds the values that decide the result in addition to data, code and hyperparameters;
+        `allow` means the same as in Run.
         """
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps

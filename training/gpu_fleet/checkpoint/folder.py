@@ -70,7 +70,7 @@ class FolderKnowledge:
 
 
 class FolderSync:
-    """Copies a folder to a store, and restores it from there."""
+    """Copy of a folder in a store: upload and restore."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Look:
 
 
 class FolderFiles:
-    """Reads a folder again and again, and hashes the files that have changed."""
+    """Reader of a folder; each `look` hashes only the files that have changed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         """Read nothing yet; `clock` returns seconds of the epoch, like the times of files."""

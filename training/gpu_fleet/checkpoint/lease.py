@@ -57,8 +57,8 @@ class Holder:
     def surely_gone(self, now: "Holder") -> bool:
         """Return whether the holder is surely gone: it is `now` before a restart, or its process has ended.
 
-        A holder with another host name, boot or process namespace counts as possibly alive. The host name
-        alone proves nothing: several hosts may share one, and containers may have that of their instance.
+        A holder with another host name, boot or process namespace may be alive. The host name alone proves
+        nothing: several hosts may share one name, and a container may have the name of its instance.
         """
         known = now.boot and now.space
         if not known or (self.host, self.boot, self.space) != (now.host, now.boot, now.space):

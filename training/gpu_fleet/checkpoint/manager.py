@@ -74,7 +74,7 @@ def fetch_code(settings: config.Config) -> None:
 
 
 class Checkpoints:
-    """Saves and restores one run. The constructor checks, before the first step, that it can write."""
+    """Save and restore of one run. The constructor checks, before the first step, that it can write."""
 
     def __init__(
         self,

@@ -188,7 +188,7 @@ class Upload:
 
 
 class Saver:
-    """Writes the checkpoints of one process, or its part of them; the training waits only for the copy."""
+    """Writer of the checkpoints of one process, or of its part; the training waits only for the copy."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ PASSING = "passing"  # kind of an error after which a later try may succeed
 
 @dataclass(frozen=True)
 class Team:
-    """This rank among those that write a checkpoint."""
+    """This rank as a member of the ranks that write a checkpoint together."""
 
     rank: int
     size: int

@@ -193,7 +193,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Read the slices in order, ahead of time if there are reader processes."""
     loader = _loader(reader, slices, settings, pinned) if settings.workers or pinned else None
-    # without need a DataLoader would add 40 us per batch
+    # without readers or pinning, no DataLoader: it would add 40 us per batch
     read = _read(loader if loader is not None else map(reader.__getitem__, slices))
     return reader.decoded(read) if isinstance(reader, Decodes) else read
 

@@ -86,7 +86,7 @@ def _word(value: int) -> Indices:
 
 
 def _mix(value: Indices) -> Indices:
-    """The output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from gpu_fleet import config
 from gpu_fleet.errors import ConfigError, ParallelError
 
-WORKSPACE = PurePosixPath("/workspace")  # the pod's folder for what lies in the user's present folder
+WORKSPACE = PurePosixPath("/workspace")  # the pod's folder for the files of the user's current folder
 BUCKETS = ("s3://", "oss://")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")  # RFC 1123
 SERVICE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035: names of Services begin with a letter

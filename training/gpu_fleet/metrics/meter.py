@@ -23,7 +23,7 @@ KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
 
 
 class Meter:
-    """Sums losses, samples and waits between two reports. `report` and `check` are called by all ranks."""
+    """Sums of losses, samples and waits between two reports. All ranks call `report` and `check`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Meter:
         self._losses: list[Tensor] = []  # () each, on the device: the host waits for them only at the report
         self._loss_steps: list[int] = []  # the step of each
         self._folded = 0.0, 0  # sum and number of losses that were read before
-        self._bad_step = GOOD  # the first step whose loss was no finite number
+        self._bad_step = GOOD  # the first step whose loss was not finite
         self._steps = 0
         self._samples = 0
         self._tokens = 0

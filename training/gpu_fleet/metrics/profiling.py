@@ -27,7 +27,7 @@ def marked(name: str) -> AbstractContextManager[None]:
 
 
 class StepTrace:
-    """Traces from the start of step A to the end of step B. Use it as a context around the run."""
+    """A context around the run that traces it from the start of step A to the end of step B."""
 
     def __init__(self, steps: tuple[int, ...], directory: Path, active: bool = True) -> None:
         """Check the steps: (A, B), counted from 1, or empty for no trace; raises ConfigError for others.

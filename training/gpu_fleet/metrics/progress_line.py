@@ -11,10 +11,10 @@ from gpu_fleet.metrics.records import Record
 
 
 class ProgressLine:
-    """Shows the records in one line of a terminal; log lines appear above it."""
+    """Writer that shows the records in one line of a terminal; log lines appear above it."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
-        """`steps` is the number of the last step of the run."""
+        """Show the line; `steps` is the number of the last step of the run."""
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),

@@ -18,10 +18,10 @@ SUFFIX = ".prom"
 
 
 class Prometheus:
-    """Keeps the newest values in `path`; each value has the `labels` (such as the run)."""
+    """Writer that keeps the newest values in `path`; each value has the `labels` (such as the run)."""
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
-        """Raises ConfigError when the collector would not read `path`, OSError when it cannot be written."""
+        """Write an empty file; raises ConfigError for a `path` that the collector ignores, or OSError."""
         if path.suffix != SUFFIX:
             raise ConfigError(
                 f"metrics.prometheus_file = {str(path)!r}: the textfile collector reads only *{SUFFIX}"

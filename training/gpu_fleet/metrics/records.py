@@ -15,7 +15,7 @@ JSON_LINES = "metrics.jsonl"
 
 
 class MetricsWriter(Protocol):
-    """Takes the records of rank 0, in the order of their steps."""
+    """Interface of a writer, which gets the records of rank 0 in the order of their steps."""
 
     def write(self, record: Record) -> None:
         """Write one record.
@@ -33,7 +33,7 @@ class JsonLines:
     """metrics.jsonl: one JSON object a line, flushed at once, appended to by a resumed run."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Open the file to append; raises OSError."""
         self._path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
         if self._file.tell() and not _ends_with_a_line(path):  # a killed run left half a line

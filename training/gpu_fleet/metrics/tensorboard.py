@@ -14,10 +14,10 @@ NOT_CURVES = {"step"}
 
 
 class TensorBoard:
-    """Writes event files into a folder; a resumed run adds a file, and TensorBoard shows them as one."""
+    """Writer of event files in a folder; a resumed run adds a file, and TensorBoard shows them as one."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError when the folder cannot be written."""
+        """Open an event file; raises OSError if the folder cannot be written."""
         from tensorboardX import (  # type: ignore[import-untyped]  # noqa: PLC0415 - untyped, a second to load
             SummaryWriter,
         )

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Aside:
-    """Passes records to a tracker in a thread, so that a silent server neither delays nor stops the run."""
+    """Writer in front of a tracker, with a thread: a silent server neither delays nor stops the run."""
 
     def __init__(self, tracker: MetricsWriter, name: str, close_s: float = CLOSE_S) -> None:
         self._tracker, self._name, self._close_s = tracker, name, close_s

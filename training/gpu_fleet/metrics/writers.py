@@ -16,7 +16,7 @@ Table = dict[str, dict[str, Any]]
 
 
 class Writers:
-    """Hands each record to all of `writers`."""
+    """Writer that passes each record to all of `writers`."""
 
     def __init__(self, writers: Sequence[MetricsWriter]) -> None:
         self._writers = writers

@@ -1,8 +1,9 @@
 """Models of transformers by the name of their class (AutoModelFor...), from a folder with a config.json.
 
 Nothing is downloaded. A model is first defined without memory. Then it is spread over the ranks. Last, each
-rank reads its own slices of the safetensors files. Beside its part of the model, a rank holds only the slice
-that it reads. For missing weights it holds the repeated layer that it draws, or all layers outside of those.
+rank reads its own slices of the safetensors files. In addition to its part of the model, a rank holds only
+the slice that it reads. For missing weights it holds the repeated layer that it draws, or all layers outside
+of those.
 """
 
 import hashlib

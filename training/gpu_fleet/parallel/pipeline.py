@@ -52,7 +52,7 @@ class StageModule(nn.Module):
 
 
 class Pipeline(Spread):
-    """Runs the micro-batches of a step through all stages; only the last stage knows the loss."""
+    """Model in stages: micro-batches of a step run through all of them, and the last one knows the loss."""
 
     def __init__(
         self, stage: StageModule, settings: config.Config, where: World, group: dist.ProcessGroup

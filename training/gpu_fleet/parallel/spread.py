@@ -43,15 +43,15 @@ class Spread(Protocol):
         """Return the logits of one batch; None on a rank that does not hold the end of the model."""
         ...
 
-    def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - for those who need it
+    def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - subclasses use it
         """Run passes before the first step, if the steps would otherwise depend on earlier passes."""
         return
 
     def carried(self) -> dict[str, Any]:
-        """Return the state of this rank, beside weights and moments, that each checkpoint has to hold."""
+        """Return further state of this rank, besides weights and moments, for each checkpoint."""
         return {}
 
-    def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - for those who carry
+    def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - subclasses use it
         """Restore the results of `carried` of all ranks of the saved run, in rank order."""
         return
 
@@ -96,7 +96,7 @@ class Whole(Spread):
     def __init__(
         self, module: nn.Module, called: nn.Module, settings: config.Config, device: torch.device
     ) -> None:
-        """`called` is `module`, or its DistributedDataParallel."""
+        """Prepare the model; `called` is `module`, or its DistributedDataParallel."""
         self.other_layers: dist.ProcessGroup | None = None
         self._module, self._called = module, called
         self._share = TargetShare(device)

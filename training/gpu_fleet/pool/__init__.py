@@ -1,1 +1,1 @@
-"""The pool of this instance: who it is, who trains with it, and over which network."""
+"""The pool of this instance: its identity, its peers, its network and its price."""

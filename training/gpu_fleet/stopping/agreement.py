@@ -50,7 +50,7 @@ class Stop:
         return stopping
 
     def agreed_soon(self) -> bool:
-        """Return the same as `agreed`, for steps in a row: most calls skip the exchange.
+        """Return whether the ranks agreed to stop, for steps in a row: most calls skip the exchange.
 
         The interval follows from the step time of the slowest rank, which all ranks learn in the exchange.
         A single rank has nobody to wait for: it stops at the first call after it has seen a reason.

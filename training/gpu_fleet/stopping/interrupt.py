@@ -46,7 +46,7 @@ Source = Callable[[], Notice | None]
 
 
 class Interruption:
-    """Holds the first reason to stop that this process has seen. Use it as a context around the run.
+    """A context around the run that holds the first reason to stop that this process has seen.
 
     A second SIGTERM has no effect: a scheduler sends one as a notice and one at its time limit, and the run
     may be saving in between. A second Ctrl-C ends the process.
