@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from image.instance.metadata import SERVICES
 # Where the metadata services answer; metadata.nft has the same.
 ADDRESSES = {"aws": ("169.254.169.254", "fd00:ec2::254"), "alicloud": ("100.100.100.200",)}
 PORT = 80
+# The tunnel to EFS (mount-home). Who speaks NFS there writes the homes as any user; metadata.nft closes it.
+HOMES = ("127.0.0.1", 20049)
 # How a connection ends that rules refuse, or to which no way leads.
 REFUSED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM})
 ADDRESS_UNUSABLE = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})  # an instance without IPv6
@@ -77,6 +80,15 @@ def metadata_problem(addresses: Sequence[str], port: int = PORT) -> str:
     return "; ".join(reached)
 
 
+def homes_problem(address: str = HOMES[0], port: int = HOMES[1]) -> str:
+    """Why this process reaches the shared homes past the kernel's mount; empty where it does not."""
+    try:
+        socket.create_connection((address, port), timeout=TIMEOUT_S).close()
+    except OSError as error:
+        return "" if error.errno in REFUSED else f"the homes at port {port} do not refuse users: {error}"
+    return f"the homes at port {port} are open to users"
+
+
 def credentials_problem(address: str = service.ADDRESS, port: int = service.PORT) -> str:
     """Why this process gets no credentials; empty when it does."""
     where = f"http://{address}:{port}{service.CREDENTIALS}"
@@ -100,8 +112,9 @@ def main(words: Sequence[str]) -> int:
     if len(words) != 1 or words[0] not in ADDRESSES:
         sys.stderr.write(f"error: user_access CLOUD; allowed: {', '.join(ADDRESSES)}\n")
         return 2
-    problems = {"metadata": metadata_problem(ADDRESSES[words[0]]), "credentials": credentials_problem()}
-    sys.stdout.write(json.dumps(problems))
+    homes = homes_problem()
+    closed = "; ".join(filter(None, (metadata_problem(ADDRESSES[words[0]]), homes)))
+    sys.stdout.write(json.dumps({"metadata": closed, "credentials": credentials_problem()}))
     return 0
 
 

@@ -21,6 +21,8 @@ ROOTFS = PROJECT / "image/rootfs"
 RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
 ENVIRONMENT = ROOTFS / "etc/environment.d/60-gpu-fleet.conf"
 ACCOUNTS = {"gpu-fleet-logs": 980, "gpu-fleet-credentials": 981}
+# Refused by name, since their numbers are a service's; the longer name first.
+TRAINERS = {"gpu-fleet-probe": 978, "gpu-fleet": 979}
 # $1: the rules, with numbers for accounts that this computer has not; $2: a Python
 NETWORKS = r"""
 set -euo pipefail
@@ -76,7 +78,7 @@ all() {
 all before
 nft --file - <<<"$1"
 nft --file - <<<"$1"
-printf 'rules\t%s\n' "$(nft list ruleset | grep -c skuid)"
+printf 'rules\t%s\n' "$(nft list ruleset | grep -c 'chain asked')"
 all after
 """
 
@@ -84,9 +86,13 @@ all after
 @functools.cache
 def tried() -> dict[str, str]:
     """Who reached what, before and after the rules were loaded."""
+    return _tried(NETWORKS)
+
+
+def _tried(script: str) -> dict[str, str]:
     if os.geteuid() != 0 or shutil.which("nft") is None:
         pytest.skip("rules of nftables need root and the package nftables")
-    command = ["unshare", "--net", "--mount", "bash", "-c", NETWORKS, "networks", rules(), sys.executable]
+    command = ["unshare", "--net", "--mount", "bash", "-c", script, "networks", rules(), sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0 and "Operation not permitted" in done.stderr:
         pytest.skip(f"no namespaces here: {done.stderr[-200:]}")
@@ -94,11 +100,67 @@ def tried() -> dict[str, str]:
     return dict(line.split("\t", 1) for line in done.stdout.splitlines())
 
 
+# A user of the homes, or the agent of Session Manager, at the tunnel and at a file server
+HOMES = r"""
+set -euo pipefail
+ip link set lo up
+"$2" -c '
+import socket, threading
+def answer(port):
+    listening = socket.create_server(("127.0.0.1", port))
+    while True:
+        listening.accept()[0].close()
+for port in (2049, 20049): threading.Thread(target=answer, args=(port,)).start()
+' &
+trap "kill $!" EXIT
+asked() { # PYTHON NAME UID PORT SOURCE
+    printf '%s\t' "$2"
+    "$1" -c '
+import os, socket, sys
+uid, port, source = map(int, sys.argv[1:])
+asking = socket.socket()
+if source: asking.bind(("127.0.0.1", source))
+os.setuid(uid)
+asking = asking if source else socket.socket()
+try:
+    asking.connect(("127.0.0.1", port)); print("open")
+except ConnectionRefusedError: print("refused")
+' "$3" "$4" "$5"
+}
+ready() { asked "$1" ready 0 2049 0; asked "$1" ready 0 20049 0; }
+until [ "$(ready "$2" | grep -c open)" = 2 ]; do sleep 0.05; done
+nft --file - <<<"$1"
+asked "$2" user-server 5001 2049 0
+asked "$2" user-tunnel 5001 20049 0
+asked "$2" trainer-tunnel 979 20049 0
+asked "$2" forwarded-tunnel 0 20049 0
+asked "$2" kernel-tunnel 0 20049 700
+asked "$2" tunnel-server 110 2049 0
+"""
+
+
+@functools.cache
+def asked_for_homes() -> dict[str, str]:
+    """Who reached the shared homes."""
+    return _tried(HOMES)
+
+
+@pytest.mark.parametrize("who", ["user-server", "user-tunnel", "trainer-tunnel", "forwarded-tunnel"])
+def test_nobody_but_root_and_the_kernel_speaks_nfs_to_the_homes(who):
+    """A user-space client names any user it likes, and would write an admin's authorized_keys."""
+    assert asked_for_homes()[who] == "refused"
+
+
+def test_the_kernel_mounts_the_homes_and_the_tunnel_reaches_its_server():
+    assert asked_for_homes()["kernel-tunnel"] == "open"
+    assert asked_for_homes()["tunnel-server"] == "open"
+
+
 def rules() -> str:
     """The product's, with numbers in the place of accounts that this computer need not have."""
     text = RULES.read_text()
-    for name, number in ACCOUNTS.items():
-        text = text.replace(name, str(number))
+    for name, number in (ACCOUNTS | TRAINERS).items():
+        text = re.sub(rf"\b{name}(?=[ ,])", str(number), text)
     return text
 
 

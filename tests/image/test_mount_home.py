@@ -47,7 +47,7 @@ NAS = 'cloud = "alicloud"\nhome_file_system = "1.extreme.nas.example"\n'
 def test_efs_which_refuses_plain_connections_is_mounted_through_the_tunnel(instance):
     mount_call = mounted(instance, EFS)
 
-    assert "-t nfs4 -o nfsvers=4.1,port=20049," in mount_call
+    assert "-t nfs4 -o nfsvers=4.1,port=20049,resvport," in mount_call
     assert "127.0.0.1:/ /home" in mount_call
 
 

@@ -60,6 +60,14 @@ def test_a_metadata_service_that_is_silent_is_not_known_to_be_closed(monkeypatch
     assert problem == "127.0.0.1 does not refuse users: timed out"
 
 
+def test_homes_that_a_user_reaches_past_the_mount_are_open():
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        port = tunnel.getsockname()[1]
+        assert user_access.homes_problem(port=port) == f"the homes at port {port} are open to users"
+
+    assert user_access.homes_problem(port=port) == ""
+
+
 @pytest.mark.parametrize(
     ("status", "body", "problem"),
     [
