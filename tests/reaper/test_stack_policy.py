@@ -54,6 +54,27 @@ def test_the_stack_s_programs_command_and_limits_count():
     )
 
 
+@pytest.mark.parametrize(
+    ("terms", "rule"),
+    [
+        (
+            {"idle_after_hours": 2, "coverage_percent": 90, "action": "stop", "grace_minutes": 30},
+            "pool dev: marked after 2.0 h idle with 90 % of the heartbeats, stop 30 min later",
+        ),
+        ({"idle_after_hours": "soon", "coverage_percent": 90, "action": "stop", "grace_minutes": 30}, ""),
+        ({}, ""),
+    ],
+)
+def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it(terms, rule):
+    content = document()
+    content["pools"]["dev"] |= terms
+    policy = Bucket(content).policy()
+
+    policy.asked()
+
+    assert policy.rule == rule
+
+
 def test_a_change_reaches_a_running_agent():
     bucket = Bucket(document())
     policy = bucket.policy()
