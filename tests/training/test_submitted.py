@@ -330,6 +330,47 @@ def test_repositories_environments_caches_and_secrets_of_a_folder_stay_here_and_
     ]
 
 
+MORE_SECRETS = (
+    *("rclone.conf", ".config/gcloud/access_tokens.db", ".cache/huggingface/token", "token", "hf_token"),
+    *(
+        ".vault-token",
+        ".databrickscfg",
+        ".dockercfg",
+        "terraform.tfstate",
+        "a.tfvars",
+        "kubeconfig",
+        ".my.cnf",
+    ),
+    *(
+        "service-account.json",
+        "secret.yaml",
+        "store.jks",
+        ".bash_history",
+        "prod.env.bak",
+        "mamba/conda-meta/x",
+    ),
+)
+NO_SECRETS = ("tokens.bin", "tokenizer.json", "token.py", "keys.txt", "environment.yaml", "secretary/a.csv")
+
+
+@pytest.mark.parametrize(("names", "travel"), [(MORE_SECRETS, False), (NO_SECRETS, True)])
+def test_the_names_of_secrets_are_known_and_like_ones_are_none(here, names, travel):
+    lay(here, *names)
+
+    files = files_of(packed(here, "--include", ".", "--", "ls"))
+
+    assert [name for name in names if (name in files) is not travel] == []
+
+
+def test_folders_within_one_another_without_end_are_refused_in_a_sentence(here):
+    (here / "data" / "/".join("d" * 300)).mkdir(parents=True)
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert said.exit_code == 65
+    assert "--include = 'data': more than 100 folders within one another" in said.output
+
+
 @pytest.mark.parametrize("name", [".env", ".git", "keys/server.pem", "my-venv"])
 def test_what_is_included_by_its_own_name_travels(here, name):
     lay(here, *NOT_MEANT)
@@ -342,7 +383,7 @@ def test_what_is_included_by_its_own_name_travels(here, name):
     assert name not in json.loads(said.output)["left_out"]
 
 
-@pytest.mark.parametrize("leads_to", ["../../secret.txt", "../..", "/etc/hostname"])
+@pytest.mark.parametrize("leads_to", ["/etc/hosts", "../..", "../../mine/../.."])
 def test_a_link_of_an_included_folder_that_leads_out_is_refused_by_its_name(here, leads_to):
     (here / "data/out").symlink_to(leads_to)
 
