@@ -330,6 +330,47 @@ def test_repositories_environments_caches_and_secrets_of_a_folder_stay_here_and_
     ]
 
 
+MORE_SECRETS = (
+    *("rclone.conf", ".config/gcloud/access_tokens.db", ".cache/huggingface/token", "token", "hf_token"),
+    *(
+        ".vault-token",
+        ".databrickscfg",
+        ".dockercfg",
+        "terraform.tfstate",
+        "a.tfvars",
+        "kubeconfig",
+        ".my.cnf",
+    ),
+    *(
+        "service-account.json",
+        "secret.yaml",
+        "store.jks",
+        ".bash_history",
+        "prod.env.bak",
+        "mamba/conda-meta/x",
+    ),
+)
+NO_SECRETS = ("tokens.bin", "tokenizer.json", "token.py", "keys.txt", "environment.yaml", "secretary/a.csv")
+
+
+@pytest.mark.parametrize(("names", "travel"), [(MORE_SECRETS, False), (NO_SECRETS, True)])
+def test_the_names_of_secrets_are_known_and_like_ones_are_none(here, names, travel):
+    lay(here, *names)
+
+    files = files_of(packed(here, "--include", ".", "--", "ls"))
+
+    assert [name for name in names if (name in files) is not travel] == []
+
+
+def test_folders_within_one_another_without_end_are_refused_in_a_sentence(here):
+    (here / "data" / "/".join("d" * 300)).mkdir(parents=True)
+
+    said = packed(here, "--include", "data", "--", "ls")
+
+    assert said.exit_code == 65
+    assert "--include = 'data': more than 100 folders within one another" in said.output
+
+
 @pytest.mark.parametrize("name", [".env", ".git", "keys/server.pem", "my-venv"])
 def test_what_is_included_by_its_own_name_travels(here, name):
     lay(here, *NOT_MEANT)
@@ -342,7 +383,7 @@ def test_what_is_included_by_its_own_name_travels(here, name):
     assert name not in json.loads(said.output)["left_out"]
 
 
-@pytest.mark.parametrize("leads_to", ["../../secret.txt", "../..", "/etc/hostname"])
+@pytest.mark.parametrize("leads_to", ["/etc/hosts", "../..", "../../mine/../.."])
 def test_a_link_of_an_included_folder_that_leads_out_is_refused_by_its_name(here, leads_to):
     (here / "data/out").symlink_to(leads_to)
 
@@ -432,6 +473,8 @@ STARTS = {
     "a program of a shell": ("bash", "-c", "set -e; LR=1 python pkg/fit.py --lr $LR"),
     "a module of a shell": ("env", "A=b", "bash", "-lc", "python -m pkg.fit"),
     "a program elsewhere": ("bash", "-c", "cd pkg && python fit.py"),
+    "a program beside other words": ("bash", "-c", "python pkg/fit.py --to a+b:c,d@e --cut $X%"),
+    "a program of an odd name": ("bash", "-c", "python pkg/also+fit.py"),
     "code": ("python", "-c", "from pkg import fit; fit.main()"),
     "a script": ("bash", "run.sh", "--fast"),
     "a script of a script": ("./outer.sh",),
@@ -442,6 +485,7 @@ STARTS = {
 def test_a_program_travels_with_what_it_imports_however_it_is_started(here, case):
     lay(here, "pkg/helper.py", "pkg/__init__.py", "conf.yaml")
     (here / "pkg/fit.py").write_text("import pkg.helper\n")
+    (here / "pkg/also+fit.py").write_text("import pkg.fit\n")
     (here / "run.sh").write_text("cd pkg # it's here\nexec python -u fit.py conf.yaml\n")
     (here / "outer.sh").write_text("./run.sh\n")
 
@@ -457,6 +501,14 @@ def test_a_file_behind_an_equals_sign_travels_as_one_behind_a_space(here, word):
     assert "conf.yaml" in files_of(packed(here, "--", "python", "train.py", *word.split()))
 
 
+def test_the_folder_of_the_checkpoints_need_not_travel_where_a_run_here_has_left_it(here):
+    (here / "out").mkdir()
+
+    said = packed(here, "--checkpoints", "out", "--", "python", "train.py", "--out", "out", "--log=out")
+
+    assert files_of(said) == ["train.py"]
+
+
 NOT_STARTED = {
     "a missing file": (("python", "trian.py"), "'trian.py' of COMMAND: there is no such file below"),
     "a missing file of ranks": (("torchrun", "a/x.py"), "'a/x.py' of COMMAND: there is no such file"),
@@ -467,6 +519,7 @@ NOT_STARTED = {
     "a package": (("python", "-m", "pkg"), "-m pkg of COMMAND: there is neither pkg.py nor pkg/__main__.py"),
     "quotes around all": (("python train.py",), "'python train.py' of COMMAND: is one word"),
     "a variable": (("LR=1", "python", "train.py"), "'LR=1' of COMMAND: is no program; write env LR=1"),
+    "nothing": (("", "train.py"), "COMMAND: its first word is empty"),
     "open quotes": (("bash", "-c", "python 'x"), "of COMMAND: no shell can read it: No closing quotation"),
     "a folder": (("python", "train.py", "--data=data"), "'data' of COMMAND: instances do not have"),
 }

@@ -71,6 +71,8 @@ class CommandLine:
 
 def read(words: Sequence[str]) -> CommandLine:
     """What a command line says; raises ConfigError for one that no system could start."""
+    if not words[0]:
+        raise ConfigError("COMMAND: its first word is empty; write a program there")
     if ASSIGNMENT.fullmatch(words[0]):
         raise ConfigError(f"{words[0]!r} of COMMAND: is no program; write env {words[0]} PROGRAM")
     if any(letter.isspace() for letter in words[0]):
@@ -169,7 +171,7 @@ def _read_one(command: Sequence[str], line: CommandLine) -> None:
 def _commands(text: str) -> Iterator[list[str]]:
     """The commands of a shell's code, each as its words; raises ConfigError."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();|&\n")
-    lexer.whitespace = " \t\r"
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
     command: list[str] = []
     try:
         for word in lexer:

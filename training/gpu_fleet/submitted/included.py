@@ -13,31 +13,31 @@ from gpu_fleet.errors import ConfigError
 
 LIMIT_BYTES = 256 << 20
 MOST_ENTRIES = 100_000  # files and folders of one --include: links multiply them
+DEEPEST = 100  # folders within one another
 REPOSITORIES = frozenset({".git", ".hg", ".svn"})
 CACHES = frozenset(
-    {"__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"}
+    {
+        *("__pycache__", ".cache", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
+        *(".terraform", "node_modules"),
+    }
 )
-VIRTUAL_ENVIRONMENT = "pyvenv.cfg"  # Python's documentation, module venv
+# What a virtual environment (Python's documentation, module venv) and one of conda has.
+ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 OF_CREDENTIALS = frozenset(
-    {".aliyun", ".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".huggingface", ".kube", ".pulumi", ".ssh"}
+    {
+        *(".aliyun", ".aws", ".azure", ".config", ".docker", ".gcloud", ".gnupg", ".huggingface", ".kube"),
+        *(".pulumi", ".ssh"),
+    }
 )
 FOLDERS = REPOSITORIES | CACHES | OF_CREDENTIALS
 SECRETS = (
-    *(".env", ".env.*", "*.env", ".envrc", "credentials", "credentials.*", "*credentials*.json", "secrets.*"),
-    *(
-        "*.key",
-        "*.kdbx",
-        "*.p12",
-        "*.pem",
-        "*.pfx",
-        "*.ppk",
-        "id_dsa*",
-        "id_ecdsa*",
-        "id_ed25519*",
-        "id_rsa*",
-    ),
-    *(".boto", ".git-credentials", ".htpasswd", ".netrc", ".npmrc", ".ossutilconfig", ".pgpass", ".pypirc"),
-    *(".s3cfg", "_netrc", "kaggle.json"),
+    *(".env", ".env.*", "*.env", "*.env.*", ".envrc", "credentials", "credentials.*", "*credentials*.json"),
+    *("secret.*", "secrets.*", "service-account*.json", "service_account*.json", "token", "*[-_.]token"),
+    *("*.jks", "*.kdbx", "*.key", "*.keystore", "*.p12", "*.pem", "*.pfx", "*.ppk", "*.tfvars"),
+    *("*.tfstate", "*.tfstate.*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "id_rsa*", ".*_history"),
+    *(".boto", ".databrickscfg", ".dockercfg", ".git-credentials", ".htpasswd", ".my.cnf", ".netrc"),
+    *(".npmrc", ".ossutilconfig", ".pgpass", ".pypirc", ".s3cfg", "_netrc", "kaggle.json"),
+    *("access_tokens.db", "kubeconfig", "*.kubeconfig", "rclone.conf"),
 )
 CODE = ".py"  # no secret by its name: a program imports it
 
@@ -116,6 +116,8 @@ class _Walk:
         elif path.is_file():
             self._count(path)
             yield path
+        elif len(above) > DEEPEST:
+            raise ConfigError(f"--include = {self.text!r}: more than {DEEPEST} folders within one another")
         elif real not in above:
             for entry in sorted(path.iterdir()):
                 yield from self.files(entry, above | {real})
@@ -126,7 +128,7 @@ class _Walk:
         if not FOLDERS.isdisjoint((path.name, *real.relative_to(above).parts)):
             return True
         if path.is_dir():
-            return (path / VIRTUAL_ENVIRONMENT).is_file()
+            return any((path / name).exists() for name in ENVIRONMENTS)
         return not path.is_file() or is_secret(path.name) or is_secret(real.name)
 
     def _count(self, file: Path) -> None:

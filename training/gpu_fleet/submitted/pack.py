@@ -124,7 +124,7 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
     """Any other program, under `gpu_fleet run`; raises ConfigError with all that an instance could not do."""
     here = Path.cwd().resolve()
     line = command_line.read(words)
-    contents, problems = _named(line, included, here)
+    contents, problems = _named(line, included, here, checkpoints)
     _add_of_scripts(contents, here)
     contents |= imported({**contents, **_starting(line)}, here)
     problems += _missing(line, contents, here)
@@ -134,8 +134,14 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
     return Parcel(("run", *kept, "--", *words), checkpoints, checkpoints or title, contents)
 
 
-def _named(line: CommandLine, included: dict[str, bytes], here: Path) -> tuple[dict[str, bytes], list[str]]:
-    """What is included and the files that a command names; what of these no instance could read."""
+def _named(
+    line: CommandLine, included: dict[str, bytes], here: Path, made: str = ""
+) -> tuple[dict[str, bytes], list[str]]:
+    """What is included and the files that a command names; what of these no instance could read.
+
+    Args:
+        made: a folder that is made there; empty for none.
+    """
     contents, problems = dict(included), list[str]()
     for place in (PurePosixPath(folder, name) for name in line.names for folder in line.folders):
         path, word = here / place, str(place)
@@ -145,7 +151,7 @@ def _named(line: CommandLine, included: dict[str, bytes], here: Path) -> tuple[d
             problems.append(f"{word!r} of COMMAND: must be below {here}, and written without ..")
         elif path.is_file():
             contents[word] = _content(path)
-        elif not line.by_shell and not _travels(word, included):
+        elif not (line.by_shell or _travels(word, included) or (made and place.is_relative_to(made))):
             problems.append(_not_there(f"{word!r} of COMMAND", word))
     return contents, list(dict.fromkeys(problems))
 
