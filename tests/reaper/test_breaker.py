@@ -243,6 +243,19 @@ def test_agents_of_a_new_release_end_nothing_more_until_an_operator_looked():
     assert ended(world) == 20
 
 
+def test_once_an_operator_looked_a_day_is_enough_for_that_release():
+    world, _ = updated_fleet()
+    sweeps(world, 2, every_minutes=30, checked=released("second"), override_breaker=True)
+    later = [world.start(TAGS) for _ in range(20)]
+    world.pass_minutes(60)
+    for instance in later:
+        instance.leave()
+
+    sweeps(world, 60, every_minutes=60, checked=released("second"))
+
+    assert ended(world) == 40
+
+
 def test_an_update_that_brings_the_same_agent_changes_nothing():
     world, _ = updated_fleet("first")
 
@@ -267,6 +280,8 @@ def test_an_image_that_is_new_is_a_new_release_and_the_first_one_is_none():
     assert seen.unseen([one]) == frozenset()
     seen.note("a", [one, other], now)
     assert seen.unseen([one, other]) == {"i-ami-2"}
+    seen.note("b", [one, other], now)
+    assert seen.unseen([one]) == {"i-ami-1"}
     seen.confirm()
     assert AgentReleases.of(seen.to_json()).unseen([one, other]) == frozenset()
 
