@@ -312,12 +312,17 @@ class AwsAccount:
                 {"Effect": "Allow", "Action": "ec2:SendSpotInstanceInterruptions", "Resource": instance_arn},
             ],
         }
+        boundary = self._stack.aws.permissions_boundary
         made = self._ask(
             "iam.create_role",
             RoleName=self._role,
             AssumeRolePolicyDocument=json.dumps(trust),
             Description=f"Interrupts one spot instance of gpu-fleet stack {self._stack.name}",
-            Tags=[{"Key": TAG_STACK, "Value": self._stack.name}],
+            Tags=[
+                {"Key": key, "Value": value}
+                for key, value in {TAG_STACK: self._stack.name, **self._stack.tags}.items()
+            ],
+            **({"PermissionsBoundary": boundary} if boundary else {}),
         )
         self._ask(
             "iam.put_role_policy",

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import naming
+from stacks import naming, organization
 from stacks.alicloud import existing_files, submit
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
@@ -42,7 +42,8 @@ def build(stack: Stack) -> dict[str, Any]:
     cost = notice.announce_cost(stack)
     notice.announce_image(stack)
     name = naming.prefixed(stack.name)
-    own = pulumi.ResourceOptions(providers=[provider(stack)])
+    asks = organization.asks(stack)
+    own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
     policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)

@@ -63,7 +63,7 @@ class Image(pulumi.ComponentResource):
         super().__init__("gpu-fleet:aws:Image", name, None, opts)
         self._name, self._args, self._stack = name, args, args.stack
         self._child = pulumi.ResourceOptions(parent=self)
-        self._tags = naming.tags(args.stack.name, args.stack.owner)
+        self._tags = args.stack.tags | naming.tags(args.stack.name, args.stack.owner)
         image = args.stack.image
         self.image_id = self._image_id()
         self.pipeline_id, self.pipeline_arns, self.parameter = pulumi.Output.from_input(""), [], ""

@@ -66,7 +66,7 @@ class QueueController(pulumi.ComponentResource):
         self._name, self._args = f"{name}-queue", args
         self._child = pulumi.ResourceOptions(parent=self)
         named = naming.prefixed(args.stack.name, QUEUE)
-        self._tags = naming.tags(args.stack.name, args.stack.owner, Name=named)
+        self._tags = args.stack.tags | naming.tags(args.stack.name, args.stack.owner, Name=named)
         secret = aws.secretsmanager.Secret(
             f"{self._name}-munge",
             description=f"Munge's key of gpu-fleet stack {args.stack.name}; its controller makes it",

@@ -134,6 +134,9 @@ def _lookups(stack: Stack) -> Iterator[Grant]:
         tuple(sorted(_parameters(stack))),
         aws.HERE,
     )
+    if boundary := stack.aws.permissions_boundary:
+        bound = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+        yield Grant("iam:PutRolePermissionsBoundary", (aws.ROLE,), bound)
     # a group of reservations is no resource of the stack's
     if groups := sorted({str(pool.reservation_id) for pool in stack.pools if pool.reserved_by_group}):
         yield Grant("ec2:RunInstances", tuple(groups))

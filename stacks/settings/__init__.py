@@ -3,6 +3,7 @@
 from stacks.catalog import Cloud
 from stacks.settings.schema import (
     AccessSettings,
+    AwsSettings,
     BudgetScope,
     BudgetSettings,
     Grouping,
@@ -31,6 +32,7 @@ from stacks.settings.schema import (
 
 __all__ = [
     "AccessSettings",
+    "AwsSettings",
     "BudgetScope",
     "BudgetSettings",
     "Cloud",

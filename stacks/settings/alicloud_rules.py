@@ -139,6 +139,12 @@ def _length_of_names(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.name", pool.name, f"{allowed}{LONGEST_RULE_NAME} allowed")
 
 
+def _boundary_of_aws(stack: Stack) -> Iterator[Problem]:
+    boundary = stack.aws.permissions_boundary
+    if stack.cloud is Cloud.ALICLOUD and boundary is not None:
+        yield Problem("aws.permissions_boundary", boundary, "is of AWS; RAM knows no boundary of a role")
+
+
 def _market(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and pool.market is Market.CAPACITY_BLOCK:
         allowed = "is of AWS; on Alibaba Cloud use market reservation with an elasticity assurance"
@@ -216,6 +222,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     _redundancy_of_alicloud,
     _rate_of_alicloud,
     _buckets_of_aws,
+    _boundary_of_aws,
     _emulator,
     _kms_instance,
     _cpfs,

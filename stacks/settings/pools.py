@@ -139,4 +139,4 @@ def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
     owner = pool.owner or stack.owner
     licence = {"managed": "true"} if stack.image.managed else {}
     name = naming.prefixed(stack.name, pool.name)
-    return naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)
+    return stack.tags | naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)

@@ -292,6 +292,14 @@ def _time_zone(stack: Stack) -> Iterator[Problem]:
         yield Problem("reaper.time_zone", zone, f"must be an IANA time zone, such as {example}")
 
 
+def _each_tag_once(stack: Stack) -> Iterator[Problem]:
+    """Keys of IAM's tags differ by more than capitals."""
+    for key, count in Counter(key.lower() for key in stack.tags).items():
+        if count > 1:
+            alike = [each for each in stack.tags if each.lower() == key]
+            yield Problem("tags", alike, "IAM holds these for one key: name one of them")
+
+
 def _each_pool_once(stack: Stack) -> Iterator[Problem]:
     for name, count in Counter(_names_of_pools(stack)).items():
         if count > 1:
@@ -335,7 +343,8 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_access, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_notify, _each_webhook_once),
-    *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once, _each_group_once),
+    *(_currency, _rising_thresholds, _freeze, _time_zone, _each_tag_once, _each_pool_once),
+    _each_group_once,
     neighbours.one_group_each,
 )
 POOL_RULES = (_own_group, _length_of_role)

@@ -66,6 +66,24 @@ OWNER_RULE = (
     "128 letters, digits, spaces and any of _ . : / = + - @, and begin and end with none of the spaces"
 )
 Owner = Annotated[str, Matching(OWNER, f"must be 1 to {OWNER_RULE}")]
+# docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html, which is the narrowest of AWS's services.
+TagKey = Annotated[
+    str,
+    Matching(
+        r"(?![Aa][Ww][Ss]:|acs:|aliyun|gpu-fleet:|Name$)" + OWNER,
+        "must not be Name or begin with aws:, acs:, aliyun or gpu-fleet:, and otherwise be 1 to "
+        + OWNER_RULE,
+    ),
+]
+PolicyArn = Annotated[
+    str,
+    Matching(
+        r"arn:aws(-us-gov)?:iam::(\d{12}|aws):policy/[\w+=,.@/-]{1,512}",
+        "must be the ARN of a policy, such as arn:aws:iam::123456789012:policy/boundary",
+    ),
+]
+# Of 20 that Alibaba Cloud takes; the stack's own are seven.
+MOST_TAGS = 10
 PoolOwner = Annotated[str, Matching(f"({OWNER})?", f"must be up to {OWNER_RULE}")]
 Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
 UserName = Annotated[
@@ -945,6 +963,18 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
+class AwsSettings:
+    """Settings of AWS alone.
+
+    Attributes:
+        permissions_boundary: ARN of the policy that bounds every role of the stack; null for none. Roles that
+            services of AWS make for themselves take none.
+    """
+
+    permissions_boundary: PolicyArn | None = None
+
+
+@dataclass(frozen=True, config=EXACT)
 class Stack:
     """One environment.
 
@@ -959,6 +989,8 @@ class Stack:
         queue: ``slurm`` for a queue over the instances of all pools, or ``none``.
         teams: team of ``access.people`` or ``access.directory`` -> its share of the queue, and its limit;
             ``no-team`` for users without a team.
+        tags: the organisation's own tags, key -> value, on every resource that takes any, instances too.
+        aws: settings of AWS alone.
     """
 
     name: str
@@ -980,6 +1012,8 @@ class Stack:
     image: ImageSettings = ImageSettings()
     queue: Queue = Queue.NONE
     teams: Annotated[dict[AccountName, TeamSettings], Field(max_length=1000)] = Field(default_factory=dict)
+    tags: Annotated[dict[TagKey, Owner], Field(max_length=MOST_TAGS)] = Field(default_factory=dict)
+    aws: AwsSettings = AwsSettings()
 
     @property
     def queued(self) -> bool:

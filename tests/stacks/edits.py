@@ -70,6 +70,7 @@ def edits(cloud: str) -> tuple[Edit, ...]:
 
 _COMMON = (
     Edit("owner", "vision"),
+    Edit("tags", {"CostCentre": "4711"}),
     Edit("network.cidr", "10.1.0.0/16", loses=BOTH),
     Edit("network.nat", "per_zone"),
     Edit("network.interface_endpoints", True),
@@ -118,6 +119,7 @@ _COMMON = (
     Edit("image.size_gib", 50),
 )
 _OF_AWS = (
+    Edit("aws.permissions_boundary", "arn:aws:iam::123456789012:policy/boundary"),
     Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("access.directory", {"identity_store": "d-1234567890", "teams": {"vision": {"group": GROUP_ID}}}),
     Edit("storage.cached_buckets", ["data"]),

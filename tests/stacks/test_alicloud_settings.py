@@ -70,6 +70,10 @@ BAD_INPUTS = {
         {"pools": [pool(market="capacity-block", reservation_id="cr-1", zones=["cn-shenzhen-d"])]},
         "pools[0].market = 'capacity-block': is of AWS; on Alibaba Cloud use market reservation",
     ),
+    "a boundary of AWS": (
+        {"aws": {"permissions_boundary": "arn:aws:iam::123456789012:policy/boundary"}},
+        "aws.permissions_boundary = 'arn:aws:iam::123456789012:policy/boundary': is of AWS",
+    ),
     "a reservation of AWS": (
         {
             "pools": [

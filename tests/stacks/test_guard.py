@@ -26,6 +26,7 @@ from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.program import run_program
 from stacks.settings import (
     AccessSettings,
+    AwsSettings,
     BudgetSettings,
     ImageSettings,
     NetworkSettings,
@@ -194,6 +195,7 @@ SECTIONS = {
     "logs": LogSettings,
     "take": TakeSettings,
     "image": ImageSettings,
+    "aws": AwsSettings,
 }
 
 

@@ -35,6 +35,27 @@ def test_a_valid_file_is_read_as_it_is_written():
 RESERVATION = "cr-0123456789abcdef0"
 GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
 BAD_INPUTS = {
+    "a tag of the stack's own": (
+        {"tags": {"gpu-fleet:owner": "bob"}},
+        "tags.gpu-fleet:owner.[key] = 'gpu-fleet:owner': must not be Name or begin with aws:, acs:, aliyun",
+    ),
+    "a tag of the cloud's": (
+        {"tags": {"AWS:cost": "x"}},
+        "tags.AWS:cost.[key] = 'AWS:cost': must not be Name or begin",
+    ),
+    "a tag's value that IAM refuses": (
+        {"tags": {"Team": "a;b"}},
+        "tags.Team = 'a;b': must be 1 to 128 letters",
+    ),
+    "a tag's value that YAML reads as a number": ({"tags": {"Team": 4711}}, "tags.Team = 4711: must be text"),
+    "tags that IAM holds for one": (
+        {"tags": {"Team": "a", "team": "b"}},
+        "tags = ['Team', 'team']: IAM holds",
+    ),
+    "a boundary by its name": (
+        {"aws": {"permissions_boundary": "boundary"}},
+        "aws.permissions_boundary = 'boundary': must be the ARN of a policy, such as arn:aws:iam::",
+    ),
     "a command of a relative path": (
         {"pools": [pool(idle={"command": ["busy"]})]},
         "pools[0].idle.command = ['busy']: must begin with an absolute path",

@@ -1,0 +1,54 @@
+"""What an organisation asks of every resource, on both clouds."""
+
+import pytest
+
+from tests.stacks import alicloud_examples, examples
+from tests.stacks.alicloud_programs import ACCESS, STORAGE
+from tests.stacks.registrations import declared
+
+TAGS = {"CostCentre": "4711", "Confidentiality": "internal"}
+BOUNDARY = "arn:aws:iam::123456789012:policy/boundary"
+QUEUED = {"queue": "slurm", "access": ACCESS, "tags": TAGS}
+STACKS = {
+    "aws": examples.stack(
+        **QUEUED,
+        storage={"home": True},
+        image={"id": "ami-0123456789abcdef0", "base_id": "ami-0123456789abcdef1"},
+        aws={"permissions_boundary": BOUNDARY},
+    ),
+    "alicloud": alicloud_examples.stack(**QUEUED, storage=STORAGE | {"home": True}),
+}
+
+
+def tagged(inputs):
+    """Every set of tags in a resource's inputs, as a dictionary; those of groups are lists."""
+    if isinstance(inputs, dict):
+        yield from ([inputs] if "gpu-fleet:stack" in inputs else [])
+        # a map by which images are chosen is no set of tags
+        for value in (value for key, value in inputs.items() if key != "tagMap"):
+            yield from tagged(value)
+    if isinstance(inputs, list):
+        pairs = [each for each in inputs if isinstance(each, dict) and each.keys() >= {"key", "value"}]
+        yield from tagged({each["key"]: each["value"] for each in pairs}) if pairs else ()
+        for value in inputs:
+            yield from tagged(value)
+
+
+@pytest.mark.parametrize("cloud", STACKS)
+def test_every_resource_with_tags_has_those_of_the_organisation_too(cloud):
+    sets = [(made.name, tags) for made in declared(STACKS[cloud]).resources for tags in tagged(made.inputs)]
+
+    assert len(sets) > 30
+    assert [(name, tags) for name, tags in sets if not tags.items() >= TAGS.items()] == []
+
+
+def test_every_role_has_the_organisations_boundary():
+    roles = declared(STACKS["aws"]).of_type("aws:iam/role:Role")
+
+    assert {role.inputs.get("permissionsBoundary") for role in roles} == {BOUNDARY}
+
+
+def test_a_stack_that_is_asked_nothing_declares_no_boundary():
+    roles = declared(examples.stack()).of_type("aws:iam/role:Role")
+
+    assert not [role for role in roles if "permissionsBoundary" in role.inputs]
