@@ -18,9 +18,8 @@ LOCAL, REMOTE, STATE, OWNER, INODE = 1, 2, 3, 7, 9  # columns of the tables
 NO_INODE = "0"  # a socket that its process has closed; the kernel says root owns it
 VARIABLES = "AWS_CONTAINER_CREDENTIALS_FULL_URI and ALIBABA_CLOUD_CREDENTIALS_URI"
 TRAINER = "gpu-fleet"  # the account of trainer@.service
-PEOPLE = range(
-    1000, 65534
-)  # numbers of accounts that are no system's (Debian policy, 9.2.2), nobody left out
+PEOPLE = range(1000, 60000)  # numbers of users' accounts (Debian policy, 9.2.2)
+NO_SHELL = ("/usr/sbin/nologin", "/sbin/nologin", "/bin/false")  # of who left (image/accounts/changes.py)
 
 End = tuple[str, int]
 
@@ -43,11 +42,14 @@ def account_of(client: End, server: End, tables: Iterable[Path] = TABLES) -> str
     if uid == 0:
         raise NotServedError("root has the instance's own role, by the metadata service: unset " + VARIABLES)
     try:
-        name = pwd.getpwuid(uid).pw_name
+        entry = pwd.getpwuid(uid)
     except KeyError:
         raise NotServedError(f"user {uid} has no account on this instance: no credentials") from None
+    name = entry.pw_name
     if uid not in PEOPLE and name != TRAINER:
         raise NotServedError(f"account {name!r} is a service's, not a user's: no credentials")
+    if entry.pw_shell in NO_SHELL and name != TRAINER:
+        raise NotServedError(f"account {name!r} is locked: no credentials")
     return name
 
 

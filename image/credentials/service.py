@@ -8,8 +8,10 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,7 +28,8 @@ ADDRESS = "127.0.0.1"
 CREDENTIALS = "/credentials"
 META_DATA, TOKEN_PATH = "/latest/meta-data/", "/latest/api/token"
 TOKEN = "of-no-use"  # noqa: S105 - clients ask for one; here the connection says who asks
-LONGEST_S = 5.0  # of a connection
+SILENT_S = 5.0  # a caller that says nothing
+LONGEST_S = 30.0  # a connection, a caller that drips and the cloud's answer counted
 MOST_AT_ONCE = 64  # connections of one account
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class CredentialsServer(ThreadingHTTPServer):
         self.facts = ALLOWED[cloud]
         self.sessions, self.metadata, self.account_of = sessions, metadata, account_of
         self.callers: dict[End, str | NotServedError] = {}
+        self._open: dict[End, tuple[float, Any]] = {}
         self._asking: Counter[str] = Counter()
         self._counting = threading.Lock()
 
@@ -75,7 +79,17 @@ class CredentialsServer(ThreadingHTTPServer):
                 return False
             self._asking[_name(caller)] += 1
             self.callers[client_address] = caller
+            self._open[client_address] = time.monotonic(), request
         return True
+
+    def service_actions(self) -> None:
+        """Between two callers: end what takes too long, whatever it says meanwhile."""
+        began_before = time.monotonic() - LONGEST_S
+        with self._counting:
+            late = [request for began, request in self._open.values() if began < began_before]
+        for request in late:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, where there is room for one."""
@@ -95,6 +109,7 @@ class CredentialsServer(ThreadingHTTPServer):
     def _forget(self, client: End) -> None:
         with self._counting:
             self._asking[_name(self.callers.pop(client))] -= 1
+            del self._open[client]
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
         """Log what a connection ended with; callers who hang up are no error."""
@@ -105,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection, one answer."""
 
     server: CredentialsServer
-    timeout = LONGEST_S
+    timeout = SILENT_S
     server_version, sys_version = "gpu-fleet", ""
 
     def do_PUT(self) -> None:

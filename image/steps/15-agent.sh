@@ -29,7 +29,8 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/gpu-logs.service \
-    etc/systemd/system/gpu-metadata.service usr/share/gpu-fleet/metadata.nft usr/share/pam-configs \
+    etc/systemd/system/gpu-metadata.service etc/systemd/system/nftables.service.d etc/systemd/system/user@.service.d \
+    usr/share/gpu-fleet/metadata.nft usr/share/pam-configs \
     etc/systemd/system/gpu-credentials.service etc/systemd/system/gpu-credentials.socket etc/environment.d \
     etc/systemd/system/gpu-idle-command.service usr/libexec/gpu-fleet/idle-command \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service \

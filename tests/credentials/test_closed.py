@@ -233,3 +233,20 @@ def test_units_that_run_users_code_are_led_there(unit):
     files = re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.MULTILINE)
 
     assert files[0] == "-/etc/environment.d/60-gpu-fleet.conf"
+
+
+def test_what_flushes_all_rules_loads_these_again():
+    """Debian's nftables.service does, at its start, reload and stop."""
+    dropped_in = (ROOTFS / "etc/systemd/system/nftables.service.d/60-gpu-fleet.conf").read_text()
+    loads = f"=/usr/sbin/nft --file /{RULES.relative_to(ROOTFS)}\n"
+
+    assert all(f"\n{when}{loads}" in dropped_in for when in ("ExecStartPost", "ExecReload", "ExecStopPost"))
+
+
+@pytest.mark.parametrize("unit", ["systemd-user-sessions", "gpu-accounts", "cron", "atd"])
+def test_nothing_that_runs_what_users_left_begins_before_the_service_is_closed(unit):
+    text = (ROOTFS / "etc/systemd/system/gpu-metadata.service").read_text()
+    before = " ".join(re.findall(r"^Before=(.*)$", text, flags=re.MULTILINE)).split()
+
+    assert f"{unit}.service" in before
+    assert f"{unit}.service" in re.search(r"^RequiredBy=(.*)$", text, flags=re.MULTILINE)[1].split()

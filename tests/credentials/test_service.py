@@ -22,8 +22,9 @@ from image.reaper.errors import CloudError
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
 
-ADA, EVE, TRAINER, DAEMON, NOBODY = 5001, 5002, 990, 991, 5999
-NAMES = {ADA: "ada", EVE: "eve", TRAINER: "gpu-fleet", DAEMON: "gpu-fleet-probe"}
+ADA, EVE, LEAVER, TRAINER, DAEMON, SLURM, NOBODY = 5001, 5002, 5003, 990, 991, 64030, 5999
+NAMES = {ADA: "ada", EVE: "eve", LEAVER: "lee", TRAINER: "gpu-fleet", DAEMON: "gpu-fleet-probe"}
+NAMES |= {SLURM: "slurm"}
 ROLE = "arn:aws:iam::123456789012:role/dev-user"
 
 ASK = """
@@ -35,12 +36,18 @@ print(answer.status, answer.read().decode())
 """
 
 
+def entry_of(uid):
+    """As in passwd; who left has no shell any more."""
+    shell = "/bin/bash" if uid in (ADA, EVE) else "/usr/sbin/nologin"
+    return SimpleNamespace(pw_name=NAMES[uid], pw_shell=shell)
+
+
 @pytest.fixture(autouse=True)
 def accounts(monkeypatch):
     """Accounts that this computer need not have."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("processes of several accounts need root and setpriv")
-    monkeypatch.setattr(callers.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=NAMES[uid]))
+    monkeypatch.setattr(callers.pwd, "getpwuid", entry_of)
 
 
 class Role:
@@ -115,6 +122,8 @@ def test_each_user_gets_their_own_session_and_both_clouds_names_for_it():
     [
         (0, "root has the instance's own role"),
         (DAEMON, "account 'gpu-fleet-probe' is a service's, not a user's"),
+        (SLURM, "account 'slurm' is a service's, not a user's"),
+        (LEAVER, "account 'lee' is locked"),
         (NOBODY, "user 5999 has no account on this instance"),
     ],
 )
@@ -160,6 +169,29 @@ def test_idle_connections_of_one_user_keep_no_other_from_an_answer(monkeypatch):
         after = asked(EVE, port)[0]
 
     assert (third, status, after) == ("b''\n", 200, 200)
+
+
+DRIP = """
+import socket, sys
+slow = socket.socket()
+slow.connect(("127.0.0.1", int(sys.argv[1])))
+slow.settimeout(0.05)
+for _ in range(100):
+    slow.sendall(b"G")
+    try:
+        print(slow.recv(1))
+        break
+    except TimeoutError:
+        pass
+"""
+
+
+def test_a_caller_that_drips_is_ended_in_time(monkeypatch):
+    monkeypatch.setattr(service, "LONGEST_S", 0.2)
+    with serving(Role()) as port:
+        done = as_account(EVE, DRIP, port)
+
+    assert done.stdout == "b''\n" or "BrokenPipe" in done.stderr or "Reset" in done.stderr, done.stderr
 
 
 MAKER_AND_HOLDER = """
