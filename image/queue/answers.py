@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from image.queue.errors import SlurmError
-from image.queue.sizes import JobRequest
+from image.queue.sizes import THREADS, JobRequest
 
 COMMAND = "squeue --json"
 # Without it Slurm cuts the list of an array's tasks.
@@ -24,6 +24,8 @@ NODES = re.compile(r"(?:^|,)node=(\d+)")
 GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 # A GPU with a type too, which no node of ours has: a pool is of one model.
 GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+)(?P<unit>[kKmM]?))?")
+CPUS = re.compile(r"cpu[:=]\d+")  # which 23.11 writes of each task beside GPUs; `cpus` has them
+NO_GRES = ("gres:none", "gres/none", "none")  # as `sbatch --gres=none` says it
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 PATTERN = re.compile(r"%(\d*)([%Aajux])")
@@ -151,6 +153,8 @@ class JobFields:
         """How many GPUs a list of resources has; and what of it is none of ours, or empty."""
         count = 0
         for part in filter(None, self.text(name).split(",")):
+            if CPUS.fullmatch(part) or part in NO_GRES:
+                continue
             resource = GRES.fullmatch(part)
             if resource is None or resource["type"]:
                 return 0, part
@@ -235,7 +239,7 @@ def request(raw: JobFields) -> JobRequest:
         tasks_per_node=raw.number("tasks_per_node"),
         cpus=raw.number("cpus"),
         min_cpus=raw.number("minimum_cpus_per_node"),
-        single_threads=raw.number("threads_per_core") == 1,
+        single_threads=1 in (raw.number("threads_per_core"), raw.number("tasks_per_core")),
         gpus=of_job,
         gpus_per_node=of_node or of_socket,
         gpus_per_task=of_task,
@@ -259,9 +263,9 @@ def _unpromised(raw: JobFields, gres: Sequence[str]) -> str:
         return "--tmp"
     if raw.number("sockets_per_node") > 1 or raw.number("cores_per_socket") or raw.number("tasks_per_socket"):
         return "sockets"
-    if raw.text("required_nodes"):
-        return "--nodelist"
-    return ""
+    if max(raw.number("threads_per_core"), raw.number("tasks_per_core")) > THREADS:
+        return "threads of a core"
+    return "--nodelist" if raw.text("required_nodes") else ""
 
 
 def _count(tasks: str) -> int:

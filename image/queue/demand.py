@@ -201,7 +201,8 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[ListedJob, 
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
     for job in sorted(jobs, key=lambda job: (-job.priority, int(job.job.id))):
         reason = job.job.reason
-        if job.job.state != PENDING or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):
+        is_held = job.priority == 0 and reason != GIVEN_UP
+        if job.job.state != PENDING or is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):
             continue
         is_new = not reason and now.timestamp() - job.submitted_s < LOOKED_AT_S
         if is_new or job.eligible_s > (now + LEAD).timestamp():

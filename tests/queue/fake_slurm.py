@@ -697,6 +697,7 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "state_reason": "BeginTime" if job.begin_at and job.begin_at > now else job.reason or "None",
         "submit_time": int(job.submitted_at.timestamp()),
         "tasks": options.tasks,
+        "tasks_per_core": None,
         "tasks_per_node": 0,
         "tasks_per_socket": None,
         "threads_per_core": None,

@@ -56,6 +56,20 @@ def test_what_a_job_asks_for_is_read(job, request_of):
     assert one(job).request == request_of
 
 
+@pytest.mark.parametrize(
+    ("changes", "request_of"),
+    [
+        ({"tres_per_task": "cpu:4,gres/gpu:1"}, JobRequest(min_cpus=1, gpus_per_task=1)),
+        ({"tres_per_task": "cpu=4"}, JobRequest(min_cpus=1)),
+        ({"tres_per_node": "gres:none"}, JobRequest(min_cpus=1)),
+        ({"tasks_per_core": 1}, JobRequest(min_cpus=1, single_threads=True)),
+        ({"threads_per_core": 4}, JobRequest(min_cpus=1, unpromised="threads of a core")),
+    ],
+)
+def test_what_else_sbatch_writes_of_a_job_is_read(changes, request_of):
+    assert one(HOSTILE, **changes).request == request_of
+
+
 def test_the_tasks_of_an_array_are_counted_and_how_many_may_run_at_once():
     listed = one(ARRAY)
 

@@ -59,6 +59,10 @@ def test_a_job_that_waits_for_something_else_gets_nothing(reason):
     assert need(job(whole(1), reason=reason)).jobs == ()
 
 
+def test_a_job_that_slurm_holds_for_whatever_reason_gets_nothing():
+    assert need(job(whole(1), reason="JobHoldMaxRequeue", priority=0)).jobs == ()
+
+
 def test_a_task_of_an_array_beyond_those_that_may_run_at_once_gets_nothing():
     runs = replace(job(whole(1), 5, array="5"), job=replace(RUNNING, id="6"))
 
