@@ -1,5 +1,6 @@
 """What the trainer's tests share: the digits, a text, a bucket, an instance of no fleet."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,28 @@ from click.testing import CliRunner
 from gpu_fleet.cli import main
 from stacks.rehearsal.moto_server import moto_server
 from tests.training.examples import write_tokens
+
+# Threads that a library begins once and keeps for its next use, by the beginning of their names.
+KEPT = (
+    "tqdm_monitor",  # of tqdm, for all bars of the process
+    "QueueFeederThread",  # of multiprocessing, which ends with the reader processes of a DataLoader
+)
+THREAD_ENDS_WITHIN_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """Each thread that a test has begun has ended with it, and can ask or say nothing in a later test."""
+    before = {*threading.enumerate()}
+    yield
+    begun = {*threading.enumerate()} - before
+    left = [thread.name for thread in begun if not thread.name.startswith(KEPT) and _goes_on(thread)]
+    assert left == [], f"the test has left threads behind: {left}"
+
+
+def _goes_on(thread: threading.Thread) -> bool:
+    thread.join(THREAD_ENDS_WITHIN_S)
+    return thread.is_alive()
 
 
 @pytest.fixture(autouse=True)

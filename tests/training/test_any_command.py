@@ -292,6 +292,9 @@ def test_an_upload_that_hangs_is_given_up_and_reported(
 
     done = CliRunner().invoke(main, ["run", *flags, "--", "sh", "-c", f"echo 1 > {folder}/step; {waits}"])
     release.set()
+    for thread in threading.enumerate():
+        if thread.name == "folder-last":
+            thread.join(60)
 
     assert hung.is_set()
     assert done.exit_code == 75, done.output

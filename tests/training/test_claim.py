@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from io import StringIO
 from itertools import count
@@ -24,6 +24,7 @@ from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.checkpoint.lease import RELEASED, Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
 
@@ -40,6 +41,21 @@ file.flush()
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def notices_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A guard whose process would be gone hears of no notice any more."""
+    began, enter = list[Interruption](), Interruption.__enter__
+
+    def entered(interruption: Interruption) -> Interruption:
+        began.append(interruption)
+        return enter(interruption)
+
+    monkeypatch.setattr(Interruption, "__enter__", entered)
+    yield
+    for interruption in reversed(began):
+        interruption.__exit__(None, None, None)
 
 
 def points(seed: int = 0) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -37,11 +38,24 @@ ELSEWHERE, HERE = Holder("elsewhere", "boot", 1), Holder("here", "boot", 1)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow at once. Who is alive may stand still for seconds, as a busy computer does."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Looks follow at once. Who is alive may stand still for seconds, as a busy computer does.
+
+    What is still held at the end of a test is renewed no more.
+    """
+    held, acquire = list[RunLease](), RunLease.acquire
+
+    def acquired(lease: RunLease, within_s: float = math.inf) -> bool:
+        held.append(lease)
+        return acquire(lease, within_s)
+
+    monkeypatch.setattr(RunLease, "acquire", acquired)
     monkeypatch.setattr(leases, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(leases, "WAIT_S", 0.5)
     monkeypatch.setattr("gpu_fleet.checkpoint.store.SETTLED_AFTER_S", 0.05)
+    yield
+    for lease in held:
+        lease._closed.set()
 
 
 @pytest.fixture
