@@ -214,7 +214,7 @@ def refuses_plain_http(document: Any) -> bool:
 
 
 def _of_everyone(principal: Any) -> bool:
-    """Return whether a statement is for whoever asks: a denial for one account leaves the door open to others."""
+    """Return whether a statement is for every caller: one for an account leaves the door open to others."""
     named = principal.get("AWS") if isinstance(principal, Mapping) else principal
     return "*" in items(named)
 

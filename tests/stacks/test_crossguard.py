@@ -18,6 +18,7 @@ from stacks.crossguard.governance_rules import TAGGED
 from stacks.crossguard.model import Profile, Resource, Severity
 from stacks.crossguard.rules import RULES, ProfileError, profile_of
 from stacks.settings import stack_files
+from tests.stacks.examples import stack
 from tests.stacks.policy_judge import Violation, violations
 from tests.stacks.registrations import declared
 
@@ -356,8 +357,10 @@ def test_a_profile_that_names_what_is_not_there_is_refused(tmp_path, line, messa
         profile_of("clinic", file)
 
 
-def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_shipped_stack():
+def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_stack():
+    with_lustre = declared(stack(storage={"scratch_gib": 1200})).resources
     tagged = {resource.type for name in stack_files.names() for resource in shipped(name) if resource.tags()}
+    tagged |= {resource.type for resource in with_lustre if resource.inputs.get("tags")}
 
     assert TAGGED - tagged == set()
 
