@@ -73,6 +73,7 @@ class ListedJob:
         at_once: how many tasks of its array may run at once; 0 for all.
         array: the array's number, or empty.
         group: the number of the heterogeneous job that it is a part of, or empty.
+        pools: all that it may start in, `sbatch --partition=a,b`, the first one first.
         gpus: that it has.
         admin_comment: what the queue last said of it to its user.
     """
@@ -88,6 +89,7 @@ class ListedJob:
     at_once: int = 0
     array: str = ""
     group: str = ""
+    pools: tuple[str, ...] = ()
     gpus: int = 0
     admin_comment: str = ""
 
@@ -204,6 +206,7 @@ def listed(raw: JobFields) -> ListedJob:
         at_once=raw.number("array_max_tasks"),
         array=str(array) if array else "",
         group=str(group) if group else "",
+        pools=tuple(filter(None, raw.text("partition").split(","))),
         gpus=int(given[1]) if given else 0,
         admin_comment=raw.text("admin_comment"),
     )
@@ -257,7 +260,7 @@ def _unpromised(raw: JobFields, gres: Sequence[str]) -> str:
     if wrong := next(filter(None, gres), ""):
         return printable(wrong)
     features = raw.text("features")
-    if features not in ("", raw.text("partition").partition(",")[0]):
+    if features not in ("", *raw.text("partition").split(",")):
         return f"the feature {printable(features)}"
     if raw.number("minimum_tmp_disk_per_node"):
         return "--tmp"

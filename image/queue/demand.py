@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
@@ -148,6 +148,7 @@ def needs(
         fresh: nodes that Slurm may not have tried yet.
     """
     rooms, left = rooms_of(nodes, pools, fresh), dict(room)
+    jobs = [_in_its_pool(job, pools) for job in jobs]
     free = {node.name for node in nodes if node.is_free}
     there = Counter(node.pool for node in nodes if node.is_there)
     fits, refused = _sorted_out(jobs, pools, given_up)
@@ -167,6 +168,14 @@ def needs(
                 left[job.team] -= wants.gpus
     wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.items()}
     return QueueDemand(wanted, refused, {name: wants.nodes for name, wants in fits.items()})
+
+
+def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
+    """The job in the first of its pools whose instances could run it, else as it is."""
+    for name in job.pools:
+        if name in pools and isinstance(fit(job.request, f"pool {name}", pools[name]), Fit):
+            return replace(job, job=replace(job.job, pool=name))
+    return job
 
 
 def _sorted_out(

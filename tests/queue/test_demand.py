@@ -46,6 +46,17 @@ def test_jobs_of_a_partition_that_is_no_pool_start_nothing():
     assert need(replace(other, job=replace(other.job, pool="other"))).jobs == ()
 
 
+def test_a_job_for_several_pools_gets_an_instance_of_the_first_that_could_run_it():
+    pools = {"cpu": QueuePool(NodeSize(0, 96, 1_000_000), 10)} | POOLS
+    listed = job(JobRequest(gpus=1), pools=("cpu", "train"))
+    asked = replace(listed, job=replace(listed.job, pool="cpu"))
+
+    demand = needs((), [asked], pools, NOW)
+
+    assert (demand.needs["cpu"].jobs, demand.needs["train"].jobs) == ((), (1,))
+    assert demand.refused == {}
+
+
 def test_those_of_the_highest_priority_come_first():
     first, second = job(whole(1), 1, priority=1), job(whole(2), 2, priority=5)
 
