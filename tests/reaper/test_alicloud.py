@@ -341,7 +341,8 @@ def test_both_connectors_have_the_same_functions():
 
 
 def public(kind):
-    return {name for name in vars(kind) if not name.startswith("_")}
+    """Names of a class and of those that it is made of."""
+    return {name for part in kind.__mro__[:-1] for name in vars(part) if not name.startswith("_")}
 
 
 # instances
