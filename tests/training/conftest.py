@@ -16,7 +16,6 @@ from tests.training.examples import write_tokens
 # Threads that a library begins once and keeps for its next use, by the beginning of their names.
 KEPT = (
     "tqdm_monitor",  # of tqdm, for all bars of the process
-    "checkpoint-write",  # of a save whose run a test leaves before it is closed (test_library)
     "QueueFeederThread",  # of multiprocessing, which ends with the reader processes of a DataLoader
 )
 THREAD_ENDS_WITHIN_S = 10.0

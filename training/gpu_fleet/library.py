@@ -109,6 +109,7 @@ class Run:
         self._saved_at = time.monotonic()
         self._lock: local.FolderLock | None = None
         self._lease: RunLease | None = None
+        self._saver: Saver | None = None
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
                 raise ConfigError(
@@ -128,6 +129,8 @@ class Run:
             self._open()
         except BaseException as error:
             self._interruption.__exit__(None, None, None)
+            if self._saver is not None:
+                self._abandon(self._saver)
             self._release()
             if isinstance(error, TrainingError):
                 self._fail(error)
@@ -149,7 +152,6 @@ class Run:
             self._lease = RunLease(self._store, Holder.this(), stopping=self._is_notified)
         self._where.on_first(self._take_directory)
         code = own_code.archive(own_code.files(self.directory, with_main=True))
-        self._saver: Saver | None = None
         if self._where.leads:
             self._saver = Saver(self._root, self._store, self._keep, self._lease, lock=self._lock, code=code)
         self._stop = Stop(
