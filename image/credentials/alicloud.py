@@ -7,12 +7,11 @@ import os
 from datetime import UTC, datetime
 
 from image.credentials.sessions import SESSION_S, SessionKeys, own_id, session_name
-from image.instance.alicloud_credentials import Credentials
+from image.instance.alicloud_credentials import Credentials, temporary_keys
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.alicloud.session import ENDPOINT, Product
 from image.reaper.calls import Calls
-from image.reaper.errors import CloudError
 
 
 class AlicloudUserRole:
@@ -39,12 +38,8 @@ class AlicloudUserRole:
             RoleSessionName=session_name(account, own_id(self._metadata)),
             DurationSeconds=SESSION_S,
         )
-        try:
-            keys = answer["Credentials"]
-            ends = datetime.fromisoformat(keys["Expiration"]).astimezone(UTC)
-            return SessionKeys(keys["AccessKeyId"], keys["AccessKeySecret"], keys["SecurityToken"], ends)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CloudError(f"AssumeRole: its answer cannot be read: {error!r}") from error
+        keys, ends = temporary_keys(answer.get("Credentials"), "AssumeRole: its answer")
+        return SessionKeys(keys.key_id, keys.secret, keys.token, ends)
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> AlicloudUserRole:

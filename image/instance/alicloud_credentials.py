@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from image.instance.errors import LOG_IN, CloudError, ConfigurationError, InstanceError
 from image.instance.metadata import Metadata
@@ -112,6 +113,18 @@ def _given(uri: str) -> str:
 def _read(text: str, where: str) -> tuple[AccessKey, datetime]:
     try:
         answer = json.loads(text)
+    except ValueError as error:
+        raise CloudError(f"{where} cannot be read: {error!r}") from error
+    return temporary_keys(answer, where)
+
+
+def temporary_keys(answer: Any, where: str) -> tuple[AccessKey, datetime]:
+    """The keys in an answer of Alibaba Cloud's, and when they expire, in UTC.
+
+    Raises:
+        CloudError: there are none; the message begins with ``where``.
+    """
+    try:
         keys = AccessKey(answer["AccessKeyId"], answer["AccessKeySecret"], answer["SecurityToken"])
         return keys, datetime.fromisoformat(answer["Expiration"]).astimezone(UTC)
     except (ValueError, KeyError, TypeError) as error:
