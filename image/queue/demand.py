@@ -172,6 +172,8 @@ def needs(
 
 def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
     """The job in the first of its pools whose instances could run it, else as it is."""
+    if len(job.pools) <= 1:
+        return job
     for name in job.pools:
         if name in pools and isinstance(fit(job.request, f"pool {name}", pools[name]), Fit):
             return replace(job, job=replace(job.job, pool=name))
