@@ -172,9 +172,10 @@ def test_batch_norm_may_go_on_while_its_statistics_are_saved() -> None:
         scaler=torch.amp.GradScaler("cpu", enabled=False),
         average=None,
         utilisation=None,
+        not_finite_at_start=frozenset(),
     )
 
-    captured = capture_tensors(state)
+    captured = capture_tensors(state, settings)
     model(torch.ones(3, 2))
 
     assert captured["model"]["running_mean"].tolist() == [0, 0]
@@ -322,6 +323,7 @@ class SlowStore(CheckpointStore):
 
     def upload(self, folder: Path, manifest: local.Manifest, *asked: Callable[..., None]) -> None:
         self.open.wait()
+        super().upload(folder, manifest, *asked)
 
     def prune(self, newest: int, keep: int) -> None:
         """Nothing."""

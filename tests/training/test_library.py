@@ -318,6 +318,7 @@ def scheduled(directory: Path, steps: int) -> list[float]:
     rates = []
     with Run(directory, model=parameter, optimizer=optimizer, schedule=schedule) as run:
         for _ in run.steps(steps):
+            parameter(torch.ones(1)).backward()
             optimizer.step()
             schedule.step()
             rates += schedule.get_last_lr()

@@ -86,6 +86,12 @@ class IdentityError(CheckpointError):
     for_good = True
 
 
+class UnreadableError(CheckpointError):
+    """A state holds a value that a checkpoint cannot give back."""
+
+    for_good = True
+
+
 class RunLeaseError(CheckpointError):
     """Another process trains this run, on this or another instance; it may end later."""
 
@@ -109,7 +115,11 @@ class StandstillError(TrainingError):
 
 
 class DivergenceError(TrainingError):
-    """The loss is no longer a finite number."""
+    """The loss or the model is no longer finite."""
+
+
+class UntrainedError(TrainingError):
+    """The steps train nothing: no parameter gets a gradient."""
 
 
 class OutOfMemoryError(TrainingError):

@@ -27,33 +27,39 @@ from typing import Any, NoReturn, Protocol, Self, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 from gpu_fleet import config, exit_codes, outcome, own_code, run_identity
 from gpu_fleet.checkpoint import local, restore
-from gpu_fleet.checkpoint.containers import mapping_like, sequence_like, shaped
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.manager import FOLDER
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.containers import plain, shaped
 from gpu_fleet.data.loader import RankShare, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, IdentityError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
-from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
+from gpu_fleet.state import (
+    buffers_of_ranks,
+    capture_rng,
+    parameters_sha256,
+    restore_buffers,
+    restore_rng,
+    seed_rng,
+)
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import at_start
+from gpu_fleet.trained import GradientWatch, sums
 from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 DATA = "data"  # section of the data in the keys of an identity
-PLAIN = (Tensor, bytes, complex, torch.dtype, torch.device, type(None))
-NUMBERS_AND_TEXT = (bool, int, float, str)
 log = logging.getLogger(__name__)
 
 
@@ -110,6 +116,7 @@ class Run:
         self._lock: local.FolderLock | None = None
         self._lease: RunLease | None = None
         self._saver: Saver | None = None
+        self._watch: GradientWatch | None = None
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
                 raise ConfigError(
@@ -249,6 +256,7 @@ class Run:
             except Exception as error:  # a user's object may raise anything; no other try can succeed
                 reason = f"{type(error).__name__}: {error}"
                 raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
+        restore_buffers(self._modules, saved["buffers"], self._where)
         if self._where.rank < len(saved["rng"]):
             _restore_generators(saved["rng"][self._where.rank])
         else:
@@ -282,6 +290,9 @@ class Run:
             run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
         if not self._in_loop and self._where.local_rank == 0:
             outcome.remove_result(self.directory)
+        if not self._in_loop:
+            optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+            self._watch = GradientWatch(optimizers, self._where)
         self._in_loop = True
 
     def batches(
@@ -334,6 +345,10 @@ class Run:
 
     def _look_at_step(self) -> None:
         """Check a step, and warn once of each reason why a resumed run would not be exact."""
+        if self._watch is not None:
+            self._watch.listen_no_more()
+        if self.step == (self._resumed_from or 0) + 1:  # not after hours: the first step makes most states
+            self._where.together(self._checked_states)
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if (
             self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
@@ -359,12 +374,8 @@ class Run:
 
     def _differ(self) -> list[str]:
         """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
-        sums = {
-            name: [float(p.detach().double().sum()).hex() for p in cast("nn.Module", module).parameters()]
-            for name, module in self._objects.items()
-            if name in self._apart
-        }
-        first, *others = self._where.gather(sums)
+        mine = {name: sums(cast("nn.Module", self._objects[name]).parameters()) for name in self._apart}
+        first, *others = self._where.gather(mine)
         differ = [name for name in self._apart if any(other[name] != first[name] for other in others)]
         return differ if self._where.leads else []  # rank 0 warns for all
 
@@ -373,15 +384,27 @@ class Run:
         self._check_entered()
         if self._saved_step == self.step:
             return
-        self._where.together(self._check_earlier)
+        if self._watch is not None and self.step > (self._resumed_from or 0):
+            self._watch.check()
+        states = self._where.together(self._checked_states)
         rng = self._where.gather(_generators())
+        buffers = buffers_of_ranks(self._modules, self._where)
         if self._saver is not None:
-            objects = {name: _plain(name, thing.state_dict()) for name, thing in self._objects.items()}
-            state = {"objects": objects, "rng": rng, "step": self.step}
+            state = {"objects": states, "rng": rng, "buffers": buffers, "step": self.step}
             manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity)
             self._saver.save(manifest, state)
             self._saver.before_change()
         self._saved_step, self._saved_at = self.step, time.monotonic()
+
+    def _checked_states(self) -> dict[str, Any]:
+        """Return the states of all objects as a checkpoint gives them back; raises CheckpointError."""
+        self._check_earlier()
+        objects = self._objects.items() if self._where.leads else ()
+        return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        return [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
 
     def _due_by_time(self) -> bool:
         if not self._where.leads:
@@ -408,8 +431,7 @@ class Run:
         saver, self._saver = self._saver, None
         self._where.on_first(lambda: saver.close() if saver else True)
         self._where.on_first(self._check_held)  # the release follows only after the last write
-        modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
-        modules.sort(key=lambda module: not any(True for _ in module.parameters()))  # losses last
+        modules = sorted(self._modules, key=lambda module: not any(True for _ in module.parameters()))
         digest = parameters_sha256(modules[0], self._where) if modules else ""
         result = outcome.Outcome(
             outcome=cast("Any", how),
@@ -484,20 +506,3 @@ def _restore_generators(saved: dict[str, Any]) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, words, gauss = saved["random"]
     random.setstate((version, tuple(words), gauss))
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return a state that can be loaded without running code; raises CheckpointError naming the object."""
-    if isinstance(value, np.generic):  # before float: np.float64 is a float too
-        return value.item()
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, NUMBERS_AND_TEXT):  # converted: loading an IntEnum would need code
-        return next(kind for kind in NUMBERS_AND_TEXT if isinstance(value, kind))(value)
-    if isinstance(value, Mapping):
-        return mapping_like(value, {_plain(name, key): _plain(name, item) for key, item in value.items()})
-    if isinstance(value, list | tuple | set):
-        return sequence_like(value, (_plain(name, item) for item in value))
-    raise CheckpointError(
-        f"Run({name}=...): its state_dict holds a {type(value).__name__}; tensors, numbers and text do"
-    )

@@ -21,13 +21,14 @@ from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
 from gpu_fleet.own_code import explained
 from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
-from gpu_fleet.state import State, parameters_sha256, whole_weights
+from gpu_fleet.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason
 from gpu_fleet.stopping.peers import of_world
 from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.stopping.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.task import Task, evaluate_task
+from gpu_fleet.trained import check_gradients
 from gpu_fleet.world import World
 
 MODEL_FOLDER = "model"
@@ -89,7 +90,7 @@ def train(
 def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     """Run steps until the end of the run. Return whether the ranks agreed to stop before."""
     settings = run.settings
-    last_step = state.step + run.steps_left(state)
+    begun_at, last_step = state.step, state.step + run.steps_left(state)
     batches = run.batches(state)
     corrupt = CorruptionCounter(settings.data.corrupt_limit)
     meter = Meter(run.where, run.share.world, corrupt, run.book, utilisation=state.utilisation)
@@ -109,8 +110,10 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
         logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
         run.trace.before_step(state.step + 1)
         with marked(f"step {state.step + 1}"):
-            norm = take_step(run, state, batches, meter, with_norm=logged)
+            norm = take_step(run, state, batches, meter, with_norm=logged, first=state.step == begun_at)
         run.trace.after_step(state.step)
+        if state.step == begun_at + 1:
+            run.checkpoints.check_readable(state)
         if logged:
             run.writer.write(meter.report(state.step, state.position, run.epoch(state), rate, norm))
             if run.book.due():
@@ -144,7 +147,7 @@ def evaluate_between(run: PreparedRun, state: State, stop: Stop, meter: Meter) -
 
 
 def take_step(
-    run: PreparedRun, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool
+    run: PreparedRun, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool, first: bool
 ) -> Tensor | None:
     """Take one optimizer step over all micro-batches. Return the norm of the gradients () if computed."""
     settings = run.settings
@@ -152,6 +155,8 @@ def take_step(
     with marked("forward and backward"):
         loss = state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss)
     meter.add_step(state.step + 1, loss)
+    if first:
+        check_gradients(state.parameters, run.where)
     norm = None
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
@@ -193,24 +198,45 @@ def save(run: PreparedRun, state: State, meter: Meter) -> None:
 
 def check_weights(run: PreparedRun, state: State) -> None:
     """Raise DivergenceError naming step and rank; a finite loss may have gradients that are not finite."""
-    of_ranks = run.where.gather_numbers(precision.all_finite(state.parameters))
-    bad = [rank for rank, (finite,) in enumerate(of_ranks) if not finite]
-    if bad:
-        error = DivergenceError(
-            f"the weights of rank {bad[0]} are no finite numbers after step {state.step}, which is not "
-            "saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in the loss, or lower "
-            "optimizer.learning_rate, or set optimizer.clip_norm"
-        )
-        error.shared = True
-        raise error
+    tensors = tensors_of(state.model)
+    if state.average is not None:
+        tensors |= {f"average.{name}": value for name, value in tensors_of(state.average.module).items()}
+    spared = {*state.not_finite_at_start, *(f"average.{name}" for name in state.not_finite_at_start)}
+    check_finite(
+        run.where,
+        not_finite(tensors, spared),
+        f"after step {state.step}, which is not saved; a gradient was none: look for a root of 0 or a "
+        "quotient 0 / 0 in the loss, or lower optimizer.learning_rate, or set optimizer.clip_norm",
+    )
+
+
+def check_finite(where: World, bad: list[str], rest: str) -> None:
+    """Raise DivergenceError on all ranks if one of them names tensors that are not finite."""
+    of_ranks = where.gather_numbers(len(bad))
+    if not any(count for (count,) in of_ranks):
+        return
+    rank, name = next((rank, names[0]) for rank, names in enumerate(where.gather(bad[:1])) if names)
+    error = DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
+    error.shared = True
+    raise error
 
 
 def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
-    """Compute the score on held-out data and write it to the metrics; None if the ranks agreed to stop."""
-    run.where.share_buffers(state.model)
-    if state.averaged is not None:
-        run.settle_batch_norm(state.averaged)
-    score, further = scored(run, state, stop)
+    """Compute the score on held-out data and write it to the metrics; None if the ranks agreed to stop.
+
+    Every rank evaluates with the buffers of rank 0, and goes on with its own.
+    """
+    with undisturbed(state.model):
+        run.where.share_buffers(state.model)
+        if state.averaged is not None:
+            run.settle_batch_norm(state.averaged)
+            check_finite(
+                run.where,
+                not_finite(tensors_of(state.averaged.module), state.not_finite_at_start),
+                f"in the averaged model of step {state.step}, whose batch-norm statistics are computed anew: "
+                "look for samples that are not finite, or set average.batch_norm_batches = 0",
+            )
+        score, further = scored(run, state, stop)
     if score is not None and score.value is not None:
         run.writer.write(
             {
@@ -258,6 +284,12 @@ def export(run: PreparedRun, state: State) -> None:
     """Write the finished model into the run's folder, for model.weights of another run."""
     module = run.evaluated(state).module
     weights = whole_weights(module, run.where, state.spread.other_layers is not None)
+    bad = not_finite(weights, state.not_finite_at_start)
+    check_finite(
+        run.where,
+        bad,
+        f"after step {state.step}: the model is not exported, its checkpoint of this step is kept",
+    )
     if isinstance(module, Task):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     source = run.settings.model.weights or run.settings.model.config

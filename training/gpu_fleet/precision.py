@@ -64,8 +64,11 @@ def clip(parameters: Sequence[nn.Parameter], limit: float, others: dist.ProcessG
     return total
 
 
-def all_finite(parameters: Sequence[nn.Parameter]) -> bool:
-    """Return whether this rank's part of the parameters has no NaN or infinity; waits for the device."""
-    own = [p.to_local() if isinstance(p, DTensor) else p for p in (p.detach() for p in parameters)]
-    filled = [tensor for tensor in own if tensor.numel()]
-    return not filled or bool(torch.nn.utils.get_total_norm(filled, math.inf).isfinite())
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether these local tensors have no NaN or infinity; waits for the device."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            kinds.setdefault(tensor.dtype, []).append(tensor)
+    norms = (torch.nn.utils.get_total_norm(alike, math.inf) for alike in kinds.values())
+    return all(bool(norm.isfinite()) for norm in norms)

@@ -62,7 +62,7 @@ from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.pool import price
 from gpu_fleet.run_identity import check_alike, of_data, of_run
-from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
+from gpu_fleet.state import State, capture_rng, not_finite, restore_rng, seed_rng, tensors_of
 from gpu_fleet.task import Task, count_of, try_held_out, try_out
 from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
@@ -383,6 +383,7 @@ def fresh_state(run: PreparedRun) -> State:
         scaler=precision.scaler(settings.precision, where.device),
         average=average,
         utilisation=used,
+        not_finite_at_start=frozenset(not_finite(tensors_of(model))),
     )
 
 

@@ -1,6 +1,8 @@
 """State of a run between two steps: everything that decides the next step; save, restore and hash of it."""
 
 import hashlib
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,10 +13,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import config
+from gpu_fleet.containers import plain
 from gpu_fleet.errors import IdentityError
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.optimization import load_moments
 from gpu_fleet.parallel.spread import Spread
+from gpu_fleet.precision import all_finite
 from gpu_fleet.world import World
 
 STREAM = {"samples": "data.samples", "seed": "run.seed"}  # value that decides the order -> its key
@@ -31,6 +35,7 @@ class State:
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
     utilisation: Utilisation | None  # for measurements only, not saved
+    not_finite_at_start: frozenset[str]  # names of buffers, such as masks of -inf
     step: int = 0  # optimizer steps done
     position: int = 0  # samples consumed by all ranks since the first step
 
@@ -53,6 +58,7 @@ def capture(state: State, settings: config.Config, samples: int, where: World) -
     return {
         "scaler": state.scaler.state_dict(),
         "rng": where.gather(capture_rng()),
+        "buffers": buffers_of_ranks([state.model], where),
         "carried": where.gather_on_first(state.spread.carried()) if settings.parallel.powersgd_rank else [],
         "step": state.step,
         "position": state.position,
@@ -60,13 +66,91 @@ def capture(state: State, settings: config.Config, samples: int, where: World) -
     }
 
 
-def capture_tensors(state: State) -> dict[str, Any]:
-    """Return the tensors of a model that this rank holds whole; they do not change before the next update."""
+def capture_tensors(state: State, settings: config.Config) -> dict[str, Any]:
+    """Return the tensors of a model that this rank holds whole; they do not change before the next update.
+
+    Raises UnreadableError.
+    """
     return {
-        "model": _with_own_buffers(state.model),
-        "optimizer": state.optimizer.state_dict(),
+        "model": plain(_with_own_buffers(state.model), f"model.name = {settings.model.name!r}"),
+        "optimizer": plain_optimizer(state, settings),
         "average": {} if state.average is None else _with_own_buffers(state.average),
     }
+
+
+def plain_optimizer(state: State, settings: config.Config) -> Any:
+    """Return the state of the optimizer as a checkpoint gives it back; raises UnreadableError."""
+    return plain(state.optimizer.state_dict(), f"optimizer.name = {settings.optimizer.name!r}")
+
+
+def buffers_of_ranks(modules: Iterable[nn.Module], where: World) -> list[dict[str, Tensor]]:
+    """Return, on rank 0, for each rank the saved buffers that differ from those of rank 0; else nothing.
+
+    Each rank computes its own, such as running statistics of its samples. All ranks call it.
+    """
+    if where.size == 1:
+        return []
+    mine = {name: whole(_local(buffer)) for name, buffer in _saved_buffers(modules)}
+    digests = {name: _bytes_sha256(buffer) for name, buffer in mine.items()}
+    of_ranks = where.gather(digests)
+    if all(other == of_ranks[0] for other in of_ranks):
+        return []
+    first = of_ranks[0]
+    return where.gather_on_first(
+        {name: buffer for name, buffer in mine.items() if digests[name] != first.get(name)}
+    )
+
+
+def restore_buffers(modules: Iterable[nn.Module], saved: list[dict[str, Tensor]], where: World) -> None:
+    """Restore the buffers of this rank; another number of ranks begins with those of rank 0 everywhere.
+
+    Raises IdentityError for buffers of another shape.
+    """
+    own = saved[where.rank] if len(saved) == where.size else {}
+    for name, buffer in _saved_buffers(modules) if own else ():
+        if (value := own.get(name)) is not None:
+            if value.shape != _local(buffer).shape:
+                raise IdentityError(f"the checkpoint does not fit the model: buffer {name} has another shape")
+            _local(buffer).data.copy_(value)
+
+
+def _saved_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    for place, module in enumerate(modules):
+        saved = module.state_dict().keys()
+        yield from ((f"{place}/{name}", value) for name, value in module.named_buffers() if name in saved)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Give buffers and generators back at the end, so that the block changes no later step."""
+    generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.data.copy_(value)
+        restore_rng(generators)
+
+
+def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> list[str]:
+    """Return the names of tensors with a NaN or an infinity in this rank's part, but for those `spared`."""
+    numbers = {
+        name: _local(value.detach())
+        for name, value in tensors.items()
+        if name not in spared and (value.is_floating_point() or value.is_complex())
+    }
+    if all_finite(list(numbers.values())):  # a wait for the device, in place of one for each tensor
+        return []
+    return [name for name, value in numbers.items() if not bool(value.isfinite().all())]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name, those too that are not saved."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -87,7 +171,8 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
     if saved["scaler"]:  # only fp16 saves one; without it the scale begins anew
         state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
-    state.spread.take_up(saved.get("carried", []))  # a checkpoint of an older trainer has none
+    state.spread.take_up(saved["carried"])
+    restore_buffers([state.model], saved["buffers"], where)
     if where.rank < len(saved["rng"]):
         restore_rng(saved["rng"][where.rank])
     else:

@@ -15,7 +15,7 @@ from gpu_fleet.data.order import Slice
 from gpu_fleet.errors import ConfigError, OwnCodeError
 from gpu_fleet.evaluation import Evaluated, HeldOutScore, mean_loss
 from gpu_fleet.own_code import EXPECTED, Own, explained
-from gpu_fleet.state import capture_rng, restore_rng
+from gpu_fleet.state import undisturbed
 from gpu_fleet.world import World
 
 MEAN = math.nan  # in place of the count of a metric that is the mean over the samples
@@ -155,11 +155,9 @@ def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
 
     Raises OwnCodeError or ConfigError.
     """
-    generators = capture_rng()
     model.eval()
-    with explained(what), torch.no_grad():
+    with undisturbed(model), explained(what), torch.no_grad():
         model(batch.inputs)
-    restore_rng(generators)
 
 
 def try_out(model: nn.Module, batch: Batch, what: str) -> None:
@@ -167,18 +165,14 @@ def try_out(model: nn.Module, batch: Batch, what: str) -> None:
 
     Raises OwnCodeError or ConfigError.
     """
-    generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
     model.train()
-    with explained(what):
+    with undisturbed(model), explained(what):
         outputs = model(batch.inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{what}: gives a {type(outputs).__name__}, not a Tensor; set loss.name")
         loss = mean_loss(outputs, batch.targets)
     if batch.counted and not torch.isfinite(loss):
         raise ConfigError(f"{what}: the loss of the first batch is {loss.item()}, before any step")
-    for buffer, value in zip(model.buffers(), before, strict=True):
-        buffer.data.copy_(value)
-    restore_rng(generators)
 
 
 def evaluate_task(

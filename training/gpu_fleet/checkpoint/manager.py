@@ -17,7 +17,15 @@ from gpu_fleet.checkpoint.team import Team, of_world
 from gpu_fleet.errors import CheckpointError, IdentityError
 from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
-from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
+from gpu_fleet.state import (
+    State,
+    apply,
+    apply_tensors,
+    apply_weights,
+    capture,
+    capture_tensors,
+    plain_optimizer,
+)
 from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.world import World
@@ -308,7 +316,7 @@ class Checkpoints:
         saved = capture(state, self._settings, self._samples, self._where)
         written = self._begin_parts(state) if self._layout == local.SHARDED else None
         if self._layout == local.WHOLE and self._where.leads:
-            saved |= capture_tensors(state)
+            saved |= capture_tensors(state, self._settings)
         if self._saver is not None:
             self._saver.save(self._manifest(state), saved if self._where.leads else {}, written)
         self._saved_step, self._saved_at = state.step, self._clock()
@@ -319,6 +327,13 @@ class Checkpoints:
             self._lease.raise_if_lost()
         if self._saver is not None:
             self._saver.wait()
+
+    def check_readable(self, state: State) -> None:
+        """Raise UnreadableError, on all ranks, for a state that a checkpoint could not give back.
+
+        It is called after the first step, which makes the optimizer's state: not after hours.
+        """
+        self._where.together(lambda: plain_optimizer(state, self._settings))
 
     def before_change(self) -> float:
         """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""

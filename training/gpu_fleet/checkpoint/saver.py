@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, sharded
-from gpu_fleet.checkpoint.containers import mapping_like, sequence_like
 from gpu_fleet.checkpoint.lease import RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.containers import mapping_like, sequence_like
 from gpu_fleet.errors import CheckpointError, RunLeaseError
 from gpu_fleet.own_code import ARCHIVE
 from gpu_fleet.storage.object_store import at_start, patiently
@@ -168,6 +168,18 @@ def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
 
 
+def _reason(error: Exception) -> str:
+    """Return the message of an error that a user knows, and for others their kind too."""
+    known = isinstance(error, OSError | RuntimeError | CheckpointError)  # torch: RuntimeError for a full disk
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def _failure_of(step: int, error: Exception) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    return CheckpointError(f"step {step} cannot be uploaded: {_reason(error)}")
+
+
 @dataclass(frozen=True)
 class SaveJob:
     """A save that is to be written to disk."""
@@ -227,6 +239,9 @@ class Saver:
         self._upload_failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
         self._uploading: set[int] = set()  # steps that wait for an upload or are in one: not pruned
         self.uploaded_step: int | None = None
+        self._queued: local.Manifest | None = (
+            None  # of the newest upload, which the bucket must have at the end
+        )
         self.committed: Callable[[], None] = _nobody_asks  # called after each commit, in the saver's thread
         self._threads = [threading.Thread(target=self._write, name="checkpoint-write", daemon=True)]
         if store is not None:
@@ -250,6 +265,7 @@ class Saver:
             self._queue_upload(manifest, None)
 
     def _queue_upload(self, manifest: local.Manifest, team: Team | None) -> None:
+        self._queued = manifest
         self._uploading.add(manifest.step)
         own = sharded.FilesOfRank(team.rank) if team else manifest.files
         folder = self._root / local.folder_name(manifest.step)
@@ -285,7 +301,18 @@ class Saver:
         failure = self._write_failure or self._upload_failure
         if failure is not None:
             raise failure
+        self._check_uploaded()
         return True
+
+    def _check_uploaded(self) -> None:
+        """Raise CheckpointError unless a listing shows the newest checkpoint in the store, file by file."""
+        store, newest = self._store, self._queued
+        if store is None or newest is None:
+            return
+        if self.uploaded_step != newest.step:
+            raise CheckpointError(f"{store.uri}: step {newest.step} is on disk, and was not uploaded")
+        if self._team is None or self._team.leads:
+            patiently(lambda: store.check_whole(newest), within_s=UPLOAD_PATIENCE_S)
 
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -299,9 +326,9 @@ class Saver:
                     self._queue_upload(manifest, self._team)
             except RunLeaseError as error:
                 self._write_failure = error
-            except (OSError, RuntimeError, CheckpointError) as error:  # torch: RuntimeError for a full disk
+            except Exception as error:  # noqa: BLE001 - any would end this thread, and the run waits for it
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
-                self._write_failure = CheckpointError(f"{what}: {error}")
+                self._write_failure = CheckpointError(f"{what}: {_reason(error)}")
             finally:
                 self._idle.set()
         self._uploads.put(None)
@@ -328,9 +355,9 @@ class Saver:
         try:
             self._check_stage()
             mine = self._write_part(job, writers if team.leads else {}, team)
-        except (OSError, RuntimeError, CheckpointError) as error:
+        except Exception as error:  # the other ranks wait for a word, whatever it is
             for what in ("written", "committed") if team.leads else ("written",):
-                team.post(step, what, error=CheckpointError(str(error)))
+                team.post(step, what, error=CheckpointError(_reason(error)))
             raise
         team.post(step, "written", {name: asdict(record) for name, record in mine.items()})
         if not team.leads:
@@ -360,8 +387,8 @@ class Saver:
             manifest = replace(manifest, files=files)
             if self._shared:
                 local.commit_stage(self._root, manifest, self._check_held)
-        except (OSError, CheckpointError) as error:
-            team.post(manifest.step, "committed", error=CheckpointError(str(error)))
+        except Exception as error:  # as in `_written`
+            team.post(manifest.step, "committed", error=CheckpointError(_reason(error)))
             raise
         team.post(manifest.step, "committed")
         return manifest
@@ -415,10 +442,10 @@ class Saver:
         except AbandonedError:
             self._pass_over(upload)
             return
-        except CheckpointError as error:
+        except Exception as error:  # noqa: BLE001 - any would end this thread, and nobody would know
             if not line.abandoned:
-                log.error("event=upload-failed step=%d error=%r", step, str(error))
-                self._upload_failure = error
+                log.error("event=upload-failed step=%d error=%r", step, _reason(error))
+                self._upload_failure = _failure_of(step, error)
             if isinstance(error, RunLeaseError):  # a newer checkpoint cannot clear this failure
                 self._write_failure = error
             return
@@ -449,8 +476,10 @@ class Saver:
         try:
             bring(held)
             bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, moved))
-        except CheckpointError as error:
-            team.post(manifest.step, "uploaded", error=error)
+        except AbandonedError:
+            raise
+        except Exception as error:  # the other ranks wait for a word, whatever it is
+            team.post(manifest.step, "uploaded", error=_failure_of(manifest.step, error))
             raise
         team.post(manifest.step, "uploaded", "")
         if not team.leads:

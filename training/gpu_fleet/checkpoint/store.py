@@ -77,6 +77,14 @@ class CheckpointStore(ObjectStore):
             key = self._key(local.folder_name(manifest.step), local.MANIFEST)
             self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
 
+    def check_whole(self, manifest: local.Manifest) -> None:
+        """Raise CheckpointError unless a listing has the manifest, and every file of it in its size."""
+        there = self.sizes(local.folder_name(manifest.step))
+        wrong = [name for name, record in manifest.files.items() if there.get(name) != record.size]
+        if local.MANIFEST not in there or wrong:
+            lacks = ", ".join(wrong or [local.MANIFEST])
+            raise CheckpointError(f"{self.uri}: step {manifest.step} is not whole after its upload: {lacks}")
+
     def steps(self) -> list[int]:
         """Return the steps of the committed checkpoints, oldest first."""
         return sorted(step for step, names in self._listing().items() if local.MANIFEST in names)

@@ -1,11 +1,43 @@
-"""Containers of a saved state, which a restore gives back in their kind: a schedule needs its Counter."""
+"""Values of a saved state: those that a checkpoint can give back, and containers in their kind."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from gpu_fleet.errors import UnreadableError
+
+PLAIN = (Tensor, bytes, complex, torch.dtype, torch.device, type(None))
+NUMBERS_AND_TEXT = (bool, int, float, str)
+
+
+def plain(value: Any, owner: str, path: str = "") -> Any:
+    """Return a state that torch.load reads without running code, for example with a numpy number as a float.
+
+    `owner` is the key or argument that brought the object with this state. Raises UnreadableError that names
+    the place of a value of another kind, such as a deque or a function: it would be written, and never read.
+    """
+    if isinstance(value, np.generic):  # before float: np.float64 is a float too
+        return value.item()
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, NUMBERS_AND_TEXT):  # converted: loading an IntEnum would need code
+        return next(kind for kind in NUMBERS_AND_TEXT if isinstance(value, kind))(value)
+    if isinstance(value, Mapping):
+        items = value.items()
+        return mapping_like(
+            value, {plain(key, owner, path): plain(item, owner, f"{path}[{key!r}]") for key, item in items}
+        )
+    if isinstance(value, list | tuple | set):
+        return sequence_like(value, (plain(item, owner, f"{path}[{n}]") for n, item in enumerate(value)))
+    raise UnreadableError(
+        f"{owner}: its state_dict holds a {type(value).__name__} at {path or 'its top'}, which a checkpoint "
+        "cannot give back; tensors, numbers and text do, and lists and dictionaries of them"
+    )
 
 
 def mapping_like(value: Mapping[Any, Any], items: Mapping[Any, Any]) -> dict[Any, Any]:
