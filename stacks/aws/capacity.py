@@ -70,15 +70,13 @@ class CapacityArgs:
 
     Attributes:
         key_arn: encrypts log and ledger.
-        records_arn: the bucket of requests and ledger.
-        data_arn: the bucket of submitted runs.
+        records_arn: the bucket of requests, ledger and submitted runs.
         topic_arn: who is notified when it fails.
     """
 
     stack: Stack
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
-    data_arn: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
 
 
@@ -241,7 +239,7 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
             "${aws:userid}",
             {"StringLike": {"aws:userid": "AROA*:*"}},
         ),
-        *submit.people_statements(stack, args.data_arn),
+        *submit.people_statements(stack, args.records_arn),
     )
 
 

@@ -66,10 +66,10 @@ def of_instances(judge: Judge, name: str) -> Rights:
         verdicts, kept, words = (
             MAY if place == name else MAY_NOT,
             f"{place}/keep/i-1/x",
-            f"_runs/ada/{place}/1/i-1/x",
+            f"runs/words/ada/{place}/1/i-1/x",
         )
         yield own("saves files of its own pool", verdicts, stores(*WRITES), bucket("data", kept))
-        yield own("speaks of runs of its own pool", verdicts, stores("PutObject"), bucket("data", words))
+        yield own("speaks of runs of its own pool", verdicts, stores("PutObject"), bucket("records", words))
     for kind in ("data", "checkpoints"):
         for place in {*judge.pools, "another", f"{name}-more", "keep"}:
             yield own("writes nothing of users", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
@@ -88,7 +88,12 @@ def of_instances(judge: Judge, name: str) -> Rights:
     wheels = MAY if judge.settings.network.nat is Nat.NONE else MAY_NOT
     for key, verdicts in {PAYLOAD: MAY, "image/wheels/torch.whl": wheels}.items():
         yield own("reads its payload and its wheels", verdicts, stores("GetObject"), bucket("records", key))
-    for key in ("image/files/driver.run", "image/00.tar", "image/payload-of-others/00.tar.gz", "meter.json"):
+    for key in (
+        "image/files/driver.run",
+        "image/00.tar",
+        "image/payload-of-others/00.tar.gz",
+        "runs/jobs/ada/1/job.json",
+    ):
         yield own("reads nothing else of the records", MAY_NOT, stores("GetObject"), bucket("records", key))
     yield own("does not list the records", MAY_NOT, stores(judge.listing), bucket("records"))
     yield own("changes no payload", MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", PAYLOAD))
@@ -281,12 +286,12 @@ def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(name):
 WRITABLE = {
     AWS_PAIR.name: [
         "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/dev/keep/*",
-        "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/_runs/*/dev/*",
+        "arn:aws:s3:::gpu-fleet-aws-pair-records-123456789012/runs/words/*/dev/*",
         "arn:aws:s3:::gpu-fleet-aws-pair-records-123456789012/reaper/handshake/${aws:userid}/*",
     ],
     ALICLOUD_PAIR.name: [
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/dev/keep/*",
-        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/_runs/*/dev/*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/runs/words/*/dev/*",
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/handshake/dev.*",
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/users/dev/*",
     ],
