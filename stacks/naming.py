@@ -110,6 +110,11 @@ def session_document(stack: str) -> str:
     return prefixed(stack, "session")
 
 
+def forward_document(stack: str) -> str:
+    """By which users reach a port of an instance (Systems Manager; `gpu-fleet connect`)."""
+    return prefixed(stack, "forward")
+
+
 def run_document(stack: str) -> str:
     """By which users start runs: a document of Systems Manager, a command of Cloud Assistant."""
     return prefixed(stack, "run")

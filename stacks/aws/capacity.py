@@ -52,8 +52,11 @@ NEVER_ACTIONS = (
 SESSION_ACTIONS = ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel")
 DEFAULT_DOCUMENT = "SSM-SessionManagerRunShell"
 # Documents of AWS that run what their caller says (systems-manager/latest/userguide/
-# getting-started-restrict-access-examples.html).
-OTHER_SHELLS = ("AWS-StartInteractiveCommand", "AWS-StartNonInteractiveCommand")
+# getting-started-restrict-access-examples.html), or reach any port as root.
+OTHER_DOCUMENTS = (
+    *("AWS-StartInteractiveCommand", "AWS-StartNonInteractiveCommand", "AWS-StartSSHSession"),
+    *("AWS-StartPortForwardingSession", "AWS-StartPortForwardingSessionToRemoteHost"),
+)
 PEOPLE_LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
     "cloudwatch:DescribeAlarms",
@@ -220,10 +223,8 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
     said = [pulumi.Output.concat(args.records_arn, f"/{key}") for key in (sweep_archive.POLICY_KEY, *queue)]
     shell = sessions.document_name(stack) or DEFAULT_DOCUMENT
-    documents = [
-        f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
-        f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{shell}",
-    ]
+    forward = naming.forward_document(stack.name)
+    documents = [f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{name}" for name in (shell, forward)]
     return policies.document(
         policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
         policies.allow("Read", ["s3:GetObject"], [state, *said, *_money(args)]),
@@ -244,7 +245,8 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
 
 
 def _never_as_another(stack: Stack) -> list[policies.Statement]:
-    """Where accounts are named: no document whose sessions open as the agent's account, which becomes root.
+    """Where accounts are named: no document whose sessions open as the agent's account, which becomes root,
+    and none by which that account reaches any port.
 
     A denial, whatever else the caller's policies allow. By their names, of the account and of AWS.
     """
@@ -252,7 +254,7 @@ def _never_as_another(stack: Stack) -> list[policies.Statement]:
         return []
     arn = f"arn:{policies.partition(stack.region)}:ssm:{stack.region}:"
     names = [f"{arn}{stack.account_id}:document/{DEFAULT_DOCUMENT}"]
-    names += [f"{arn}{owner}:document/{name}" for name in OTHER_SHELLS for owner in ("", stack.account_id)]
+    names += [f"{arn}{owner}:document/{name}" for name in OTHER_DOCUMENTS for owner in ("", stack.account_id)]
     return [policies.deny("NeverAsAnother", ["ssm:StartSession"], names)]
 
 
