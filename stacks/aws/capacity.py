@@ -30,7 +30,9 @@ TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "taken-at", "keep-until", "keep-reason")
 )
 # What a user writes on an instance of theirs: kept, and given back.
-PERSONAL_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "give-back"))
+PERSONAL_TAGS = tuple(
+    f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "give-back")
+)
 # None of these knows a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",

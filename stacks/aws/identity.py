@@ -42,7 +42,9 @@ SHARED = ("data", "checkpoints")
 
 # What users set on an instance by `gpu-fleet keep`; what its agent sets so that the sweep may not stop it,
 # and to say who is on it. Every other tag is the stack's or the sweep's.
-OWN_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "withdrawn", "users"))
+OWN_TAGS = tuple(
+    f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "withdrawn", "users")
+)
 
 
 @dataclass(frozen=True)

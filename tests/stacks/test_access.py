@@ -32,7 +32,7 @@ from tests.stacks.judges import (
 Rights = Iterator[Right]
 LEDGER = "reaper/ledger/2026/11/21/i-1.json"
 PAYLOAD = "image/payload/00.tar.gz"
-KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:users"]
+KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:keep-by", "gpu-fleet:users"]
 WITHDRAWN = "gpu-fleet:withdrawn"
 TAGS = ["ec2:CreateTags", "ec2:DeleteTags"]
 SSE, SSE_KEY = "s3:x-amz-server-side-encryption", "s3:x-amz-server-side-encryption-aws-kms-key-id"
@@ -213,7 +213,17 @@ def of_the_aws_sweep(judge: AwsJudge) -> Rights:
         lifted = judge.tags(name) | {"aws:TagKeys": [WITHDRAWN]}
         yield sweep("lifts no withdrawal", MAY_NOT, TAGS, me, lifted)
     tags = judge.tags("dev")
-    for tag in ("managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason", "users"):
+    for tag in (
+        "managed",
+        "stack",
+        "pool",
+        "owner",
+        "protected",
+        "keep-until",
+        "keep-reason",
+        "keep-by",
+        "users",
+    ):
         context = tags | {"aws:TagKeys": ["gpu-fleet:idle-since", f"gpu-fleet:{tag}"]}
         yield sweep("never widens its licence by a tag", DENIED, TAGS, me, context)
     marks = {"aws:TagKeys": ["gpu-fleet:idle-since", "gpu-fleet:reap-after"]}

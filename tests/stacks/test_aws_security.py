@@ -274,6 +274,7 @@ def test_an_instance_may_change_no_tag_but_its_own(shipped):
         assert part["Condition"]["ForAllValues:StringEquals"]["aws:TagKeys"] == [
             "gpu-fleet:keep-until",
             "gpu-fleet:keep-reason",
+            "gpu-fleet:keep-by",
             "gpu-fleet:withdrawn",
             "gpu-fleet:users",
         ]
