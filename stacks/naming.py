@@ -84,8 +84,13 @@ def kept_prefix(pool: str) -> str:
 
 
 def words_prefix(account: str, pool: str) -> str:
-    """Where a pool's instances speak of an account's submitted runs (runs/model.py): data bucket."""
+    """Where a pool's instances speak of an account's submitted runs (runs/model.py): records bucket."""
     return f"{RUNS}/{account}/{pool}/"
+
+
+def run_prefixes(account: str) -> tuple[str, str]:
+    """Where an account's submitted jobs lie, and what instances say of them: records bucket."""
+    return f"{JOBS}/{account}/", f"{RUNS}/{account}/"
 
 
 def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
@@ -105,6 +110,11 @@ def session_document(stack: str) -> str:
     return prefixed(stack, "session")
 
 
+def forward_document(stack: str) -> str:
+    """By which users reach a port of an instance (Systems Manager; `gpu-fleet connect`)."""
+    return prefixed(stack, "forward")
+
+
 def run_document(stack: str) -> str:
     """By which users start runs: a document of Systems Manager, a command of Cloud Assistant."""
     return prefixed(stack, "run")
@@ -116,9 +126,9 @@ RUN_PARAMETERS = {
     "Run": "[a-z][a-z0-9-]{0,62}",
     "Sha256": "[0-9a-f]{64}",
 }
-# In the data bucket: what users submit, and what instances say of it, both by account. No pool's name
-# begins so, and no role of a pool writes the former.
-JOBS, RUNS = "_jobs", "_runs"
+# In the records bucket, which no user reads as a whole: what users submit, and what instances say of it, both
+# by account. No role of a pool writes the former.
+JOBS, RUNS = "runs/jobs", "runs/words"
 
 
 def metric_namespace(stack: str) -> str:

@@ -66,11 +66,11 @@ class Order:
 @click.command("start-run", epilog=EXAMPLE)
 @click.option("--account", required=True, help="Whose run it is.")
 @click.option("--run", required=True, help="Its name.")
-@click.option("--sha256", required=True, help="Of its job.json in the data bucket.")
+@click.option("--sha256", required=True, help="Of its job.json in the records bucket.")
 def start_run(account: str, run: str, sha256: str) -> None:
     """Start a submitted run here, as its account; the stack's document calls this.
 
-    Exit code 1 where it is not started, with the reason here and in the data bucket.
+    Exit code 1 where it is not started, with the reason here and in the records bucket.
     """
     order = Order(account, run, sha256)
     instance = instance_file.load(paths.instance_file())
@@ -165,7 +165,7 @@ def report(order: Order, instance: InstanceFile, why: str) -> None:
             "at": format_time(datetime.now(UTC)),
             "detail": why,
         }
-        bucket = instance.data_uri.partition("://")[2].partition("/")[0]
+        bucket = instance.records_uri.partition("://")[2].partition("/")[0]
         own = Metadata(instance.cloud).get("instance-id")
         key = place_of(instance.pool, order.account, order.run, own or "unknown") + STATE
         s3 = clouds.bucket_client(instance.cloud, instance.region)

@@ -5,7 +5,7 @@ https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
 
 from datetime import UTC, datetime
 
-from image.credentials.sessions import SESSION_S, SessionKeys, own_id, session_name
+from image.credentials.sessions import SESSION_S, SessionKeys, account_in, own_id, session_name
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.aws import session
@@ -31,12 +31,13 @@ class AwsUserRole:
 
     def assume(self, account: str) -> SessionKeys:
         """Keys for an account; raises InstanceError."""
+        name = session_name(account, own_id(self._metadata))
         answer = self._calls.look(
             self._sts.assume_role,
             RoleArn=self._arn,
-            RoleSessionName=session_name(account, own_id(self._metadata)),
+            RoleSessionName=name,
             DurationSeconds=SESSION_S,
-            Tags=[{"Key": ACCOUNT_TAG, "Value": account}],
+            Tags=[{"Key": ACCOUNT_TAG, "Value": account_in(name)}],
         )
         keys = answer["Credentials"]
         return SessionKeys(

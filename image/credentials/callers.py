@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from image.credentials.errors import NotServedError
+from image.credentials.sessions import check_account
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED = "01"  # tcp_states.h, TCP_ESTABLISHED
@@ -50,6 +51,7 @@ def account_of(client: End, server: End, tables: Iterable[Path] = TABLES) -> str
         raise NotServedError(f"account {name!r} is a service's, not a user's: no credentials")
     if entry.pw_shell in NO_SHELL and name != TRAINER:
         raise NotServedError(f"account {name!r} is locked: no credentials")
+    check_account(name)
     return name
 
 

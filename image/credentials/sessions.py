@@ -1,6 +1,5 @@
 """Sessions of the user role, one an account: asked for once and kept until shortly before their end."""
 
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,15 +7,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from image.credentials.errors import NoSessionError
+from image.credentials.errors import NoSessionError, NotServedError
 from image.instance.errors import CloudError, InstanceError
 from image.instance.metadata import Metadata
+from image.runs.model import ACCOUNT
 
 SESSION_S = 3600  # the longest that a role which was assumed may ask for (IAM, "role chaining")
 # botocore asks again from 15 minutes before the end: it must get new ones then
 RENEW_BEFORE = timedelta(minutes=20)
 ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once are one call
-LONGEST_NAME = 64  # of a session, on both clouds
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,25 @@ def own_id(metadata: Metadata) -> str:
 
 
 def session_name(account: str, instance_id: str) -> str:
-    """``ACCOUNT@INSTANCE``, by which the cloud's record of calls names a user. Pure."""
-    return re.sub(r"[^A-Za-z0-9_.@-]", "-", f"{account}@{instance_id}")[:LONGEST_NAME]
+    """``ACCOUNT@INSTANCE``, by which the cloud's record of calls names a user. Pure.
+
+    Raises:
+        NotServedError: no account of ``access.people`` may be called so; nothing is made fit, since it might
+            then be another's name.
+    """
+    check_account(account)
+    return f"{account}@{instance_id}"
+
+
+def account_in(name: str) -> str:
+    """The account of a session, by the name that it has. Pure."""
+    return name.partition("@")[0]
+
+
+def check_account(account: str) -> None:
+    """Raise NotServedError for a name that no policy can be trusted to hold apart from others."""
+    if ACCOUNT.fullmatch(account) is None:
+        raise NotServedError(f"account {account!r} is not served; allowed: {ACCOUNT.pattern}: no credentials")
 
 
 class _Kept:

@@ -3,8 +3,9 @@
 Fabric, network cards and driver come up while the instance boots: what has not come yet is asked for again,
 until all of it is there, something is broken, or ``MAY_TAKE_S`` are over.
 
-``python -m image.readiness health`` says, at any time after that, why no job may begin on the GPUs. It says
-nothing where one may. Slurm's health check asks it (rootfs/usr/libexec/gpu-fleet/queue-health).
+``python -m image.readiness health`` says, at any time after that, why no job may begin here: what broke of
+the GPUs, and whether users reach what is root's. It says nothing where one may. Slurm's health check asks it
+(rootfs/usr/libexec/gpu-fleet/queue-health).
 """
 
 import json
@@ -26,7 +27,7 @@ from image.instance.instance_file import Expected
 from image.instance.metadata import Metadata
 from image.readiness.checks import CheckResult, ProbedInstance, judge, judge_running
 from image.readiness.probes import look, measured
-from image.readiness.user_access import probed
+from image.readiness.user_access import opened, probed
 
 # An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
 MAY_TAKE_S = 300.0
@@ -45,7 +46,10 @@ def main(arguments: Sequence[str] = ()) -> int:
             hangs = CheckResult("gate", ok=False, detail="no answer in time: a GPU or its driver hangs")
             return 0 if report([hangs]) else 1
         if list(arguments) == [HEALTH]:
-            sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), look(pynvml))))
+            seen = replace(
+                _look(False), metadata_problem=opened(instance_file.load(paths.instance_file()).cloud)
+            )
+            sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), seen)))
             return 0
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def broken_since(report: Path, seen: ProbedInstance) -> list[str]:
-    """Why the GPUs are unfit for a job, which may have become so after the boot check counted them.
+    """Why the instance is unfit for a job, which may have become so after the boot check counted its GPUs.
 
     Raises:
         OSError, ValueError, KeyError: there is no report of a boot check that counted them.

@@ -236,7 +236,7 @@ def judge(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
 
 def judge_running(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
     """The checks that hold at any time, whatever runs on the GPUs."""
-    return tuple(check(expected, seen) for check in (gpu_count, ecc, xid))
+    return tuple(check(expected, seen) for check in (gpu_count, ecc, xid, metadata))
 
 
 def _detail(problems: Iterable[str], otherwise: str) -> str:

@@ -1,4 +1,4 @@
-"""``run image.readiness.user_access CLOUD``: what a user reaches: not the metadata service, but credentials.
+"""``run image.readiness.user_access CLOUD WHAT...``: what users reach: credentials, no metadata service.
 
 The gate runs it as the trainer's account, and reads the JSON that it prints.
 """
@@ -28,19 +28,31 @@ REFUSED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, 
 ADDRESS_UNUSABLE = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})  # an instance without IPv6
 TIMEOUT_S = 10.0  # the service's own call to STS is in it
 LONGEST_S = 60.0
+HEALTH_S = 15.0  # queue-health has 25 s for all
 RUN = Path("/opt/gpu-fleet/bin/run")
 HTTP_OK = 200
 KEYS = ("AccessKeyId", "SecretAccessKey", "Token", "AccessKeySecret", "SecurityToken", "Expiration")
 
 
 def probed(cloud: str) -> tuple[str, str]:
-    """Why the metadata service is not closed to users, and why they get no credentials; empty for no reason.
+    """Why the metadata service is not closed to users, and why they get no credentials; empty for none."""
+    metadata, credentials = _asked(cloud, ("metadata", "credentials"), LONGEST_S)
+    return metadata, credentials
+
+
+def opened(cloud: str) -> str:
+    """Why the metadata service is not closed to users; for whoever looks every half minute."""
+    return _asked(cloud, ("metadata",), HEALTH_S)[0]
+
+
+def _asked(cloud: str, names: tuple[str, ...], within_s: float) -> tuple[str, ...]:
+    """Each problem by its name, as the trainer's account meets it.
 
     Where the environment says that the service is elsewhere, as in rehearsals, nothing is looked at.
     """
     if SERVICES[cloud][0] in os.environ:
-        return "", ""
-    command = [sys.executable, "-I", str(RUN), "image.readiness.user_access", cloud]
+        return ("",) * len(names)
+    command = [sys.executable, "-I", str(RUN), "image.readiness.user_access", cloud, *names]
     try:
         account = pwd.getpwnam(TRAINER)
         done = subprocess.run(
@@ -48,18 +60,18 @@ def probed(cloud: str) -> tuple[str, str]:
             capture_output=True,
             text=True,
             check=True,
-            timeout=LONGEST_S,
+            timeout=within_s,
             user=account.pw_uid,
             group=account.pw_gid,
             extra_groups=(),
         )
         said = json.loads(done.stdout)
-        return str(said["metadata"]), str(said["credentials"])
+        return tuple(str(said[name]) for name in names)
     except subprocess.CalledProcessError as error:
         why = f"not known: {error.stderr.strip()[-300:]}"
     except (KeyError, OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
         why = f"not known: {error!r}"
-    return why, why
+    return (why,) * len(names)
 
 
 def metadata_problem(addresses: Sequence[str], port: int = PORT) -> str:
@@ -108,13 +120,18 @@ def credentials_problem(address: str = service.ADDRESS, port: int = service.PORT
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints both problems."""
-    if len(words) != 1 or words[0] not in ADDRESSES:
-        sys.stderr.write(f"error: user_access CLOUD; allowed: {', '.join(ADDRESSES)}\n")
+    """Prints the problems that are asked for."""
+    cloud, *names = words or [""]
+    if cloud not in ADDRESSES or not names or set(names) - {"metadata", "credentials"}:
+        clouds = ", ".join(ADDRESSES)
+        sys.stderr.write(f"error: user_access CLOUD WHAT...; allowed: {clouds}; metadata, credentials\n")
         return 2
-    homes = homes_problem()
-    closed = "; ".join(filter(None, (metadata_problem(ADDRESSES[words[0]]), homes)))
-    sys.stdout.write(json.dumps({"metadata": closed, "credentials": credentials_problem()}))
+    said = {}
+    if "metadata" in names:
+        said["metadata"] = "; ".join(filter(None, (metadata_problem(ADDRESSES[cloud]), homes_problem())))
+    if "credentials" in names:
+        said["credentials"] = credentials_problem()
+    sys.stdout.write(json.dumps(said))
     return 0
 
 

@@ -52,6 +52,10 @@ class AgentError(ReaperError):
     """The agent of this instance refuses what a user asks, or does not answer."""
 
 
+class NotHolderError(ReaperError):
+    """A hold is another user's."""
+
+
 class TooLateError(ReaperError):
     """Somebody else decided first."""
 

@@ -5,16 +5,49 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from image.reaper.errors import CloudError, ConfigurationError, TooLateError
+from image.reaper.errors import CloudError, ConfigurationError, NotHolderError, TooLateError
 from image.reaper.handshake import Exchange, Winner
-from image.reaper.marks import hold_in, mark_of
-from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
+from image.reaper.marks import Hold, hold_in, mark_of
+from image.reaper.model import (
+    KEEP_AT_MOST,
+    TAG_KEEP_BY,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_OWNER,
+    Instance,
+)
 from image.reaper.times import format_time
 
 # A clock that is behind by less still finds a due mark due. Clouds take calls of one that is off by a quarter
 # of an hour (RequestTimeTooSkewed of S3 and OSS); who is further off cannot set the hold either.
 NOT_DUE_YET = timedelta(minutes=30)
 LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sets or ends a hold.
+
+    Attributes:
+        name: an account's on the instance, a user's in the cloud elsewhere.
+        in_place_of: whose hold they say that it is; elsewhere, where the cloud decides who may tag.
+    """
+
+    name: str
+    in_place_of: str = ""
+    is_root: bool = False
+
+    def may_change(self, hold: Hold, owner: str) -> bool:
+        """Whether the hold is theirs, the instance is, or neither is anybody's by name; root may anyway."""
+        named = {_short(hold.holder), _short(owner)} - {""}
+        own = {_short(self.name), _short(self.in_place_of)}
+        return self.is_root or not named or not named.isdisjoint(own)
+
+
+def _short(name: str) -> str:
+    """A name as accounts have it: users of a directory are called by their address in the cloud."""
+    return name.partition("@")[0].lower()
 
 
 @dataclass(frozen=True)
@@ -29,9 +62,10 @@ class Wish:
     reason: str
     shortened: bool
 
-    def tags(self) -> dict[str, str]:
+    def tags(self, holder: str) -> dict[str, str]:
         """The hold as tags."""
-        return {TAG_KEEP_UNTIL: format_time(self.until), TAG_KEEP_REASON: self.reason}
+        until = format_time(self.until)
+        return {TAG_KEEP_UNTIL: until, TAG_KEEP_REASON: self.reason, TAG_KEEP_BY: f"{until} {holder}"}
 
 
 def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
@@ -102,31 +136,45 @@ class KeepTarget:
     tagging: Tagging
     records: Callable[[datetime], Exchange]
 
-    def keep(self, wanted: Wish) -> Output:
+    def keep(self, wanted: Wish, caller: Caller) -> Output:
         """Set a hold, which replaces the one before.
 
         Raises:
             TooLateError: the sweep has decided to end the instance; it is not kept.
+            NotHolderError: another keeps it.
             ConfigurationError, CloudError: as ``managed``.
         """
-        hold = hold_in(managed(self.id, self.tagging), datetime.now(UTC))
+        hold = self._changeable(caller)
         if not self.withdraw(wanted):
             raise TooLateError(_too_late(self.id))
-        self.tagging.tag([self.id], wanted.tags())
+        tags = wanted.tags(caller.name)
+        self.tagging.tag([self.id], tags)
         if not self.withdraw(wanted):  # decided in between
-            self.tagging.untag([self.id], list(wanted.tags()))
+            self.tagging.untag([self.id], list(tags))
             raise TooLateError(_too_late(self.id))
         replaced = (f"{hold.problem}; replaced",) if hold and hold.problem else ()
         return Output((f"{self.id} is kept until {format_time(wanted.until)}: {wanted.reason}",), replaced)
 
-    def release(self) -> Output:
-        """Let a hold end now. Raises ConfigurationError and CloudError as ``managed``."""
-        now = datetime.now(UTC)
-        if hold_in(managed(self.id, self.tagging), now) is None:
+    def release(self, caller: Caller) -> Output:
+        """Let a hold end now. Raises NotHolderError, ConfigurationError, CloudError as ``keep``."""
+        if self._changeable(caller) is None:
             return Output((f"{self.id} was not kept",))
         # over, but still there: an earlier give-back stays void, and who was notified before is notified anew
-        self.tagging.tag([self.id], {TAG_KEEP_UNTIL: format_time(now)})
+        self.tagging.tag([self.id], {TAG_KEEP_UNTIL: format_time(datetime.now(UTC))})
         return Output((f"{self.id} is kept no longer",))
+
+    def _changeable(self, caller: Caller) -> Hold | None:
+        """The hold in force, if there is one; errors as of ``release``."""
+        tags = managed(self.id, self.tagging)
+        hold, owner = hold_in(tags, datetime.now(UTC)), tags.get(TAG_OWNER, "")
+        if hold is None or caller.may_change(hold, owner):
+            return hold
+        until = "" if hold.until is None else f" until {format_time(hold.until)}"
+        raise NotHolderError(
+            f"{self.id} is kept{until} by {hold.holder or owner or 'a user whom no tag names'} "
+            f"({hold.reason}). They, its owner {owner or '(nobody)'} and operators may change that: "
+            "on the instance by sudo, elsewhere with --holder NAME"
+        )
 
     def withdraw(self, wanted: Wish) -> bool:
         """Withdraw a mark that is due, unless the sweep has decided to end the instance.

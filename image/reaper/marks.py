@@ -8,6 +8,7 @@ from image.reaper.model import (
     KEEP_AT_MOST,
     TAG_GIVE_BACK,
     TAG_IDLE_SINCE,
+    TAG_KEEP_BY,
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
     TAG_REAP_AFTER,
@@ -56,12 +57,14 @@ class Hold:
         reason: why, in the owner's words.
         problem: what is wrong with the tag, or an empty text.
         is_far: it is for longer than is allowed, and ends that long after a sweep first saw it.
+        holder: who set it; empty where no tag says so.
     """
 
     until: datetime | None
     reason: str
     problem: str = ""
     is_far: bool = False
+    holder: str = ""
 
 
 def is_marked(instance: Instance) -> bool:
@@ -88,17 +91,19 @@ def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
     if text is None:
         return None
     reason = tags.get(TAG_KEEP_REASON, "no reason given")
+    of, _, name = tags.get(TAG_KEEP_BY, "").partition(" ")
+    holder = name if of == text else ""
     try:
         until = parse_time(text)
     except ValueError:
         allowed = "an ISO 8601 time with its zone, say 2026-11-21T18:00:00+01:00"
-        return Hold(None, reason, f"{TAG_KEEP_UNTIL} = {text!r}; allowed: {allowed}")
+        return Hold(None, reason, f"{TAG_KEEP_UNTIL} = {text!r}; allowed: {allowed}", holder=holder)
     if until <= now:
         return None
     if until > now + KEEP_AT_MOST:
         problem = f"{TAG_KEEP_UNTIL} = {text!r}; allowed: at most {KEEP_AT_MOST.days} days ahead"
-        return Hold(until, reason, problem, is_far=True)
-    return Hold(until, reason)
+        return Hold(until, reason, problem, is_far=True, holder=holder)
+    return Hold(until, reason, holder=holder)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ TAG_GIVE_BACK = "gpu-fleet:give-back"
 TAG_TAKEN_AT = "gpu-fleet:taken-at"  # when a user got it, be it a spare that ran before; set by the mover
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
+TAG_KEEP_BY = "gpu-fleet:keep-by"  # TIME NAME: of the hold whose end is TIME
 TAG_USERS = "gpu-fleet:users"  # who was seen on the instance, newest first; set by its agent
 
 KEEP_AT_MOST = timedelta(days=14)

@@ -1,4 +1,4 @@
-"""The part of a stack's data bucket in which jobs lie, and what their instances say."""
+"""The part of a stack's records bucket in which jobs lie, and what their instances say."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -145,4 +145,4 @@ def run_bucket(place: Place, clock: Callable[[], datetime] = lambda: datetime.no
     """The bucket of a stack; raises CloudError where nobody says its account."""
     account = place.account_id or account_of(place)
     s3 = clouds.bucket_client(place.cloud, place.region)
-    return RunBucket(s3, Calls(clock), f"gpu-fleet-{place.stack}-data-{account}")
+    return RunBucket(s3, Calls(clock), f"gpu-fleet-{place.stack}-records-{account}")

@@ -208,9 +208,7 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
 def travels(packed: Packed, bucket: str) -> str:
     """What leaves this computer, and what does not, for a user. Pure."""
     size = f"{len(packed.archive):,} bytes"
-    said = [
-        f"{len(packed.files)} files, {size}, travel into {bucket}, where others of the stack may read them"
-    ]
+    said = [f"{len(packed.files)} files, {size}, travel into {bucket}, where no other user reads them"]
     if packed.elsewhere:
         said.append(f"from outside of this folder: {_some(packed.elsewhere)}")
     if packed.secrets:

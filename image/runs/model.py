@@ -1,8 +1,8 @@
-"""A submitted run: its names, its place in the stack's data bucket, and the words its instances leave there.
+"""A submitted run: its names, its place in the records bucket, and the words its instances leave there.
 
-``_jobs/ACCOUNT/RUN/`` is written by whoever submits, ``_runs/ACCOUNT/POOL/RUN/INSTANCE/`` by the instances.
-No pool has a name that begins with ``_``, so that no role of a pool may write a job. Who may write below
-``_jobs/ACCOUNT/`` decides whose account a run gets (``stacks/aws/submit.py``).
+``runs/jobs/ACCOUNT/RUN/`` is written by whoever submits, ``runs/words/ACCOUNT/POOL/RUN/INSTANCE/`` by the
+account's processes on the instances; no other user reads either. Who may write below ``runs/jobs/ACCOUNT/``
+decides whose account a run gets (``stacks/aws/submit.py``).
 """
 
 import hashlib
@@ -20,7 +20,8 @@ RUN = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SCHEMA = 1
 LONGEST_TITLE = 40
-JOBS, RUNS = "_jobs", "_runs"
+FOLDER = "runs"  # of the records bucket
+JOBS, RUNS = f"{FOLDER}/jobs", f"{FOLDER}/words"
 QUEUED = "queue"
 JOB, ARCHIVE, CANCEL, STATE, LOG = "job.json", "files.zip", "cancel", "state.json", "log"
 
@@ -180,9 +181,14 @@ def node_prefix(job: Job, instance: str) -> str:
     return place_of(job.pool, job.account, job.run, instance)
 
 
+def words_prefix(account: str) -> str:
+    """Where an account's runs speak."""
+    return f"{RUNS}/{account}/"
+
+
 def place_of(pool: str, account: str, run: str, who: str) -> str:
     """Where one instance of a pool speaks of a run, or the queue's job of it (`QUEUED`)."""
-    return f"{RUNS}/{account}/{pool}/{run}/{who}/"
+    return f"{words_prefix(account)}{pool}/{run}/{who}/"
 
 
 def parameters(job: Job) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue.
 
 What jobs there are says the queue's controller in the records bucket, at most 15 seconds late; how far one is
-its own words in the data bucket. Both can be read from a laptop. On an instance Slurm itself is asked to
+its own words there. Both can be read from a laptop. On an instance Slurm itself is asked to
 cancel, and a log is the file on the shared homes.
 """
 
@@ -166,7 +166,7 @@ def is_run(entry: JobEntry) -> bool:
 
 
 def place(entry: JobEntry) -> str:
-    """Where a run speaks in the data bucket."""
+    """Where a run speaks in the records bucket."""
     return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
 
 
@@ -259,7 +259,7 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
 
 
 def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[bytes]]:
-    """What came to the data bucket since the last time."""
+    """What came to the records bucket since the last time."""
     if not is_run(entry):
         raise ConfigurationError(
             f"RUN {entry.job.name!r}: only jobs of gpu-fleet submit send their logs; this one's is "

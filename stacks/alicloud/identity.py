@@ -144,9 +144,9 @@ def instance_policy(args: IdentityArgs, user_role: str) -> pulumi.Output[str]:
 def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
     """The user role's only policy: no right over instances, nothing in the name of the agent or the sweep.
 
-    RAM knows neither a variable for the caller, so that a user can write the words of another user's run in
-    the pool, nor a condition on the service that asks KMS; what the key encrypts outside of buckets, users
-    may not read.
+    RAM knows no variable for the caller: of the runs that this opens, the policy of each session leaves the
+    account's own (image/credentials/alicloud.py). Nor does it know a condition on the service that asks KMS;
+    what the key encrypts outside of buckets, users may not read.
     """
     pool = args.pool.name
     return policies.document(
@@ -155,8 +155,8 @@ def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
         *_writes(args),
         # what an instance saved before its end is not a user's to change
         policies.deny(WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool))),
-        policies.allow(["oss:PutObject"], _below(args, "data", naming.words_prefix("*", pool))),
         policies.allow(["oss:GetObject"], said_objects(args)),
+        *_runs(args),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
     )
 
@@ -169,6 +169,16 @@ def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
     """
     principal = {"RAM": [instance_role_arn]}
     return policies.document({"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": principal})
+
+
+def _runs(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """Submitted runs: what was sent for them, and what they say."""
+    prefixes = naming.run_prefixes("*")
+    words = naming.words_prefix("*", args.pool.name)
+    yield policies.allow(["oss:PutObject"], _below(args, "records", words))
+    yield policies.allow(["oss:GetObject"], [_below(args, "records", each) for each in prefixes])
+    below = {"StringLike": {"oss:Prefix": [f"{each}*" for each in prefixes]}}
+    yield policies.allow(["oss:ListObjects"], args.bucket_arns["records"], below)
 
 
 def _below(args: IdentityArgs, kind: str, prefix: str) -> pulumi.Output[str]:
@@ -189,8 +199,9 @@ def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 def _saves(args: IdentityArgs) -> Iterator[policies.Statement]:
     """Files that it saves before its end, and why it started no run."""
-    written = (naming.kept_prefix(args.pool.name), naming.words_prefix("*", args.pool.name))
-    yield policies.allow(WRITE_ACTIONS, [_below(args, "data", prefix) for prefix in written])
+    pool = args.pool.name
+    yield policies.allow(WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool)))
+    yield policies.allow(["oss:PutObject"], _below(args, "records", naming.words_prefix("*", pool)))
 
 
 def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:

@@ -73,7 +73,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
         ram_role_name=args.role_name,
         http_endpoint="enabled",
         http_tokens="required",
-        http_put_response_hop_limit=2 if pool.containers else 1,
+        http_put_response_hop_limit=1,
         internet_max_bandwidth_out=0,
         system_disk=alicloud.ecs.EcsLaunchTemplateSystemDiskArgs(
             category=DISK_CATEGORY,

@@ -137,7 +137,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "reaper_function_name": reaper.function_name,
         "capacity_function_name": capacity.function_name,
         "people_policy": people_policy(moving),
-        "submit_policies": submit.people_policies(stack, storage.bucket_arns["data"], commands),
+        "submit_policies": submit.people_policies(stack, storage.bucket_arns["records"], commands),
         "policy": policy,
         "instance_log": stack.instance_log,
         "metric_namespace": naming.metric_namespace(stack.name),

@@ -49,9 +49,11 @@ def document_content(stack: Stack) -> str:
 
 
 def people_statements(
-    stack: Stack, data_arn: pulumi.Output[str], command_id: pulumi.Input[str], account: str
+    stack: Stack, records_arn: pulumi.Output[str], command_id: pulumi.Input[str], account: str
 ) -> list[policies.Statement]:
     """What one user needs beside ``people_policy``: the command as their account, their jobs and results.
+
+    The names in the records bucket they may list by that.
 
     Args:
         account: a login name of ``access.people``.
@@ -59,26 +61,23 @@ def people_statements(
     own = f"{stack.region}:{stack.account_id}"
     as_account = {"ecs:CommandRunAs": [account]}
     of_stack = as_account | {f"acs:ResourceTag/{STACK}": [stack.name]}
-    jobs, words = f"{naming.JOBS}/{account}/*", f"{naming.RUNS}/{account}/*"
+    jobs, words = (pulumi.Output.concat(records_arn, f"/{place}*") for place in naming.run_prefixes(account))
     command = pulumi.Output.concat(f"acs:ecs:{own}:command/", command_id)
     return [
         policies.allow(["ecs:InvokeCommand"], command, {"StringEquals": as_account}),
         policies.allow(["ecs:InvokeCommand"], f"acs:ecs:{own}:instance/*", {"StringEquals": of_stack}),
         policies.allow(["ecs:DescribeCommands"], f"acs:ecs:{own}:command/*"),
-        policies.allow(["oss:PutObject"], pulumi.Output.concat(data_arn, f"/{jobs}")),
-        policies.allow(
-            ["oss:GetObject"], [pulumi.Output.concat(data_arn, f"/{place}") for place in (jobs, words)]
-        ),
-        policies.allow(["oss:ListObjects"], data_arn, {"StringLike": {"oss:Prefix": [jobs, words]}}),
+        policies.allow(["oss:PutObject"], jobs),
+        policies.allow(["oss:GetObject"], [jobs, words]),
     ]
 
 
 def people_policies(
-    stack: Stack, data_arn: pulumi.Output[str], commands: list[alicloud.ecs.Command]
+    stack: Stack, records_arn: pulumi.Output[str], commands: list[alicloud.ecs.Command]
 ) -> dict[str, pulumi.Output[str]]:
     """Account -> its policy, to attach to the RAM user or role whose account it is."""
     return {
-        account: policies.document(*people_statements(stack, data_arn, command.id, account))
+        account: policies.document(*people_statements(stack, records_arn, command.id, account))
         for command in commands
         for account in sorted(stack.access.people)
     }

@@ -30,7 +30,9 @@ TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "taken-at", "keep-until", "keep-reason")
 )
 # What a user writes on an instance of theirs: kept, and given back.
-PERSONAL_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "give-back"))
+PERSONAL_TAGS = tuple(
+    f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "give-back")
+)
 # None of these knows a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
@@ -52,8 +54,11 @@ NEVER_ACTIONS = (
 SESSION_ACTIONS = ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel")
 DEFAULT_DOCUMENT = "SSM-SessionManagerRunShell"
 # Documents of AWS that run what their caller says (systems-manager/latest/userguide/
-# getting-started-restrict-access-examples.html).
-OTHER_SHELLS = ("AWS-StartInteractiveCommand", "AWS-StartNonInteractiveCommand")
+# getting-started-restrict-access-examples.html), or reach any port as root.
+OTHER_DOCUMENTS = (
+    *("AWS-StartInteractiveCommand", "AWS-StartNonInteractiveCommand", "AWS-StartSSHSession"),
+    *("AWS-StartPortForwardingSession", "AWS-StartPortForwardingSessionToRemoteHost"),
+)
 PEOPLE_LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
     "cloudwatch:DescribeAlarms",
@@ -70,15 +75,13 @@ class CapacityArgs:
 
     Attributes:
         key_arn: encrypts log and ledger.
-        records_arn: the bucket of requests and ledger.
-        data_arn: the bucket of submitted runs.
+        records_arn: the bucket of requests, ledger and submitted runs.
         topic_arn: who is notified when it fails.
     """
 
     stack: Stack
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
-    data_arn: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
 
 
@@ -222,10 +225,8 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
     said = [pulumi.Output.concat(args.records_arn, f"/{key}") for key in (sweep_archive.POLICY_KEY, *queue)]
     shell = sessions.document_name(stack) or DEFAULT_DOCUMENT
-    documents = [
-        f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
-        f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{shell}",
-    ]
+    forward = naming.forward_document(stack.name)
+    documents = [f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{name}" for name in (shell, forward)]
     return policies.document(
         policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
         policies.allow("Read", ["s3:GetObject"], [state, *said, *_money(args)]),
@@ -241,12 +242,13 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
             "${aws:userid}",
             {"StringLike": {"aws:userid": "AROA*:*"}},
         ),
-        *submit.people_statements(stack, args.data_arn),
+        *submit.people_statements(stack, args.records_arn),
     )
 
 
 def _never_as_another(stack: Stack) -> list[policies.Statement]:
-    """Where accounts are named: no document whose sessions open as the agent's account, which becomes root.
+    """Where accounts are named: no document whose sessions open as the agent's account, which becomes root,
+    and none by which that account reaches any port.
 
     A denial, whatever else the caller's policies allow. By their names, of the account and of AWS.
     """
@@ -254,7 +256,7 @@ def _never_as_another(stack: Stack) -> list[policies.Statement]:
         return []
     arn = f"arn:{policies.partition(stack.region)}:ssm:{stack.region}:"
     names = [f"{arn}{stack.account_id}:document/{DEFAULT_DOCUMENT}"]
-    names += [f"{arn}{owner}:document/{name}" for name in OTHER_SHELLS for owner in ("", stack.account_id)]
+    names += [f"{arn}{owner}:document/{name}" for name in OTHER_DOCUMENTS for owner in ("", stack.account_id)]
     return [policies.deny("NeverAsAnother", ["ssm:StartSession"], names)]
 
 

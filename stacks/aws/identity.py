@@ -42,7 +42,9 @@ SHARED = ("data", "checkpoints")
 
 # What users set on an instance by `gpu-fleet keep`; what its agent sets so that the sweep may not stop it,
 # and to say who is on it. Every other tag is the stack's or the sweep's.
-OWN_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "withdrawn", "users"))
+OWN_TAGS = tuple(
+    f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "withdrawn", "users")
+)
 
 
 @dataclass(frozen=True)
@@ -182,11 +184,8 @@ def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
         *_writes(args),
         # what an instance saved before its end is not a user's to change
         policies.deny("KeptFiles", WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool))),
-        # of their own runs alone, by the tag of the session
-        policies.allow(
-            "RunWords", ["s3:PutObject"], _below(args, "data", naming.words_prefix(ACCOUNT, pool))
-        ),
         policies.allow("Said", ["s3:GetObject"], said_objects(args)),
+        *_own_runs(args),
         _object_keys(args),
     )
 
@@ -209,6 +208,16 @@ def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
         },
         {"Sid": "NameTheAccount", **only, "Action": ["sts:TagSession"], "Condition": tags},
     )
+
+
+def _own_runs(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """The account's own runs, by the tag of the session: what was sent for them, and what they say."""
+    prefixes = naming.run_prefixes(ACCOUNT)
+    words = naming.words_prefix(ACCOUNT, args.pool.name)
+    yield policies.allow("RunWords", ["s3:PutObject"], _below(args, "records", words))
+    yield policies.allow("OwnRuns", ["s3:GetObject"], [_below(args, "records", own) for own in prefixes])
+    below = {"StringLike": {"s3:prefix": [f"{own}*" for own in prefixes]}}
+    yield policies.allow("FindOwnRuns", ["s3:ListBucket"], args.bucket_arns["records"], below)
 
 
 def _below(args: IdentityArgs, kind: str, prefix: str) -> pulumi.Output[str]:
@@ -238,8 +247,10 @@ def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 def _saves(args: IdentityArgs) -> Iterator[policies.Statement]:
     """Files that it saves before its end, and why it started no run."""
-    written = (naming.kept_prefix(args.pool.name), naming.words_prefix("*", args.pool.name))
-    yield policies.allow("WriteOwn", WRITE_ACTIONS, [_below(args, "data", prefix) for prefix in written])
+    pool = args.pool.name
+    yield policies.allow("WriteOwn", WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool)))
+    refused = _below(args, "records", naming.words_prefix("*", pool))
+    yield policies.allow("RefusedRuns", ["s3:PutObject"], refused)
 
 
 def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:

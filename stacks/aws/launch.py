@@ -63,7 +63,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
             http_endpoint="enabled",
             http_tokens="required",
-            http_put_response_hop_limit=2 if pool.containers else 1,
+            http_put_response_hop_limit=1,
             instance_metadata_tags="enabled",
         ),
         network_interfaces=[

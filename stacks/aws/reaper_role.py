@@ -21,7 +21,7 @@ LICENCES = tuple(
     f"{naming.PROJECT}:{name}"
     for name in (
         *("managed", "stack", "pool", "owner", "protected"),
-        *("withdrawn", "keep-until", "keep-reason", "users"),
+        *("withdrawn", "keep-until", "keep-reason", "keep-by", "users"),
     )
 )
 END_ACTIONS = ("ec2:StopInstances", "ec2:TerminateInstances")

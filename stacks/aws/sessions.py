@@ -1,4 +1,8 @@
-"""How Session Manager opens a shell where the stack names users: as the account of whoever asks."""
+"""How Session Manager opens a shell where the stack names users, and a port: by documents of the stack's own.
+
+A shell opens as the account of whoever asks. Session Manager's agent, which is root, connects to a port: so
+the stack's document reaches none that believes root, which AWS's own would.
+"""
 
 import json
 
@@ -11,6 +15,16 @@ from stacks.settings import Stack
 
 IDLE_MINUTES = "20"
 LONGEST_MINUTES = "1440"  # the longest that a session may take
+# SSH, and what a user may listen on: from 1024 on, but NFS and the tunnel to the homes, which are root's
+# (image/rootfs/usr/share/gpu-fleet/metadata.nft). Below lie credentials (823) and the portmapper (111).
+FORWARDED = (
+    *("22", "102[4-9]", "10[3-9][0-9]", "1[1-9][0-9]{2}"),
+    *("20[0-35-9][0-9]", "204[0-8]", "2[1-9][0-9]{2}", "[3-9][0-9]{3}"),
+    *("1[0-9]{4}", "200[0-35-9][0-9]", "2004[0-8]", "20[1-9][0-9]{2}", "2[1-9][0-9]{3}", "[3-5][0-9]{4}"),
+    *("6[0-4][0-9]{3}", "65[0-4][0-9]{2}", "655[0-2][0-9]", "6553[0-5]"),
+)
+PORT = f"^({'|'.join(FORWARDED)})$"
+LOCAL_PORT = "^[0-9]{1,5}$"
 
 
 def document_name(stack: Stack) -> str:
@@ -19,23 +33,47 @@ def document_name(stack: Stack) -> str:
 
 
 def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-    """The document; nothing where the stack names nobody.
+    """The documents; that of a shell where the stack names users.
 
     Without a default account a caller who has no tag ``SSMSessionRunAs`` gets no session at all
     (docs.aws.amazon.com/systems-manager/latest/userguide/session-preferences-run-as.html).
     """
-    if not by_account(stack):
-        return []
-    document = aws.ssm.Document(
-        f"{name}-session",
-        name=document_name(stack),
-        document_type="Session",
-        document_format="JSON",
-        content=json.dumps(document_content(stack), indent=1),
-        tags=naming.tags(stack.name, stack.owner),
-        opts=opts,
-    )
-    return [document]
+    contents = {"forward": forward_content(stack)}
+    if by_account(stack):
+        contents["session"] = document_content(stack)
+    return [
+        aws.ssm.Document(
+            f"{name}-{kind}",
+            name=naming.prefixed(stack.name, kind),
+            document_type="Session",
+            document_format="JSON",
+            content=json.dumps(content, indent=1),
+            tags=naming.tags(stack.name, stack.owner),
+            opts=opts,
+        )
+        for kind, content in contents.items()
+    ]
+
+
+def forward_content(stack: Stack) -> dict[str, object]:
+    """As AWS-StartPortForwardingSession, for fewer ports."""
+    described = {
+        "portNumber": ("On the instance: 22, or from 1024 on but 2049 and 20049", PORT),
+        "localPortNumber": ("On the caller's computer", LOCAL_PORT),
+    }
+    return {
+        "schemaVersion": "1.0",
+        "description": f"A port of an instance of gpu-fleet stack {stack.name}",
+        "sessionType": "Port",
+        "parameters": {
+            key: {"type": "String", "description": text, "allowedPattern": pattern}
+            for key, (text, pattern) in described.items()
+        },
+        "properties": {
+            "type": "LocalPortForwarding",
+            **{key: f"{{{{ {key} }}}}" for key in described},
+        },
+    }
 
 
 def document_content(stack: Stack) -> dict[str, object]:

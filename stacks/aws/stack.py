@@ -141,7 +141,7 @@ def build(stack: Stack) -> dict[str, Any]:
         name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
     )
     buckets = storage.bucket_arns
-    moving = CapacityArgs(stack, keys.key_arn, buckets["records"], buckets["data"], budget.topic_arn)
+    moving = CapacityArgs(stack, keys.key_arn, buckets["records"], budget.topic_arn)
     capacity = Capacity(name, moving, own)
     if stack.access.directory is not None:
         reading = PeopleArgs(

@@ -1,7 +1,7 @@
 """How users start runs on their instances: one Command document, and what the submitter may write.
 
 Systems Manager runs a document as root, and its parameters say whose run it is; so what decides whose account
-a run gets is the bucket: below ``_jobs/ACCOUNT/`` writes who carries the tag ``SSMSessionRunAs`` of that
+a run gets is the bucket: below ``runs/jobs/ACCOUNT/`` writes who carries the tag ``SSMSessionRunAs`` of that
 account, by which shells open too. An instance starts nothing that does not lie there with the hash that the
 parameter names, and that does not name this very instance.
 """
@@ -26,7 +26,7 @@ ACCOUNT = f"${{aws:PrincipalTag/{ACCOUNT_TAG}}}"
 DESCRIPTIONS = {
     "Account": "Whose account the run gets: access.people of the stack names it",
     "Run": "The run's name",
-    "Sha256": "Of job.json below _jobs/ACCOUNT/RUN/ in the data bucket",
+    "Sha256": "Of job.json below runs/jobs/ACCOUNT/RUN/ in the records bucket",
 }
 SCRIPT = (
     "#!/bin/bash",
@@ -75,23 +75,19 @@ def document_content(stack: Stack) -> dict[str, object]:
     }
 
 
-def people_statements(stack: Stack, data_arn: pulumi.Output[str]) -> list[policies.Statement]:
-    """What a user needs beside their instances: the document, their jobs, and what became of them."""
+def people_statements(stack: Stack, records_arn: pulumi.Output[str]) -> list[policies.Statement]:
+    """What a user needs beside their instances: the document, their jobs, and what became of them.
+
+    The names in the records bucket they may list already.
+    """
     if not by_account(stack):
         return []
     arn = f"arn:{policies.partition(stack.region)}:ssm:{stack.region}:{stack.account_id}"
-    jobs = f"{naming.JOBS}/{ACCOUNT}/*"
-    words = f"{naming.RUNS}/{ACCOUNT}/*"
-    below = {"StringLike": {"s3:prefix": [jobs, words]}}
+    jobs, words = (pulumi.Output.concat(records_arn, f"/{place}*") for place in naming.run_prefixes(ACCOUNT))
     return [
         policies.allow(
             "RunDocument", ["ssm:SendCommand"], f"{arn}:document/{naming.run_document(stack.name)}"
         ),
-        policies.allow("Submits", ["s3:PutObject"], pulumi.Output.concat(data_arn, f"/{jobs}")),
-        policies.allow(
-            "Follows",
-            ["s3:GetObject"],
-            [pulumi.Output.concat(data_arn, f"/{place}") for place in (jobs, words)],
-        ),
-        policies.allow("Finds", ["s3:ListBucket"], data_arn, below),
+        policies.allow("Submits", ["s3:PutObject"], jobs),
+        policies.allow("Follows", ["s3:GetObject"], [jobs, words]),
     ]

@@ -8,12 +8,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from botocore.parsers import ResponseParserError
 
-from stacks.calls.errors import CannotCheckError
+from stacks.calls.errors import DENIED, CannotCheckError
 
-# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, and the JSON services' own codes.
-DENIALS = frozenset(
-    {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "AuthFailure"}
-)
 # Where the permission is not named after the call: docs.aws.amazon.com/service-authorization, AWS Budgets.
 LOG_IN = "run `aws configure sso` once, then `aws sso login`, and set AWS_PROFILE"
 PERMISSIONS = {"budgets:DescribeBudgets": "budgets:ViewBudget"}
@@ -91,7 +87,7 @@ def _said(client: Any, error: ClientError) -> str:
     """Return AWS's message, or the missing permission."""
     said = error.response["Error"]
     code, message = said.get("Code", ""), said.get("Message", "")
-    if code in DENIALS:
+    if code in DENIED:
         action = f"{client.meta.service_model.signing_name}:{error.operation_name}"
         return f"denied {PERMISSIONS.get(action, action)}"
     return f"{error.operation_name}: {code}: {message}"

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from stacks.calls import oss
-from stacks.calls.alicloud import DENIALS, Alicloud, listed
-from stacks.calls.errors import CannotCheckError
+from stacks.calls.alicloud import Alicloud, listed
+from stacks.calls.errors import DENIED, CannotCheckError
 from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
@@ -159,7 +159,7 @@ def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
     try:
         answer = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
     except CannotCheckError as error:
-        if not error.code or any(denial in error.code for denial in DENIALS):
+        if not error.code or error.code in DENIED:
             raise
         return Finding("PrivateLink", Rating.PROBLEM, f"is not activated ({error.code})", remedy)
     if answer.get("Success") in (True, "true"):

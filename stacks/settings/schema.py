@@ -666,7 +666,6 @@ class Pool:
         volume_gib: size of the encrypted root volume.
         scratch_gib: size of an encrypted disk for /scratch (Alibaba Cloud, whose types have no local disks);
             0 for none.
-        containers: allow containers to reach the metadata service (one more network hop).
         scaling: scale out under load, ask the sweep to scale in; by default off for training.
         spare: instances kept running for the next user of ``gpu-fleet take``.
         idle: when an instance counts as idle, and what happens then.
@@ -691,7 +690,6 @@ class Pool:
     spot_price_limit: PositiveDecimal | None = None
     volume_gib: Positive = 200
     scratch_gib: Count = 0
-    containers: Switch = False
     scaling: Switch | None = None
     spare: Instances = 0
     idle: Idle = Idle()

@@ -22,9 +22,9 @@ from image.reaper.errors import CloudError
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
 
-ADA, EVE, LEAVER, TRAINER, DAEMON, SLURM, NOBODY = 5001, 5002, 5003, 990, 991, 64030, 5999
+ADA, EVE, LEAVER, TRAINER, DAEMON, SLURM, ODD, NOBODY = 5001, 5002, 5003, 990, 991, 64030, 5004, 5999
 NAMES = {ADA: "ada", EVE: "eve", LEAVER: "lee", TRAINER: "gpu-fleet", DAEMON: "gpu-fleet-probe"}
-NAMES |= {SLURM: "slurm"}
+NAMES |= {SLURM: "slurm", ODD: "ada."}
 ROLE = "arn:aws:iam::123456789012:role/dev-user"
 
 ASK = """
@@ -38,7 +38,7 @@ print(answer.status, answer.read().decode())
 
 def entry_of(uid):
     """As in passwd; who left has no shell any more."""
-    shell = "/bin/bash" if uid in (ADA, EVE) else "/usr/sbin/nologin"
+    shell = "/bin/bash" if uid in (ADA, EVE, ODD) else "/usr/sbin/nologin"
     return SimpleNamespace(pw_name=NAMES[uid], pw_shell=shell)
 
 
@@ -124,6 +124,7 @@ def test_each_user_gets_their_own_session_and_both_clouds_names_for_it():
         (DAEMON, "account 'gpu-fleet-probe' is a service's, not a user's"),
         (SLURM, "account 'slurm' is a service's, not a user's"),
         (LEAVER, "account 'lee' is locked"),
+        (ODD, "account 'ada.' is not served; allowed: [a-z]"),
         (NOBODY, "user 5999 has no account on this instance"),
     ],
 )

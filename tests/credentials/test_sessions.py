@@ -4,12 +4,15 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from image.credentials.alicloud import AlicloudUserRole
-from image.credentials.errors import NoSessionError
-from image.credentials.sessions import SessionKeys, Sessions, session_name
+from image.credentials.alicloud import AlicloudUserRole, session_policy
+from image.credentials.errors import NoSessionError, NotServedError
+from image.credentials.sessions import SessionKeys, Sessions, account_in, session_name
 from image.instance.metadata import Metadata
 from image.reaper.errors import CloudError
+from image.runs.model import ACCOUNT
 from tests.reaper import alicloud_server
 from tests.reaper.metadata_server import metadata_server
 
@@ -94,12 +97,24 @@ def test_eight_ranks_that_hear_no_are_one_question_and_the_next_one_follows_soon
     assert sessions.keys_of("ada").key_id == "ada-2"
 
 
-@pytest.mark.parametrize(
-    ("account", "name"),
-    [("ada", "ada@i-0abc"), ("a b/c", "a-b-c@i-0abc"), ("a" * 70, "a" * 64)],
-)
-def test_a_session_is_called_after_account_and_instance_as_far_as_clouds_allow(account, name):
-    assert session_name(account, "i-0abc") == name
+@given(st.from_regex(ACCOUNT, fullmatch=True))
+def test_the_account_of_a_session_is_read_off_its_name_which_no_other_account_has(account):
+    name = session_name(account, "i-0123456789abcdef0")
+
+    assert account_in(name) == account
+    assert len(name) <= 64  # the longest of both clouds
+
+
+@pytest.mark.parametrize("account", ["", "a b/c", "Ada", "ada.b", "ada@i-1", "a*", "a" * 32, "ada\n"])
+def test_an_account_whose_name_the_rules_refuse_has_no_session(account):
+    with pytest.raises(NotServedError, match=r"is not served; allowed: \[a-z\]"):
+        session_name(account, "i-0abc")
+
+
+def test_a_sessions_own_policy_is_as_short_as_alibaba_cloud_asks():
+    longest = session_policy("a" * 31, "b" * 63)
+
+    assert len(longest) <= 2048  # the reference of AssumeRole
 
 
 class Sts:
@@ -124,10 +139,11 @@ def test_alibaba_cloud_gives_a_session_that_is_named_after_account_and_instance(
         metadata.says(
             "ram/security-credentials/fleet", json.dumps(keys | {"Expiration": "2999-01-01T00:00:00Z"})
         )
-        role = AlicloudUserRole(ROLE, "cn-wulanchabu", Metadata("alicloud"))
+        role = AlicloudUserRole(ROLE, "cn-wulanchabu", "records", Metadata("alicloud"))
 
         given = role.assume("ada")
 
     assert given == SessionKeys("STS.ada", "secret", "token", START + timedelta(hours=1))
     (asked,) = sts.asked
     assert (asked["RoleArn"], asked["RoleSessionName"], asked["DurationSeconds"]) == (ROLE, "ada@i-1", "3600")
+    assert asked["Policy"] == session_policy("ada", "records")

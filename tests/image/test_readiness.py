@@ -136,6 +136,18 @@ def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
     assert gate.broken_since(report, at_work) == []
 
 
+def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_path, monkeypatch, capsys):
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
+    monkeypatch.setattr(gate, "_look", lambda _copies: SOUND)
+    monkeypatch.setattr(gate, "opened", lambda cloud: f"{cloud}: 169.254.169.254 answers users with 200")
+
+    assert gate.main(["health"]) == 0
+    assert capsys.readouterr().out == "aws: 169.254.169.254 answers users with 200\n"
+
+
 def test_an_error_of_a_program_is_not_the_instances_fault():
     assert failed(replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n")) == {}
 

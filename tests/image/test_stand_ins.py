@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from image.reaper.alicloud import agent
-from tests.image.stand_ins import alicloud, ec2_metadata, hours
+from tests.image.stand_ins import alicloud, aws, ec2_metadata, hours
 from tests.image.stand_ins.https_front import Forward, RefusedError, https_front
 from tests.image.stand_ins.signatures import Keys
 from tests.reaper import alicloud_server
 from tests.reaper.alicloud_server import serving
 
+USER_TAG = "aws:PrincipalTag/SSMSessionRunAs"
 NAME = "records.s3.us-east-1.amazonaws.com"
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 INSTANCE = {
@@ -157,3 +160,19 @@ class NoNotice:
 
     def get(self, _):
         return None
+
+
+def test_a_request_with_a_users_keys_is_judged_as_that_users():
+    with mock_aws():
+        sts = boto3.client("sts", "us-east-1", aws_access_key_id="role", aws_secret_access_key="secret")
+        given = sts.assume_role(RoleArn="arn:aws:iam::123456789012:role/dev-user", RoleSessionName="ada@i-1")
+        keys = given["Credentials"]
+
+        theirs, own = (
+            aws.signer_of({"authorization": f"AWS4-HMAC-SHA256 Credential={key_id}/20261126/..."}, "i-1")
+            for key_id in (keys["AccessKeyId"], aws.KEYS.id)
+        )
+
+    assert theirs.keys == Keys(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])
+    assert (theirs.role, theirs.context[USER_TAG]) == (f"{aws.POOL}-user", "ada")
+    assert (own.keys, own.role, USER_TAG in own.context) == (aws.KEYS, f"{aws.POOL}-instance", False)

@@ -2,10 +2,12 @@
 
 import http.server
 import json
+import os
 import socket
 import subprocess
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +103,28 @@ def test_where_no_account_of_a_user_can_look_nothing_is_known_to_be_well(monkeyp
 
     assert metadata.startswith("not known: ")
     assert credentials.startswith("not known: ")
+
+
+def test_while_jobs_run_a_user_asks_whether_it_is_closed_and_for_no_credentials(monkeypatch):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command[-2:])
+        return subprocess.CompletedProcess(command, 0, '{"metadata": "open"}')
+
+    monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
+    account = SimpleNamespace(pw_uid=os.getuid(), pw_gid=os.getgid())
+    monkeypatch.setattr(user_access.pwd, "getpwnam", lambda _: account)
+    monkeypatch.setattr(subprocess, "run", run)
+
+    assert user_access.opened("aws") == "open"
+    assert asked == [["aws", "metadata"]]
+
+
+@pytest.mark.parametrize("words", [[], ["aws"], ["azure", "metadata"], ["aws", "homes"]])
+def test_words_that_mean_nothing_are_refused_with_what_is_allowed(capsys, words):
+    assert user_access.main(words) == 2
+    assert capsys.readouterr().err.endswith("allowed: aws, alicloud; metadata, credentials\n")
 
 
 def test_where_the_environment_of_root_leads_elsewhere_nothing_is_looked_at(monkeypatch):

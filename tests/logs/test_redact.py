@@ -72,7 +72,7 @@ NO_SECRETS = [
     "step=100 loss=2.31 tokens_per_s=51234 tokens: 4096 max_token=128 pad_token=<pad>",
     "eos_token: <|endoftext|>",
     "event=run-started account=ada run=20261125-digits sha256=" + "0" * 64,
-    "s3://gpu-fleet-dev-data-123456789012/_runs/ada/dev",
+    "s3://gpu-fleet-dev-data-123456789012/runs/words/ada/dev",
     "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/x.html?page=2",
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
     "mail to ada@example.org at 10:15:00",

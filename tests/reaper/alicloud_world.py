@@ -102,7 +102,7 @@ class Actions:
             return {"EipAddresses": {"EipAddress": []}, "TotalCount": 0}
 
     def get_caller_identity(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"AccountId": "1234567890123456"}
+        return {"AccountId": "1234567890123456", "Arn": "acs:ram::1234567890123456:user/ada"}
 
     # ESS
 

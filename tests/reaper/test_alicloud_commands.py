@@ -10,7 +10,7 @@ from moto.server import ThreadedMotoServer
 
 from image.console.cli import main
 from image.reaper.marks import hold_in
-from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL
+from image.reaper.model import TAG_KEEP_BY, TAG_KEEP_REASON, TAG_KEEP_UNTIL
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, REGION, serving
 from tests.reaper.alicloud_world import Actions
@@ -96,7 +96,7 @@ def test_an_instance_is_kept_and_released(world, idle):
 
     assert kept.exit_code == 0, kept.output
     assert idle.tags[TAG_KEEP_REASON] == "paper deadline"
-    assert TAG_KEEP_UNTIL in idle.tags
+    assert idle.tags[TAG_KEEP_BY] == f"{idle.tags[TAG_KEEP_UNTIL]} ada"
 
     released = run("release", "--instance-id", idle.id)
 

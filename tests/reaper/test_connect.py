@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from image.console.cli import main
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import TAG_OWNER, TAG_POOL, Instance
-from image.reaper.people.connect import Forward, chosen, session
+from image.reaper.people.connect import Forward, chosen, document_of, session
+from image.reaper.place import Place
 from tests.reaper.moto_fleet import REGION, STACK, TAGS
 from tests.reaper.one_instance import client, one_instance
 
@@ -58,9 +59,11 @@ def test_a_shell_opens_by_the_stacks_own_document_where_it_has_one():
 
 
 def test_a_port_on_aws_is_forwarded_by_the_document_for_it():
-    *command, parameters = session("aws", "r", "i-1", Forward(8888, 9999))
+    forward = Forward(8888, 9999)
+    document = document_of(Place("test", "aws", "r"), forward)
+    *command, parameters = session("aws", "r", "i-1", forward, document)
 
-    assert command[-3:] == ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
+    assert command[-3:] == ["--document-name", "gpu-fleet-test-forward", "--parameters"]
     assert json.loads(parameters) == {"portNumber": ["8888"], "localPortNumber": ["9999"]}
 
 
@@ -93,6 +96,17 @@ def test_a_wrong_port_is_refused_with_what_is_allowed(forward):
 
     assert done.exit_code == 2
     assert "allowed: PORT or PORT:LOCAL-PORT" in done.output
+
+
+@pytest.mark.parametrize("port", ["823", "111", "2049", "20049", "1023", "20049:8888"])
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_a_port_that_believes_root_is_not_forwarded(cloud, port):
+    asked = ["connect", "--stack", "x", "--region", "r", "--cloud", cloud, "--forward", port]
+
+    done = CliRunner().invoke(main, asked)
+
+    assert done.exit_code == 2
+    assert "allowed: 22, or from 1024 on but 2049 and 20049" in done.output
 
 
 @pytest.mark.parametrize(

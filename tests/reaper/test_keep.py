@@ -14,6 +14,7 @@ from image.reaper.marks import give_back_of, hold_in, hold_of
 from image.reaper.model import (
     KEEP_AT_MOST,
     TAG_GIVE_BACK,
+    TAG_KEEP_BY,
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
     TAG_MANAGED,
@@ -67,7 +68,7 @@ def test_more_than_two_weeks_are_shortened_and_that_is_said(fleet):
 
 
 def test_a_hold_that_cannot_be_read_is_reported_and_replaced(fleet):
-    (instance,) = fleet.start(**{TAG_KEEP_UNTIL: "next week"})
+    (instance,) = fleet.start(**{TAG_KEEP_UNTIL: "next week", TAG_OWNER: "moto"})
 
     result = run("keep", "1h", "--reason", "x", "--instance-id", instance)
 
@@ -84,6 +85,41 @@ def test_release_takes_the_hold_back(fleet):
     assert result.output == f"{instance} is kept no longer\n"
     assert hold_in(fleet.tags(instance), datetime.now(UTC)) is None
     assert run("release", "--instance-id", instance).output == f"{instance} was not kept\n"
+
+
+@pytest.mark.parametrize("command", [("keep", "1h", "--reason", "y"), ("release",)])
+def test_what_another_keeps_is_changed_by_who_says_whose_it_is(fleet, command):
+    until = format_time(datetime.now(UTC) + timedelta(hours=8))
+    kept = {TAG_KEEP_UNTIL: until, TAG_KEEP_REASON: "deadline", TAG_KEEP_BY: f"{until} bob"}
+    (instance,) = fleet.start(**kept, **{TAG_OWNER: "team"})
+
+    refused = run(*command, "--instance-id", instance)
+    untouched = fleet.tags(instance)
+    done = run(*command, "--instance-id", instance, "--holder", "bob")
+
+    assert refused.exit_code == 1
+    assert f"{instance} is kept until {until} by bob (deadline)" in refused.output
+    assert {key: untouched[key] for key in kept} == kept
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("holder", ["moto", "moto@lab.example.com"])
+def test_who_keeps_an_instance_or_owns_it_releases_it(fleet, holder):
+    until = format_time(datetime.now(UTC) + timedelta(hours=8))
+    (held,) = fleet.start(**{TAG_KEEP_UNTIL: until, TAG_KEEP_BY: f"{until} {holder}", TAG_OWNER: "team"})
+    (owned,) = fleet.start(**{TAG_KEEP_UNTIL: until, TAG_KEEP_BY: f"{until} bob", TAG_OWNER: holder})
+
+    said = [run("release", "--instance-id", instance).output for instance in (held, owned)]
+
+    assert said == [f"{instance} is kept no longer\n" for instance in (held, owned)]
+
+
+def test_a_holder_is_that_of_the_hold_in_force_and_of_none_before(fleet):
+    until = format_time(datetime.now(UTC) + timedelta(hours=8))
+    stale = f"{format_time(NOON)} moto"
+    (instance,) = fleet.start(**{TAG_KEEP_UNTIL: until, TAG_KEEP_BY: stale, TAG_OWNER: "bob"})
+
+    assert f"{instance} is kept until {until} by bob" in run("release", "--instance-id", instance).output
 
 
 def test_what_was_given_back_and_kept_after_all_stays_kept_from_the_give_back_when_released(fleet):
@@ -166,7 +202,7 @@ def test_a_reason_that_says_nothing_or_fits_no_tag_is_refused(reason):
 def test_every_hold_is_one_that_the_sweep_obeys_without_a_doubt(duration):
     made = wish(duration, "x", NOON)
 
-    hold = hold_of(Instance("i-1", "", "running", NOON, made.tags()), NOON)
+    hold = hold_of(Instance("i-1", "", "running", NOON, made.tags("ada")), NOON)
 
     assert hold is not None
     assert not hold.problem

@@ -22,7 +22,7 @@ from image.reaper.agent.notices import FromMetadata
 from image.reaper.agent.requests import BUSY, COMMANDS, Requests, line
 from image.reaper.agent.user_socket import LONGEST_REQUEST, MOST_CONNECTIONS, MOST_OF_AN_ACCOUNT, UserSocket
 from image.reaper.holds import KeepTarget
-from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_REAP_AFTER
+from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_OWNER, TAG_REAP_AFTER
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.programs import until
 from tests.reaper.samples import NOON, judgement
@@ -126,6 +126,23 @@ def test_a_hold_that_could_not_be_read_is_replaced_with_a_warning(tags):
     tags.of[TAG_KEEP_UNTIL] = "next week"
 
     assert "warning: gpu-fleet:keep-until = 'next week'" in run("keep", "1h", "--reason", "x").output
+
+
+@pytest.mark.parametrize(
+    "command", [{"command": "keep", "duration": "1h", "reason": "y"}, {"command": "release"}]
+)
+@pytest.mark.parametrize(("account", "may"), [("bob", False), ("ada", True), ("eve", True), ("root", True)])
+def test_a_hold_is_changed_by_its_holder_the_instances_owner_and_root_alone(tags, command, account, may):
+    tags.of[TAG_OWNER] = "eve@lab.example.com"
+    answer = requests(tags).answer
+    answer(json.dumps({"command": "keep", "duration": "8h", "reason": "deadline"}).encode(), "ada")
+    before = dict(tags.of)
+
+    error = json.loads(answer(json.dumps(command).encode(), account))["error"]
+
+    assert (error == "") is may
+    assert (tags.of != before) is may
+    assert may or f"i-9 is kept until {before[TAG_KEEP_UNTIL]} by ada (deadline). They, its owner" in error
 
 
 def test_an_instance_that_is_not_the_reaper_s_is_refused_by_its_agent(tags):

@@ -21,7 +21,7 @@ from tests.capacity.cloud_of_groups import policy
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 NAME = "digits-20261123-100000"
 JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/d-7.log", "gpu-fleet")
-PLACE = f"_runs/ada/train/{NAME}/queue/"
+PLACE = f"runs/words/ada/train/{NAME}/queue/"
 STATE = {"phase": "running", "at": NOW.isoformat(), "step": 42, "loss": 0.25, "ettr": 0.9}
 
 
@@ -220,7 +220,7 @@ def test_a_laptop_leaves_word_where_the_run_looks(state, says):
     stack = Stack(replace(JOB, state=state))
 
     assert says in queue_view.cancel_run(stack.viewer, NAME)
-    assert json.loads(stack.s3.objects[f"_jobs/ada/{NAME}/cancel"])["by"] == "users/ada"
+    assert json.loads(stack.s3.objects[f"runs/jobs/ada/{NAME}/cancel"])["by"] == "users/ada"
 
 
 @pytest.mark.parametrize(

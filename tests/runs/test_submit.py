@@ -34,7 +34,7 @@ from tests.stacks import examples
 from tests.training.examples import changed, gpt_table, write_tokens
 
 ACCOUNT_ID = "123456789012"
-DATA, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("data", "checkpoints"))
+RECORDS, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("records", "checkpoints"))
 WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
 ADA = ("--as", "ada")
 TAKEN = "2026-11-22/users/moto/100000Z-0a"
@@ -149,8 +149,8 @@ def until(condition):
 
 
 def words_of(run, node):
-    key = f"_runs/ada/train/{run}/{node.id}/state.json"
-    return json.loads(boto3.client("s3", REGION).get_object(Bucket=DATA, Key=key)["Body"].read())
+    key = f"runs/words/ada/train/{run}/{node.id}/state.json"
+    return json.loads(boto3.client("s3", REGION).get_object(Bucket=RECORDS, Key=key)["Body"].read())
 
 
 def test_a_run_of_two_instances_meets_works_and_finishes_as_its_users_account(
@@ -243,7 +243,7 @@ def test_what_leaves_the_laptop_and_what_does_not_is_said_before_it_is_sent(flee
 
     said = say(*SUBMIT, "--dry-run")
 
-    assert re.match(rf"\d+ files, [\d,]+ bytes, travel into {DATA}, where others", said.output)
+    assert re.match(rf"\d+ files, [\d,]+ bytes, travel into {RECORDS}, where no other", said.output)
     assert "; left out: data/text/.env (--include NAME sends" in said.output.splitlines()[0]
     assert ", data/text/.env" not in said.output
 
@@ -332,11 +332,11 @@ class Denying:
 
 def test_what_s3_denies_is_absent_unless_it_is_listed():
     calls = Calls(lambda: datetime.now(UTC))
-    place = "train/_runs/ada/r-1/i-1/"
+    place = "train/runs/words/ada/r-1/i-1/"
 
-    assert RunBucket(Denying(), calls, DATA).state(place, "ada").phase is Phase.SENT
+    assert RunBucket(Denying(), calls, RECORDS).state(place, "ada").phase is Phase.SENT
     with pytest.raises(ConfigurationError, match="--as ada: these credentials may not act as this account"):
-        RunBucket(Denying(f"{place}state.json"), calls, DATA).state(place, "ada")
+        RunBucket(Denying(f"{place}state.json"), calls, RECORDS).state(place, "ada")
 
 
 @pytest.mark.parametrize(("other", "ended"), [(Phase.SENT, 1), (Phase.STARTING, 1), (Phase.REFUSED, 0)])

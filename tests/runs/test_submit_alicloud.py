@@ -26,7 +26,7 @@ from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.first_boots import store
 
 ACCOUNT_ID = "1234567890123456"
-DATA = f"gpu-fleet-test-data-{ACCOUNT_ID}"
+RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
 SETTINGS = stack(
     access={"people": {"ada": {"uid": 5001, "keys": [KEY]}}, "ssh_from": {"office": "192.168.4.0/24"}},
@@ -89,9 +89,6 @@ def fleet(tmp_path_factory):
     with moto_server("us-east-1") as endpoint, ExitStack() as within:
         rehearsed = run_program(SETTINGS.name, program=lambda: build(SETTINGS), config={})
         store(rehearsed, SETTINGS.region)
-        known = {bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]}
-        for name in {DATA} - known:
-            boto3.client("s3").create_bucket(Bucket=name)
         registered = rehearsed.of_type("alicloud:ecs/command:Command")
         world = World()
         assistant = Assistant(world, registered)
@@ -155,8 +152,8 @@ def delivered(fleet, tmp_path, monkeypatch):
     yield running
     node.as_booted()
     s3 = boto3.client("s3")  # a run that could not be sent keeps its instance for a while
-    for stored in s3.list_objects_v2(Bucket=DATA).get("Contents", []):
-        s3.delete_object(Bucket=DATA, Key=stored["Key"])
+    for stored in s3.list_objects_v2(Bucket=RECORDS, Prefix="runs/").get("Contents", []):
+        s3.delete_object(Bucket=RECORDS, Key=stored["Key"])
 
 
 def say(*words):

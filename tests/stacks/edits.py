@@ -90,7 +90,6 @@ _COMMON = (
     Edit("pools[].purpose", "serving"),
     Edit("pools[].groups", "per_zone"),
     Edit("pools[].volume_gib", 300),
-    Edit("pools[].containers", True),
     Edit("pools[].scaling", False),
     Edit("pools[].spare", 1),
     Edit("pools[].idle", {"after_hours": 3}),

@@ -85,7 +85,6 @@ def pools(draw: st.DrawFn, name: str, zones: list[str]) -> dict[str, Any]:
         "efa": efa,
         "purpose": draw(st.sampled_from(["interactive", "training", "serving"])),
         "volume_gib": draw(st.integers(100, 16_000)),
-        "containers": draw(st.booleans()),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from image.credentials.alicloud import session_policy
 from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_examples, iam, ram
@@ -300,7 +301,13 @@ class AlicloudJudge(Judge):
         ]
         assert resource.startswith("acs:oss:") is bool(policies)
         request = Request(action, resource, context={"acs:SecureTransport": "true"} | context)
-        return ram.decide(request, self.identity(role), policies)
+        verdict = ram.decide(request, self.identity(role), policies)
+        account = str(context.get("account", ""))
+        if verdict is not Verdict.ALLOWED or not account:
+            return verdict
+        # of a user's session: as the role, and as its own policy
+        records = f"gpu-fleet-{self.settings.name}-records-{self.settings.account_id}"
+        return ram.decide(request, [session_policy(account, records)])
 
 
 PEOPLE = {"people": {"ada": {"uid": 5001}}}

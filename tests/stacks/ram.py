@@ -56,13 +56,20 @@ def _applies(statement: Mapping[str, Any], request: Request, *, absent_passes: b
         raise PolicyError("principals other than * are not judged here")
     return (
         any(glob(entry, request.action, case=False) for entry in listed(statement["Action"]))
-        and any(_resource_matches(entry, request.resource) for entry in listed(statement["Resource"]))
+        and _is_of(statement, request.resource)
         and all(
             _holds(operator, key, listed(wanted), request, absent_passes=absent_passes)
             for operator, keys in statement.get("Condition", {}).items()
             for key, wanted in keys.items()
         )
     )
+
+
+def _is_of(statement: Mapping[str, Any], resource: str) -> bool:
+    """NotResource is in the syntax of policies (www.alibabacloud.com/help/doc-detail/93739.htm)."""
+    but, of = statement.get("NotResource"), statement.get("Resource")
+    found = any(_resource_matches(entry, resource) for entry in listed(of if but is None else but))
+    return found is (but is None)
 
 
 def _resource_matches(pattern: str, resource: str) -> bool:

@@ -6,7 +6,13 @@ from functools import partial
 
 import pytest
 
+from image.reaper import calls as image_calls
 from image.reaper.agent import kept_files
+from image.reaper.alicloud import session as image_alicloud
+from stacks import catalog
+from stacks.calls import alicloud as stacks_alicloud
+from stacks.calls import errors as stacks_calls
+from stacks.catalog import regions
 from stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import (
@@ -32,7 +38,7 @@ from tests.stacks.judges import (
 Rights = Iterator[Right]
 LEDGER = "reaper/ledger/2026/11/21/i-1.json"
 PAYLOAD = "image/payload/00.tar.gz"
-KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:users"]
+KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:keep-by", "gpu-fleet:users"]
 WITHDRAWN = "gpu-fleet:withdrawn"
 TAGS = ["ec2:CreateTags", "ec2:DeleteTags"]
 SSE, SSE_KEY = "s3:x-amz-server-side-encryption", "s3:x-amz-server-side-encryption-aws-kms-key-id"
@@ -66,10 +72,10 @@ def of_instances(judge: Judge, name: str) -> Rights:
         verdicts, kept, words = (
             MAY if place == name else MAY_NOT,
             f"{place}/keep/i-1/x",
-            f"_runs/ada/{place}/1/i-1/x",
+            f"runs/words/ada/{place}/1/i-1/x",
         )
         yield own("saves files of its own pool", verdicts, stores(*WRITES), bucket("data", kept))
-        yield own("speaks of runs of its own pool", verdicts, stores("PutObject"), bucket("data", words))
+        yield own("speaks of runs of its own pool", verdicts, stores("PutObject"), bucket("records", words))
     for kind in ("data", "checkpoints"):
         for place in {*judge.pools, "another", f"{name}-more", "keep"}:
             yield own("writes nothing of users", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
@@ -88,7 +94,12 @@ def of_instances(judge: Judge, name: str) -> Rights:
     wheels = MAY if judge.settings.network.nat is Nat.NONE else MAY_NOT
     for key, verdicts in {PAYLOAD: MAY, "image/wheels/torch.whl": wheels}.items():
         yield own("reads its payload and its wheels", verdicts, stores("GetObject"), bucket("records", key))
-    for key in ("image/files/driver.run", "image/00.tar", "image/payload-of-others/00.tar.gz", "meter.json"):
+    for key in (
+        "image/files/driver.run",
+        "image/00.tar",
+        "image/payload-of-others/00.tar.gz",
+        "runs/jobs/ada/1/job.json",
+    ):
         yield own("reads nothing else of the records", MAY_NOT, stores("GetObject"), bucket("records", key))
     yield own("does not list the records", MAY_NOT, stores(judge.listing), bucket("records"))
     yield own("changes no payload", MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", PAYLOAD))
@@ -208,7 +219,17 @@ def of_the_aws_sweep(judge: AwsJudge) -> Rights:
         lifted = judge.tags(name) | {"aws:TagKeys": [WITHDRAWN]}
         yield sweep("lifts no withdrawal", MAY_NOT, TAGS, me, lifted)
     tags = judge.tags("dev")
-    for tag in ("managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason", "users"):
+    for tag in (
+        "managed",
+        "stack",
+        "pool",
+        "owner",
+        "protected",
+        "keep-until",
+        "keep-reason",
+        "keep-by",
+        "users",
+    ):
         context = tags | {"aws:TagKeys": ["gpu-fleet:idle-since", f"gpu-fleet:{tag}"]}
         yield sweep("never widens its licence by a tag", DENIED, TAGS, me, context)
     marks = {"aws:TagKeys": ["gpu-fleet:idle-since", "gpu-fleet:reap-after"]}
@@ -281,12 +302,12 @@ def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(name):
 WRITABLE = {
     AWS_PAIR.name: [
         "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/dev/keep/*",
-        "arn:aws:s3:::gpu-fleet-aws-pair-data-123456789012/_runs/*/dev/*",
+        "arn:aws:s3:::gpu-fleet-aws-pair-records-123456789012/runs/words/*/dev/*",
         "arn:aws:s3:::gpu-fleet-aws-pair-records-123456789012/reaper/handshake/${aws:userid}/*",
     ],
     ALICLOUD_PAIR.name: [
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/dev/keep/*",
-        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-data-1234567890123456/_runs/*/dev/*",
+        "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/runs/words/*/dev/*",
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/handshake/dev.*",
         "acs:oss:*:1234567890123456:gpu-fleet-alicloud-pair-records-1234567890123456/reaper/users/dev/*",
     ],
@@ -500,3 +521,23 @@ def test_a_role_is_taken_by_its_service_alone(name):
     assert {end for _, end in roles} == services.keys()
     for policy, end in roles:
         assert {principal for principal in strangers if takes(policy, principal)} == {services[end]}
+
+
+# what stacks and instances both know of the clouds, and may not import from each other
+
+
+def test_stacks_and_instances_take_the_same_refusals_for_a_missing_permission():
+    assert stacks_calls.DENIED == image_calls.DENIED
+
+
+def test_stacks_and_instances_ask_the_same_hosts_of_alibaba_cloud():
+    known = {name: name.lower() for name in image_alicloud.PRODUCTS if name != "Ims"}
+    places = {*regions.of_cloud(catalog.Cloud.ALICLOUD), "cn-hangzhou", "cn-hongkong", "eu-central-1"}
+
+    asked = {
+        (name, region): (image_alicloud.host_of(name, region), stacks_alicloud.host_of(product, region))
+        for name, product in known.items()
+        for region in places
+    }
+
+    assert {where: hosts for where, hosts in asked.items() if hosts[0] != hosts[1]} == {}

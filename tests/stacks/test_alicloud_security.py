@@ -102,12 +102,10 @@ def test_every_volume_is_encrypted_with_the_stacks_key(found):
             assert disk["kmsKeyId"] in key_ids(found)
 
 
-def test_the_metadata_service_wants_a_token_and_is_not_for_containers_unless_asked(found):
-    pools = {pool.name: pool for pool in settings_of(found).pools}
+def test_the_metadata_service_wants_a_token_and_is_not_for_containers(found):
     for template in inputs(found, TEMPLATE):
         assert template["httpTokens"] == "required"
-        asked = pools[template["tags"]["gpu-fleet:pool"]].containers
-        assert template["httpPutResponseHopLimit"] == (2 if asked else 1)
+        assert template["httpPutResponseHopLimit"] == 1
 
 
 def test_an_instance_that_starts_without_a_token_may_harden_itself_and_only_its_own_pool(everything):

@@ -148,11 +148,10 @@ def test_each_statement_for_callers_knows_one_kind_of_them(declared):
     assert both == []
 
 
-@pytest.mark.parametrize("document", ["SSM-SessionManagerRunShell", "AWS-StartPortForwardingSession"])
+@pytest.mark.parametrize("document", ["SSM-SessionManagerRunShell", "gpu-fleet-{}-forward"])
 def test_a_shell_and_a_port_open_through_session_manager(declared, document):
     settings = declared.settings
-    account = settings.account_id if document.startswith("SSM-") else ""
-    place = f"arn:aws:ssm:{settings.region}:{account}:document/{document}"
+    place = f"arn:aws:ssm:{settings.region}:{settings.account_id}:document/{document.format(settings.name)}"
     channel = f"arn:aws:ssm:{settings.region}:{settings.account_id}:session/ada-0123"
 
     assert person(declared, "ssm:StartSession", place) is Verdict.ALLOWED

@@ -104,12 +104,10 @@ def test_every_volume_is_encrypted_with_the_stacks_key(shipped):
     assert {volume["KmsKeyId"] for volume in volumes} == {key_of(shipped)}
 
 
-def test_the_metadata_service_wants_a_token_and_is_not_for_containers_unless_asked(shipped):
-    hops = {pool.name: 2 if pool.containers else 1 for pool in shipped.settings.pools}
-
-    for pool, data in zip(shipped.settings.pools, launch_templates(shipped), strict=True):
+def test_the_metadata_service_wants_a_token_and_is_not_for_containers(shipped):
+    for data in launch_templates(shipped):
         assert data["MetadataOptions"]["HttpTokens"] == "required"
-        assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == hops[pool.name]
+        assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
 
 
 def test_no_instance_gets_a_public_address(shipped):
@@ -274,6 +272,7 @@ def test_an_instance_may_change_no_tag_but_its_own(shipped):
         assert part["Condition"]["ForAllValues:StringEquals"]["aws:TagKeys"] == [
             "gpu-fleet:keep-until",
             "gpu-fleet:keep-reason",
+            "gpu-fleet:keep-by",
             "gpu-fleet:withdrawn",
             "gpu-fleet:users",
         ]

@@ -255,7 +255,7 @@ def test_with_a_directory_no_update_of_the_stack_overwrites_the_roster(reader):
 def test_sessions_open_as_the_members_own_account(reader):
     kinds = [each.inputs["documentType"] for each in reader.rehearsed.of_type("aws:ssm/document:Document")]
 
-    assert sorted(kinds) == ["Command", "Session"]
+    assert sorted(kinds) == ["Command", "Session", "Session"]
 
 
 def test_the_function_reads_its_groups_and_writes_the_roster_and_nothing_else(reader):

@@ -2,10 +2,12 @@
 
 import base64
 import json
+import re
 import struct
 
 import pytest
 
+from image.reaper.people import connect
 from stacks.aws.sessions import document_content
 from stacks.errors import SettingsError
 from stacks.payload import sweep_archive
@@ -176,14 +178,28 @@ def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
     assert not any(may(action, policy) for policy in roles for action in ("s3:PutObject", "s3:DeleteObject"))
 
 
-def test_a_shell_opens_as_the_callers_own_account_and_is_refused_without_one(named):
-    stored = named.of_type("aws:ssm/document:Document")
-    (document,) = [
-        stored_object for stored_object in stored if stored_object.inputs["documentType"] == "Session"
-    ]
-    content = json.loads(document.inputs["content"])
+def session_content(found, name):
+    stored = [each.inputs for each in found.of_type("aws:ssm/document:Document")]
+    (document,) = [each for each in stored if (each["documentType"], each["name"]) == ("Session", name)]
+    return json.loads(document["content"])
 
-    assert document.inputs["name"] == "gpu-fleet-test-session"
+
+@pytest.mark.parametrize("who", ["named", "nobody"])
+def test_a_session_reaches_the_ports_that_the_console_takes_and_none_that_believes_root(request, who):
+    content = session_content(request.getfixturevalue(who), "gpu-fleet-test-forward")
+    pattern = re.compile(content["parameters"]["portNumber"]["allowedPattern"])
+
+    wrong = [port for port in range(70_000) if bool(pattern.search(str(port))) != connect.is_users(port)]
+
+    assert content["sessionType"] == "Port"
+    assert content["properties"]["portNumber"] == "{{ portNumber }}"
+    assert wrong == []
+    assert [word for word in ("022", "0823", "22\n", "22 823", "", "8888;") if pattern.fullmatch(word)] == []
+
+
+def test_a_shell_opens_as_the_callers_own_account_and_is_refused_without_one(named):
+    content = session_content(named, "gpu-fleet-test-session")
+
     assert content == document_content(NAMED)
     assert content["inputs"]["runAsEnabled"] is True
     assert content["inputs"]["runAsDefaultUser"] == ""
@@ -220,9 +236,12 @@ def test_users_open_no_session_by_the_default_document_whose_account_may_become_
         f"arn:aws:ssm:us-east-1:{NAMED.account_id}:document/SSM-SessionManagerRunShell",
         "arn:aws:ssm:us-east-1::document/AWS-StartInteractiveCommand",
         "arn:aws:ssm:us-east-1::document/AWS-StartNonInteractiveCommand",
+        "arn:aws:ssm:us-east-1::document/AWS-StartPortForwardingSession",
+        "arn:aws:ssm:us-east-1::document/AWS-StartPortForwardingSessionToRemoteHost",
+        "arn:aws:ssm:us-east-1::document/AWS-StartSSHSession",
     ],
 )
-def test_no_other_policy_of_a_user_opens_a_shell_as_the_agents_account(named, document):
+def test_no_other_policy_of_a_user_opens_a_shell_or_any_port_as_the_agents_account(named, document):
     wide = json.dumps({"Statement": [{"Effect": "Allow", "Action": "ssm:*", "Resource": "*"}]})
     asked = Request("ssm:StartSession", document, context=MINE)
 

@@ -140,31 +140,26 @@ def bucket(found, kind):
 
 
 def test_a_user_submits_as_the_account_of_their_tag_and_as_no_other(named):
-    data = bucket(named, "data")
+    records = bucket(named, "records")
     nameless = {"aws:PrincipalTag/SSMSessionRunAs": None}
 
-    assert may(named, "s3:PutObject", f"{data}/_jobs/ada/digits-1/job.json")
-    assert not may(named, "s3:PutObject", f"{data}/_jobs/bob/digits-1/job.json")
-    assert not may(named, "s3:PutObject", f"{data}/_jobs/ada/digits-1/job.json", **nameless)
-    assert not may(named, "s3:PutObject", f"{data}/_runs/ada/dev/digits-1/i-0/state.json")
-    assert not may(named, "s3:PutObject", f"{data}/dev/anything")
+    assert may(named, "s3:PutObject", f"{records}/runs/jobs/ada/digits-1/job.json")
+    assert not may(named, "s3:PutObject", f"{records}/runs/jobs/bob/digits-1/job.json")
+    assert not may(named, "s3:PutObject", f"{records}/runs/jobs/ada/digits-1/job.json", **nameless)
+    assert not may(named, "s3:PutObject", f"{records}/runs/words/ada/dev/digits-1/i-0/state.json")
+    assert not may(named, "s3:PutObject", f"{records}/reaper/anything")
 
 
 def test_a_user_reads_what_became_of_their_own_runs_alone(named):
-    data = bucket(named, "data")
+    records = bucket(named, "records")
 
-    assert may(named, "s3:GetObject", f"{data}/_runs/ada/dev/digits-1/i-0/log/0.txt")
-    assert not may(named, "s3:GetObject", f"{data}/_runs/bob/dev/digits-1/i-0/log/0.txt")
-    assert not may(named, "s3:GetObject", f"{data}/dev/datasets/secret")
-    assert may(named, "s3:ListBucket", data, **{"s3:prefix": "_jobs/ada/"})
-    assert may(named, "s3:ListBucket", data, **{"s3:prefix": "_runs/ada/dev/digits-1/i-0/log/"})
-    assert not may(named, "s3:ListBucket", data, **{"s3:prefix": "_jobs/bob/"})
-    assert not may(named, "s3:ListBucket", data, **{"s3:prefix": ""})
-    assert not may(named, "s3:ListBucket", data)
+    assert may(named, "s3:GetObject", f"{records}/runs/words/ada/dev/digits-1/i-0/log/0.txt")
+    assert not may(named, "s3:GetObject", f"{records}/runs/words/bob/dev/digits-1/i-0/log/0.txt")
+    assert not may(named, "s3:GetObject", f"{records}/reaper/roster.json")
 
 
-def test_an_instance_reads_every_job_and_writes_none(named):
-    data = bucket(named, "data")
+def test_an_instance_itself_reads_no_job_and_writes_none(named):
+    records = bucket(named, "records")
     roles = [
         resource.inputs["policy"]
         for resource in named.of_type("aws:iam/rolePolicy:RolePolicy")
@@ -172,15 +167,16 @@ def test_an_instance_reads_every_job_and_writes_none(named):
     ]
 
     def role_may(action, key, policy):
-        asked = Request(action, f"{data}/{key}", context={"aws:userid": "AROA1:i-0123456789abcdef0"})
+        asked = Request(action, f"{records}/{key}", context={"aws:userid": "AROA1:i-0123456789abcdef0"})
         return decide(asked, identity=[policy]) is Verdict.ALLOWED
 
     assert roles
     for policy in roles:
-        assert role_may("s3:GetObject", "_jobs/ada/digits-1/job.json", policy)
-        assert role_may("s3:PutObject", "_runs/ada/dev/digits-1/i-0/state.json", policy)
-        assert not role_may("s3:PutObject", "_jobs/ada/digits-1/job.json", policy)
-        assert not role_may("s3:DeleteObject", "_jobs/ada/digits-1/cancel", policy)
+        assert not role_may("s3:GetObject", "runs/jobs/ada/digits-1/job.json", policy)
+        assert not role_may("s3:GetObject", "runs/words/ada/dev/digits-1/i-0/state.json", policy)
+        assert role_may("s3:PutObject", "runs/words/ada/dev/digits-1/i-0/state.json", policy)
+        assert not role_may("s3:PutObject", "runs/jobs/ada/digits-1/job.json", policy)
+        assert not role_may("s3:DeleteObject", "runs/jobs/ada/digits-1/cancel", policy)
 
 
 def test_cloud_assistants_command_takes_what_the_console_sends_and_calls_sudo(assistant):
@@ -223,9 +219,9 @@ def test_on_alibaba_cloud_a_user_starts_runs_as_their_own_account_and_never_as_r
 
 def test_on_alibaba_cloud_a_user_submits_below_their_own_account_alone(assistant):
     own = ON_ALICLOUD.account_id
-    data = f"acs:oss:oss-{ON_ALICLOUD.region}:{own}:gpu-fleet-{ON_ALICLOUD.name}-data-{own}"
+    records = f"acs:oss:oss-{ON_ALICLOUD.region}:{own}:gpu-fleet-{ON_ALICLOUD.name}-records-{own}"
 
-    assert ram_may(assistant, "ada", "oss:PutObject", f"{data}/_jobs/ada/digits-1/job.json")
-    assert not ram_may(assistant, "ada", "oss:PutObject", f"{data}/_jobs/bob/digits-1/job.json")
-    assert ram_may(assistant, "ada", "oss:GetObject", f"{data}/_runs/ada/dev/digits-1/i-0/state.json")
-    assert not ram_may(assistant, "ada", "oss:GetObject", f"{data}/dev/datasets/secret")
+    assert ram_may(assistant, "ada", "oss:PutObject", f"{records}/runs/jobs/ada/digits-1/job.json")
+    assert not ram_may(assistant, "ada", "oss:PutObject", f"{records}/runs/jobs/bob/digits-1/job.json")
+    assert ram_may(assistant, "ada", "oss:GetObject", f"{records}/runs/words/ada/dev/digits-1/i-0/state.json")
+    assert not ram_may(assistant, "ada", "oss:GetObject", f"{records}/reaper/roster.json")

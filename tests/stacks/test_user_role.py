@@ -41,7 +41,8 @@ Rights = Iterator[Right]
 
 def session(account: str) -> dict[str, object]:
     """The condition keys of a user's session, as the instance's service opens it."""
-    return {f"aws:PrincipalTag/{ACCOUNT_TAG}": account, "aws:userid": f"{USER}:{account}@{SELF}"}
+    tags = {f"aws:PrincipalTag/{ACCOUNT_TAG}": account, "aws:userid": f"{USER}:{account}@{SELF}"}
+    return {**tags, "account": account}  # by which Alibaba Cloud's session has its policy
 
 
 def of_users(judge: Judge, name: str) -> Rights:
@@ -54,22 +55,44 @@ def of_users(judge: Judge, name: str) -> Rights:
         yield own("lists what is stored", MAY, stores(judge.listing), bucket(kind))
         for place in judge.pools:
             yield own("reads every pool's", MAY, stores("GetObject"), bucket(kind, f"{place}/run/1"))
-        for place in {*judge.pools, "another", f"{name}-more", "keep", "_jobs"} - {name}:
+        for place in {*judge.pools, "another", f"{name}-more", "keep"} - {name}:
             yield own("writes below no other", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
         for resource in (bucket(kind), bucket(kind, f"{name}/file")):
             destroys = stores("DeleteObjectVersion", "PutBucketPolicy", "DeleteBucket")
             yield own("destroys no old version and changes no bucket", MAY_NOT, destroys, resource)
-    yield own(
-        "reads its job", MAY, stores("GetObject"), bucket("data", f"{model.job_prefix('ada', 'r-1')}job.json")
-    )
     kept = bucket("data", f"{name}/keep/i-1/notes.txt")
     yield own("reads files that an instance saved", MAY, stores("GetObject"), kept)
     yield own("changes none that an instance saved", MAY_NOT, stores(*WRITES), kept)
-    for pool in (name, "another"):
-        words = bucket("data", f"{model.place_of(pool, 'ada', 'r-1', SELF)}state.json")
-        yield own("speaks of runs in its pool", MAY if pool == name else MAY_NOT, stores("PutObject"), words)
+    yield from of_runs(judge, name)
     yield from of_records(judge, own)
     yield from of_machines(judge, own, name)
+
+
+def of_runs(judge: Judge, name: str) -> Rights:
+    """Of submitted runs: the account's own, whatever the role itself opens for all accounts."""
+    stores, records = judge.stores, partial(judge.bucket, "records")
+    prefix = "s3:prefix" if judge.store == "s3" else "oss:Prefix"
+    for caller, verdicts in {"ada": MAY, "bob": MAY_NOT, "ada2": MAY_NOT, "ad": MAY_NOT}.items():
+        own = partial(Right, f"{name}-user")
+        job, words = model.job_prefix("ada", "r-1"), model.place_of(name, "ada", "r-1", SELF)
+        for key in (f"{job}job.json", f"{job}files.zip", f"{words}state.json", f"{words}log/0.txt"):
+            yield own(
+                "reads own runs alone", verdicts, stores("GetObject"), records(key), context=session(caller)
+            )
+        said = records(f"{words}state.json")
+        yield own("speaks of own runs", verdicts, stores("PutObject"), said, context=session(caller))
+        elsewhere = records(f"{model.place_of('another', 'ada', 'r-1', SELF)}state.json")
+        yield own("and in its pool", MAY_NOT, stores("PutObject"), elsewhere, context=session(caller))
+        yield own("submits none", MAY_NOT, stores("PutObject"), records(f"{job}job.json"), session(caller))
+        yield own("removes no word", MAY_NOT, stores("DeleteObject"), said, context=session(caller))
+        for place in (job, f"{words}log/", model.job_prefix("ada")):
+            asked = session(caller) | {prefix: place}
+            yield own("finds own runs", verdicts, stores(judge.listing), records(), context=asked)
+        for place in ("", "runs/", "runs/words/", "reaper/"):
+            asked = session(caller) | {prefix: place}
+            yield own("and no others", MAY_NOT, stores(judge.listing), records(), context=asked)
+    unnamed = {prefix: "reaper/"}
+    yield Right(f"{name}-user", "lists runs alone", MAY_NOT, stores(judge.listing), records(), unnamed)
 
 
 def of_records(judge: Judge, own: partial[Right]) -> Rights:
@@ -129,10 +152,10 @@ def logs_of(judge: Judge, name: str) -> list[str]:
 
 def of_aws_users(judge: AwsJudge, name: str) -> Rights:
     own = partial(Right, f"{name}-user")
-    words = judge.bucket("data", f"{model.place_of(name, 'ada', 'r-1', SELF)}state.json")
-    for caller, verdicts in {"ada": MAY, "bob": MAY_NOT, "ada2": MAY_NOT, "*": MAY_NOT}.items():
-        yield own("speaks of their own runs alone", verdicts, ["s3:PutObject"], words, session(caller))
-    yield own("without a name speaks of none", MAY_NOT, ["s3:PutObject"], words)
+    words = judge.bucket("records", f"{model.place_of(name, 'ada', 'r-1', SELF)}state.json")
+    acts = ["s3:PutObject", "s3:GetObject"]
+    yield own("has no runs under a pattern", MAY_NOT, acts, words, session("*"))
+    yield own("without a name has none", MAY_NOT, acts, words)
     for service, verdicts in {"s3": MAY, "ec2": MAY_NOT, "secretsmanager": MAY_NOT}.items():
         through = {"kms:ViaService": f"{service}.{judge.settings.region}.amazonaws.com"}
         acts = ["kms:Decrypt", "kms:GenerateDataKey"]

@@ -172,11 +172,6 @@ def test_a_cancelled_run_saves_before_slurm_ends_the_job(srun, tmp_path, monkeyp
 
 def test_the_log_continues_where_the_try_before_stopped(tmp_path):
     bucket = Bucket()
-    bucket.sizes = lambda folder: {
-        name.removeprefix(f"{folder}/"): len(content)
-        for name, content in bucket.objects.items()
-        if name.startswith(f"{folder}/")
-    }
     file = tmp_path / "log"
     file.write_text("one\n")
     Reporter(bucket).send(file)

@@ -15,11 +15,12 @@ from image.reaper.agent.listening import Target
 from image.reaper.agent.notices import Notices
 from image.reaper.agent.user_socket import LONGEST_REQUEST
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.holds import KeepTarget, Output, wish
+from image.reaper.holds import Caller, KeepTarget, Output, wish
 from image.reaper.times import format_span, format_time, parse_duration
 
 BUSY = "the agent of this instance answers others; try again in a few seconds"
 WAIT_FOR_OTHERS_S = 60.0
+ROOT = "root"
 MOST_NAMED = 64  # accounts whose malformed requests are logged
 
 LOG = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class Requests:
     def keep(self, asked: UserRequest, account: str) -> Output:
         """Set a hold; errors as for ``KeepTarget.keep``."""
         wanted = wish(parse_duration(asked.duration), asked.reason, datetime.now(UTC))
-        output = self._one_at_a_time(lambda keeper: keeper.keep(wanted))
+        output = self._one_at_a_time(lambda keeper: keeper.keep(wanted, caller_of(account)))
         LOG.info(
             "event=kept account=%s until=%s reason=%r", account, format_time(wanted.until), wanted.reason
         )
@@ -134,7 +135,7 @@ class Requests:
 
     def release(self, _: UserRequest, account: str) -> Output:
         """Remove it; errors as for ``KeepTarget.release``."""
-        output = self._one_at_a_time(lambda keeper: keeper.release())
+        output = self._one_at_a_time(lambda keeper: keeper.release(caller_of(account)))
         LOG.info("event=released account=%s", account)
         return output
 
@@ -194,6 +195,11 @@ COMMANDS: Mapping[str, Callable[[Requests, UserRequest, str], Output]] = {
     "status": Requests.status,
     "explain": Requests.explain,
 }
+
+
+def caller_of(account: str) -> Caller:
+    """An account of this instance; who becomes root here is an operator."""
+    return Caller(account, is_root=account == ROOT)
 
 
 def aligned(pairs: list[tuple[str, str]]) -> Iterator[str]:

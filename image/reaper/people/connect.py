@@ -18,7 +18,10 @@ from image.reaper.options import POOL_NAME, where_options
 from image.reaper.place import Asked, Place, account_of, place_of, published
 
 RUNNING = "running"
-PORTS = 65_535
+PORTS = range(1, 65_536)
+# The cloud's agent, which is root, connects to the port: those that believe root are refused, on AWS by the
+# stack's document too (stacks/aws/sessions.py; a test holds them together), on an instance by metadata.nft.
+SSH, USERS, ROOTS = 22, range(1024, 65_536), (2049, 20_049)
 # Where to get each program that a session needs.
 ADVICE: Mapping[str, str] = {
     "aws": "the AWS CLI: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
@@ -60,14 +63,23 @@ class Port(click.ParamType[Forward]):
             return value
         remote, colon, local = str(value).partition(":")
         try:
-            return Forward(_port(remote), _port(local if colon else remote))
+            forward = Forward(_port(remote), _port(local if colon else remote))
         except ValueError:
             self.fail(f"{value!r}; allowed: PORT or PORT:LOCAL-PORT, say 8888 or 8888:9999", param, ctx)
+        if not is_users(forward.remote):
+            owned = " and ".join(map(str, ROOTS))
+            self.fail(f"{value!r}; allowed: {SSH}, or from {USERS.start} on but {owned}", param, ctx)
+        return forward
+
+
+def is_users(port: int) -> bool:
+    """Whether a port of an instance is SSH's, or one on which a user may listen."""
+    return port == SSH or (port in USERS and port not in ROOTS)
 
 
 def _port(text: str) -> int:
     number = int(text) if text.isascii() and text.isdecimal() else 0
-    if not 0 < number <= PORTS:
+    if number not in PORTS:
         raise ValueError(text)
     return number
 
@@ -80,20 +92,14 @@ def session(
     Args:
         cloud: ``aws`` or ``alicloud``.
         forward: a port; None for a shell.
-        document: by which a shell opens (AWS); empty for Session Manager's own.
+        document: by which it opens (AWS); empty for Session Manager's own shell.
     """
     if cloud == "aws":
         asked = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
         if forward is None:
             return [*asked, "--document-name", document] if document else asked
         numbers = {"portNumber": [str(forward.remote)], "localPortNumber": [str(forward.local)]}
-        return [
-            *asked,
-            "--document-name",
-            "AWS-StartPortForwardingSession",
-            "--parameters",
-            json.dumps(numbers),
-        ]
+        return [*asked, "--document-name", document, "--parameters", json.dumps(numbers)]
     if forward is None:
         return ["ali-instance-cli", "session", "--instance", instance_id, "--region", region]
     ports = ["--local-port", str(forward.local), "--remote-port", str(forward.remote)]
@@ -129,7 +135,7 @@ def connect(
     if missing:
         raise ConfigurationError("\n       ".join(missing))
     instance = chosen(running(place), instance_id, pool, owner)
-    document = document_of(place) if place.cloud == "aws" and forward is None else ""
+    document = document_of(place, forward) if place.cloud == "aws" else ""
     command = session(place.cloud, place.region, instance.id, forward, document)
     click.echo(f"connecting to {described(instance)}", err=True)
     sys.stdout.flush()
@@ -143,8 +149,10 @@ def running(place: Place) -> list[Instance]:
     return [instance for instance in instances.fleet().instances if instance.state == RUNNING]
 
 
-def document_of(place: Place) -> str:
-    """By which a shell opens. Who may not read the stack's policy gets a warning and the default one."""
+def document_of(place: Place, forward: Forward | None) -> str:
+    """By which a session opens. Who may not read the stack's policy gets a warning and the default shell."""
+    if forward is not None:
+        return f"gpu-fleet-{place.stack}-forward"  # stacks/naming.py
     try:
         return published(place, place.account_id or account_of(place)).session_document
     except (CloudError, ConfigurationError, PolicyError) as error:

@@ -11,7 +11,7 @@ from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
 from image.reaper.errors import ConfigurationError, InstanceFileError
 from image.reaper.handshake import Exchange, MarkQuestion, heard, pool_caller, said_of
-from image.reaper.holds import KeepTarget, Output, managed, wish
+from image.reaper.holds import Caller, KeepTarget, Output, managed, wish
 from image.reaper.model import KEEP_AT_MOST, TAG_POOL, TAG_STACK
 from image.reaper.options import where_options
 from image.reaper.people import own_agent
@@ -39,35 +39,61 @@ instance_option = click.option(
 )
 
 
+holder_option = click.option(
+    "--holder", metavar="NAME", help="Who keeps it, where another than you does and you may change that."
+)
+
+
 @click.command(
     epilog="\b\nExample:\n  gpu-fleet keep 2d --reason 'paper deadline' --instance i-0abc --stack aws-dev"
 )
 @click.argument("duration")
 @click.option("--reason", required=True, help="Why, for those who pay.")
 @instance_option
+@holder_option
 @where_options
-def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> None:
+def keep(duration: str, reason: str, instance_id: str | None, holder: str | None, asked: Asked) -> None:
     """Keep an instance for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
     if wanted.shortened:
         click.echo(
             f"warning: {duration} is longer than {KEEP_AT_MOST.days} days; shortened to that", err=True
         )
-    if own_agent.is_meant(asked, instance_id):
+    if _asks_agent(asked, instance_id, holder):
         own_agent.ask("keep", instance_id, duration=duration, reason=reason)
         return
-    say(target_of(instance_id, asked).keep(wanted))
+    say(target_of(instance_id, asked).keep(wanted, caller_of(asked, holder)))
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet release --instance i-0123456789abcdef0 --stack aws-dev")
 @instance_option
+@holder_option
 @where_options
-def release(instance_id: str | None, asked: Asked) -> None:
-    """Keep an instance no longer: it is terminated when it is idle, like any other."""
-    if own_agent.is_meant(asked, instance_id):
+def release(instance_id: str | None, holder: str | None, asked: Asked) -> None:
+    """Keep an instance no longer: it is terminated when it is idle, like any other.
+
+    What another keeps release they, the instance's owner, and operators: by sudo there, elsewhere with
+    --holder and the cloud's permission to tag it.
+    """
+    if _asks_agent(asked, instance_id, holder):
         own_agent.ask("release", instance_id)
         return
-    say(target_of(instance_id, asked).release())
+    say(target_of(instance_id, asked).release(caller_of(asked, holder)))
+
+
+def _asks_agent(asked: Asked, instance_id: str | None, holder: str | None) -> bool:
+    """Whether this instance's agent is asked; raises ConfigurationError for what it does not take."""
+    is_meant = own_agent.is_meant(asked, instance_id)
+    if is_meant and holder is not None:
+        raise ConfigurationError(f"--holder {holder}: not on an instance; operators say it by sudo there")
+    return is_meant
+
+
+def caller_of(asked: Asked, holder: str | None) -> Caller:
+    """Who calls, as the cloud names the credentials. Raises CloudError."""
+    cloud, region = whereabouts(asked)
+    _, name = clouds.module(cloud).caller(region, Calls(lambda: datetime.now(UTC)))
+    return Caller(name.rpartition(":")[2], holder or "")
 
 
 def say(output: Output) -> None:

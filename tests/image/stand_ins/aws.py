@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
+from image.credentials.sessions import account_in
 from image.reaper.handshake import PREFIX, Reply, key
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
 from stacks import naming
+from stacks.aws.submit import ACCOUNT_TAG
 from stacks.payload import sweep_archive
 from stacks.rehearsal import instances, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
@@ -249,8 +252,34 @@ def said_idle(s3: Any, bucket: str, instance_id: str, mark: datetime) -> bool:
     return any(stored_object["Key"].endswith(answer) for stored_object in listed)
 
 
+@dataclass(frozen=True)
+class Signer:
+    """Whose keys a request names.
+
+    Attributes:
+        role: by the end of its name.
+        context: the condition keys of its session.
+    """
+
+    keys: Keys
+    role: str
+    context: dict[str, object]
+
+
+def signer_of(headers: Mapping[str, str], instance_id: str) -> Signer:
+    """A user whose session moto's STS gave to the instance, else the instance itself."""
+    named = re.search(r"Credential=([^/]+)/", headers.get("authorization", ""))
+    for account in list(get_backend("sts").values()):
+        session = account["aws"].get_assumed_role_from_access_key(named[1]) if named else None
+        if session is not None:
+            keys = Keys(session.access_key_id, session.secret_access_key, session.session_token)
+            tag = {f"aws:PrincipalTag/{ACCOUNT_TAG}": account_in(session.session_name)}
+            return Signer(keys, f"{POOL}-user", {**tag, "aws:userid": f"AROAUSER:{session.session_name}"})
+    return Signer(KEYS, f"{POOL}-instance", {"aws:userid": f"{MOTO_USER}:{instance_id}"})
+
+
 class Rights:
-    """What the instance's role may do, by the policies that the stack registered; moto reads no condition.
+    """What the instance and its users may do, by the policies registered; moto reads no condition.
 
     Args:
         rehearsed: what the stack registered.
@@ -263,11 +292,11 @@ class Rights:
         self._registered = AwsJudge(stack_files.settings_of(STACK), rehearsed)
         self.instance_id = ""
 
-    def hold(self, request: Request, service: str) -> None:
+    def hold(self, request: Request, service: str, signer: Signer) -> None:
         """Judge a request as IAM would; raises ``RefusedError``."""
         for action, resource, context in self._asked(request, service):
-            if not self._registered.may(f"{POOL}-instance", action, resource, context):
-                raise RefusedError(f"the role may not {action} on {resource} with {context}")
+            if not self._registered.may(signer.role, action, resource, {**signer.context, **context}):
+                raise RefusedError(f"{signer.role} may not {action} on {resource} with {context}")
 
     def _asked(self, request: Request, service: str) -> list[tuple[str, str, dict[str, str]]]:
         if service == "s3":
@@ -299,7 +328,7 @@ class Rights:
         action, on_key = actions[request.method]
         via = {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
         return [
-            (action, f"{bucket}{unquote(place.path)}", {"aws:userid": f"{MOTO_USER}:{self.instance_id}"}),
+            (action, f"{bucket}{unquote(place.path)}", {}),
             (on_key, self._registered.key, via),
         ]
 
@@ -307,19 +336,21 @@ class Rights:
 def _route(endpoint: str, rights: Rights) -> Callable[[Request], Forward]:
     """To moto, which knows buckets by path.
 
-    What is signed by the role for the very service that is asked, and what the role may do, goes on.
+    What is signed by the instance or by a user's session for the very service that is asked, and what these
+    may do, goes on.
     """
 
     def route(request: Request) -> Forward:
+        signer = signer_of(request.headers, rights.instance_id)
         try:
-            signed = check(request.method, request.target, request.headers, request.body, KEYS)
+            signed = check(request.method, request.target, request.headers, request.body, signer.keys)
         except SignatureError as error:
             raise RefusedError(str(error)) from error
         bucket, dot, _ = request.host.partition(".s3.")
         service = "s3" if dot else request.host.partition(".")[0]
         if (signed.region, signed.service) != (REGION, service):
             raise RefusedError(f"signed for {signed.service} in {signed.region}, sent to {request.host}")
-        rights.hold(request, service)
+        rights.hold(request, service, signer)
         return Forward(endpoint, f"/{bucket}{request.target}" if dot else request.target)
 
     return route

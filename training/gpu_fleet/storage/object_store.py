@@ -106,8 +106,11 @@ class ObjectStore:
         return content
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every object in a folder below the prefix; raises CheckpointError."""
-        root = self._key(folder, "")
+        """Return the size in bytes of every object in a folder below the prefix; raises CheckpointError.
+
+        The empty text names the prefix itself.
+        """
+        root = self._key(folder, "") if folder else self._key("")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
             items = [item for page in pages for item in page.get("Contents", [])]

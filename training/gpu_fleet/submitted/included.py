@@ -1,6 +1,6 @@
 """What `--include` takes along: all of a folder but what nobody means to send, and nothing from outside.
 
-The files go into a bucket that others read. What is named by itself travels whatever its name.
+The files go into a bucket that operators read too. What is named by itself travels whatever its name.
 """
 
 import os

@@ -1,7 +1,7 @@
 """`queued`: a run that is a job of the stack's queue, on the first of its instances.
 
 The script of `gpu-fleet submit` becomes it. It starts the trainer once on each instance, says in the stack's
-data bucket how far the run is, and ends as the queue needs it: exit codes decide (`exit_codes.py`), 85 has
+records bucket how far the run is, and ends as the queue needs it: exit codes decide (`exit_codes.py`), 85 has
 the job run again. What failed for a reason that may pass is run again a few times, and the job's comment then
 names the instance on which it failed; the controller keeps the job away from it (image/queue/exclusion.py).
 """
@@ -30,7 +30,7 @@ from gpu_fleet.launch import launch
 from gpu_fleet.lazy_groups import configured
 from gpu_fleet.storage.object_store import ObjectStore
 from gpu_fleet.submitted.figures import RunFigures, why_ended, why_failed
-from gpu_fleet.submitted.reporter import Reporter, sent_bytes
+from gpu_fleet.submitted.reporter import Reporter, is_cancelled, places, sent_bytes
 from gpu_fleet.submitted.work import LOOK_EVERY_S, SAY_EVERY_S, TRIES
 
 # PET_NODE_RANK is what torchrun reads; Slurm says it to each task by another name.
@@ -62,10 +62,8 @@ def queued(output: Path, words: tuple[str, ...]) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     table = instance_file.table()
-    bucket = str(table.get("data_uri", "")).rstrip("/")
     account, run = instance_file.account(), os.environ.get(NAME, "")
-    said = ObjectStore(f"{bucket}/_runs/{account}/{table.get('pool')}/{run}/queue", key="data_uri")
-    jobs = ObjectStore(f"{bucket}/_jobs/{account}/{run}", key="data_uri")
+    jobs, said = places(table, account, run, "queue")
     reporter = Reporter(said, sent_bytes=sent_bytes(said))
     sys.exit(QueuedJob(words, output, jobs, reporter, os.environ).run())
 
@@ -187,7 +185,7 @@ class QueuedJob:
         self.reporter.send(self.output)
         self.reporter.say("running", "", self._figures.newest())
         try:
-            self._cancelled = self._cancelled or self.jobs.get("cancel") is not None
+            self._cancelled = self._cancelled or is_cancelled(self.jobs)
         except CheckpointError as error:
             log.warning("event=not-asked error=%r", str(error))
 

@@ -1,4 +1,4 @@
-"""What becomes of a submitted run, said where its user looks: `_runs/` in the stack's data bucket."""
+"""What becomes of a submitted run, said where its user looks: `runs/words/` in the stack's records bucket."""
 
 import json
 import logging
@@ -13,6 +13,26 @@ from gpu_fleet.storage.object_store import ObjectStore
 
 LOG_PART_BYTES = 4 << 20
 log = logging.getLogger(__name__)
+
+
+def places(table: Mapping[str, Any], account: str, run: str, who: str) -> tuple[ObjectStore, ObjectStore]:
+    """Where the job of a run lies, and where one of its instances speaks (image/runs/model.py).
+
+    `table` is the instance file. Raises ConfigError.
+    """
+    records = str(table.get("records_uri", "")).removesuffix("/reaper")
+    jobs = ObjectStore(f"{records}/runs/jobs/{account}/{run}", key="records_uri")
+    return jobs, ObjectStore(
+        f"{records}/runs/words/{account}/{table.get('pool')}/{run}/{who}", key="records_uri"
+    )
+
+
+def is_cancelled(jobs: ObjectStore) -> bool:
+    """Return whether the run is asked to end; raises CheckpointError.
+
+    By listing: S3 denies to read what is not there to whom it lets list a few prefixes alone.
+    """
+    return "cancel" in jobs.sizes("")
 
 
 def now_text() -> str:

@@ -1,6 +1,6 @@
 """`work`: one instance's part of a submitted run, as the unit gpu-run@ACCOUNT starts it.
 
-It fetches the job and its files from the stack's data bucket, holds both against their hashes, starts
+It fetches the job and its files from the stack's records bucket, holds both against their hashes, starts
 `launch` (of a configuration) or `run` (of any command), and says in the bucket what becomes of it: phase,
 step, loss and the log. Exit codes decide whether it is tried again (`exit_codes.py`).
 """
@@ -29,7 +29,7 @@ from gpu_fleet.metadata import MetadataClient
 from gpu_fleet.pool.rendezvous import HOST, HOST_PORT, NODES, PORT, RANK
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 from gpu_fleet.submitted.figures import RunFigures, why_ended, why_failed
-from gpu_fleet.submitted.reporter import Reporter
+from gpu_fleet.submitted.reporter import Reporter, is_cancelled, places
 
 RUN, JOB_SHA256, FOLDER = "GPU_FLEET_RUN", "GPU_FLEET_JOB_SHA256", "GPU_FLEET_RUNS"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -76,9 +76,7 @@ def work() -> None:
             f"{RUN} = {run!r}: `work` is started by the unit gpu-run@ of an instance of a fleet"
         )
     own = MetadataClient(str(table["cloud"])).instance().instance_id
-    bucket = str(table["data_uri"]).rstrip("/")
-    jobs = ObjectStore(f"{bucket}/_jobs/{account}/{run}", key="data_uri")
-    said = ObjectStore(f"{bucket}/_runs/{account}/{table['pool']}/{run}/{own}", key="data_uri")
+    jobs, said = places(table, account, run, own)
     reporter = Reporter(said)
     reporter.say("starting")
     try:
@@ -234,7 +232,7 @@ class Worker:
 
     def _cancel_where_asked(self) -> None:
         try:
-            asked = self.jobs.get("cancel") is not None
+            asked = is_cancelled(self.jobs)
         except CheckpointError as error:
             log.warning("event=not-asked error=%r", str(error))
             return
