@@ -19,6 +19,7 @@ MATRIX: tuple[tuple[dict[str, object], int], ...] = (
     ({"ntasks": 97}, 2),
     ({"ntasks": 384}, 4),
     ({"ntasks": 385}, NEVER),
+    ({"ntasks": 200, "overcommit": ""}, 1),
     ({"cpus_per_task": 96}, 1),
     ({"cpus_per_task": 97}, NEVER),
     ({"ntasks": 3, "cpus_per_task": 64}, 3),
