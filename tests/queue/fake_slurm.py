@@ -140,7 +140,8 @@ class Options:
             tasks = self.tasks // number + (index < self.tasks % number)
             even = self.gpus // number + (index < self.gpus % number)
             gpus = self.gpus_per_node or max(even, self.gpus_per_task * tasks)
-            cpus = 1 if self.overcommit else max(1, tasks) * self.cpus_per_task
+            all_cpus = number if self.overcommit else self.tasks * self.cpus_per_task
+            cpus = max(all_cpus // number + (index < all_cpus % number), self.cpus_per_task)
             memory = self.mem or self.mem_per_gpu * gpus or per_gpu * gpus or whole.memory
             made.append(Part(gpus, cpus + cpus % 2, memory))  # a core is two of the clouds' CPUs
         return made

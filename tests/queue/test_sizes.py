@@ -22,7 +22,7 @@ MATRIX: tuple[tuple[dict[str, object], int], ...] = (
     ({"ntasks": 200, "overcommit": ""}, 1),
     ({"cpus_per_task": 96}, 1),
     ({"cpus_per_task": 97}, NEVER),
-    ({"ntasks": 3, "cpus_per_task": 64}, 3),
+    ({"ntasks": 3, "cpus_per_task": 64}, 2),
     ({"gpus": 1}, 1),
     ({"gpus": 8}, 1),
     ({"gpus": 9}, 2),
