@@ -76,6 +76,7 @@ class ListedJob:
         pools: all that it may start in, `sbatch --partition=a,b`, the first one first.
         gpus: that it has.
         admin_comment: what the queue last said of it to its user.
+        excluded: nodes that it is kept away from, as Slurm writes them.
     """
 
     job: Job
@@ -92,6 +93,7 @@ class ListedJob:
     pools: tuple[str, ...] = ()
     gpus: int = 0
     admin_comment: str = ""
+    excluded: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,6 @@ class JobFields:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._wrong(name, "a whole number")
         return value
-
-    def is_set(self, name: str) -> bool:
-        """Whether a number is there, 0 included."""
-        value = self._get(name)
-        return bool(value.get("set")) if isinstance(value, dict) else value is not None
 
     def text(self, name: str) -> str:
         """A text; empty for none. Of a list its first."""
@@ -209,6 +206,7 @@ def listed(raw: JobFields) -> ListedJob:
         pools=tuple(filter(None, raw.text("partition").split(","))),
         gpus=int(given[1]) if given else 0,
         admin_comment=raw.text("admin_comment"),
+        excluded=raw.text("excluded_nodes"),
     )
 
 

@@ -30,7 +30,7 @@ from image.queue.configuration import DATABASE_PORT, Cluster
 from image.queue.database import KeptAccounts
 from image.queue.demand import QueueDemand, needs
 from image.queue.errors import NotReadyError, PolicyUnreadError, SlurmError
-from image.queue.exclusion import exclusions
+from image.queue.exclusion import exclusions, named
 from image.queue.refusals import Refusals, described
 from image.queue.sizes import NodeSize, QueuePool
 from image.reaper.agent.stack_policy import KEY as POLICY
@@ -125,7 +125,6 @@ class ControllerWatch:
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # a configuration that slurmctld has not read
-    _kept_away: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _known: frozenset[str] = frozenset()  # nodes of the last look
 
     def __post_init__(self) -> None:
@@ -159,7 +158,8 @@ class ControllerWatch:
         said = slurm.jobs(self.ask)
         for why in said.unread:
             LOG.error("event=queue-job-unread reason=%r", why)
-        demand = self._count(left, said, pools, teams, now) if pools else None
+        excluded = self._keep_away(said.jobs, nodes, left, pools)
+        demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
         self.written = books.after(self.written, described(said.jobs, demand), now)
         self.keep(books.to_json(self.written))
 
@@ -169,11 +169,11 @@ class ControllerWatch:
         said: JobList,
         pools: Mapping[str, QueuePool],
         teams: Mapping[str, TeamLimits],
+        *,
+        excluded: Mapping[str, Sequence[str]],
         now: datetime,
     ) -> QueueDemand:
         """Count what the jobs need; say it to the mover, and to jobs why no instance would help."""
-        most = {name: pool.most for name, pool in pools.items()}
-        self._keep_away(exclusions((listed.job for listed in said.jobs), nodes, most))
         self._refusals.judge(said.jobs, nodes)
         room, given_up = _room(teams, said.jobs), self._refusals.given_up
         names = frozenset(node.name for node in nodes)
@@ -182,7 +182,7 @@ class ControllerWatch:
             said.jobs,
             pools,
             now,
-            excluded=self._kept_away,
+            excluded=excluded,
             room=room,
             given_up=given_up,
             fresh=names - self._known,
@@ -192,17 +192,37 @@ class ControllerWatch:
         self._refusals.say(said.jobs, nodes, demand)
         return demand
 
-    def _keep_away(self, wanted: dict[str, tuple[str, ...]]) -> None:
-        """Keep jobs away from nodes on which they failed; one that has begun meanwhile runs where it is."""
-        done = {job: names for job, names in wanted.items() if self._kept_away.get(job, ()) == names}
-        for job, names in wanted.items() - done.items():
+    def _keep_away(
+        self,
+        jobs: Sequence[ListedJob],
+        known: Sequence[slurm.Node],
+        left: Sequence[slurm.Node],
+        pools: Mapping[str, QueuePool],
+    ) -> dict[str, tuple[str, ...]]:
+        """Keep jobs away from nodes on which they failed; one that has begun meanwhile runs where it is.
+
+        Nobody stays away from an instance that is gone: Slurm would keep the job from another that comes.
+
+        Args:
+            known: nodes with those whose instances are gone.
+            left: those whose instances run.
+
+        Returns:
+            Job that waits -> the nodes that it is kept away from now.
+        """
+        wanted = exclusions(jobs, left, {name: pool.most for name, pool in pools.items()})
+        for listed in jobs:
+            job, now = listed.job.id, named(listed.excluded, [node.name for node in known])
+            names = wanted.get(job, ())
+            if listed.job.state != PENDING or {*names} == {*now}:
+                continue
             try:
                 slurm.keep_away(job, names, self.ask)
-                done[job] = names
                 LOG.info("event=queue-job-kept-away job=%s nodes=%s", job, ",".join(names))
             except SlurmError as error:
+                wanted[job] = now
                 LOG.warning("event=queue-job-not-kept-away job=%s reason=%r", job, str(error))
-        self._kept_away = done
+        return wanted
 
     def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
         if "DOWN" not in node.flags:

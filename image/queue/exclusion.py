@@ -8,10 +8,12 @@ while the job waits for its next try.
 import re
 from collections.abc import Iterable, Mapping
 
-from image.queue.answers import OURS, Job
+from image.queue.answers import OURS, PENDING, ListedJob
 from image.queue.slurm import Node
 
 COMMENT = OURS  # of the jobs that `gpu-fleet submit` made
+HOSTS = re.compile(r"[^,\[]+(?:\[[^\]]*\][^,]*)?")
+PART = re.compile(r"([^\[\]]+)(?:\[([\d,-]+)\])?")
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 
 
@@ -26,12 +28,32 @@ def failed_on(comment: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reversed(named[1].split(",")))) if named else ()
 
 
-def exclusions(
-    jobs: Iterable[Job], nodes: Iterable[Node], most: Mapping[str, int]
-) -> dict[str, tuple[str, ...]]:
-    """Job -> the nodes that it is to be kept away from, of each that waits and has failed somewhere.
+def named(hosts: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of some nodes that a list of Slurm's names, ``i-0a[1-2,7],i-0b``."""
+    parts = [part for text in HOSTS.findall(hosts) if (part := PART.fullmatch(text))]
+    return tuple(name for name in names if any(_is_in(name, part[1], part[2]) for part in parts))
 
-    Never so many that the rest of its pool were too small for it: it would wait for ever.
+
+def _is_in(name: str, start: str, ranges: str | None) -> bool:
+    if ranges is None:
+        return name == start
+    number = name.removeprefix(start)
+    if not name.startswith(start) or not number.isdecimal():
+        return False
+    for text in ranges.split(","):
+        first, _, last = text.partition("-")
+        of_width = number == str(int(number)).zfill(len(first))
+        if first and of_width and int(first) <= int(number) <= int(last or first):
+            return True
+    return False
+
+
+def exclusions(
+    jobs: Iterable[ListedJob], nodes: Iterable[Node], most: Mapping[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """Job -> the nodes that it is to be kept away from, of each that waits: its user's, and where it failed.
+
+    Of the second never so many that the rest of its pool were too small for it: it would wait for ever.
 
     Args:
         nodes: those whose instances run.
@@ -39,9 +61,14 @@ def exclusions(
     """
     there = {node.name: node.pool for node in nodes}
     kept: dict[str, tuple[str, ...]] = {}
-    for job in jobs:
+    for listed in jobs:
+        job = listed.job
+        if job.state != PENDING:
+            continue
         failed = failed_on(job.comment)
-        if job.state == "PENDING" and failed:
-            bad = [name for name in failed if there.get(name) == job.pool]
-            kept[job.id] = tuple(bad[: max(0, most.get(job.pool, 0) - job.nodes)])
+        own = [name for name in named(listed.excluded, there) if name not in failed]
+        bad = [name for name in failed if there.get(name) == job.pool]
+        room = most.get(job.pool, 0) - job.nodes - sum(there[name] == job.pool for name in own)
+        if names := (*own, *bad[: max(0, room)]):
+            kept[job.id] = names
     return kept

@@ -92,7 +92,10 @@ class JobRequest:
     def _part(self, index: int, number: int, whole: NodeSize) -> NodeSize:
         tasks = _dealt(self.tasks, index, number)
         gpus = self.gpus_per_node or max(_dealt(self.gpus, index, number), self.gpus_per_task * tasks)
-        cpus = max(tasks * math.ceil(self.cpus / max(1, self.tasks)), self.min_cpus, self.cpus_per_gpu * gpus)
+        # of whole tasks only where it says how many a node has; fewer CPUs than tasks is --overcommit
+        by_task = self.tasks_per_node and self.cpus >= self.tasks
+        of_tasks = tasks * math.ceil(self.cpus / self.tasks) if by_task else _dealt(self.cpus, index, number)
+        cpus = max(of_tasks, 1, self.min_cpus, self.cpus_per_gpu * gpus)
         cores = cpus if self.single_threads else math.ceil(cpus / THREADS)
         return NodeSize(gpus, cores * THREADS, self._memory(gpus, cores * THREADS, whole))
 

@@ -141,7 +141,12 @@ def jobs(ask: Run = run) -> JobList:
 
 def notify(job: str, text: str, ask: Run = run) -> None:
     """Leave word on a job, for ``scontrol show job`` and ``squeue -O admin_comment``. Raises SlurmError."""
-    ask(["scontrol", "update", f"jobid={job}", f"admincomment={text}"])
+    try:
+        ask(["scontrol", "update", f"jobid={job}", f"admincomment={text}"])
+    except SlurmError as error:
+        # what 22.05 answers of a job that its nodes cannot run, once it has changed it
+        if "Requested partition configuration not available now" not in str(error):
+            raise
 
 
 def release(job: str, ask: Run = run) -> None:

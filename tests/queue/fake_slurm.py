@@ -106,6 +106,7 @@ class Options:
     mem: int = 0
     mem_per_gpu: int = 0
     exclusive: bool = False
+    overcommit: bool = False
     gpu_type: str = ""
 
     @classmethod
@@ -124,6 +125,7 @@ class Options:
             mem=int(words.get("mem", 0)),
             mem_per_gpu=int(words.get("mem-per-gpu", 0)),
             exclusive="exclusive" in words,
+            overcommit="overcommit" in words,
             gpu_type=kind,
         )
 
@@ -138,7 +140,8 @@ class Options:
             tasks = self.tasks // number + (index < self.tasks % number)
             even = self.gpus // number + (index < self.gpus % number)
             gpus = self.gpus_per_node or max(even, self.gpus_per_task * tasks)
-            cpus = max(1, tasks) * self.cpus_per_task
+            all_cpus = number if self.overcommit else self.tasks * self.cpus_per_task
+            cpus = max(all_cpus // number + (index < all_cpus % number), self.cpus_per_task)
             memory = self.mem or self.mem_per_gpu * gpus or per_gpu * gpus or whole.memory
             made.append(Part(gpus, cpus + cpus % 2, memory))  # a core is two of the clouds' CPUs
         return made
@@ -351,6 +354,7 @@ class FakeSlurm:
                 array=made[0].id if made else str(self._numbers) if "array" in words else "",
                 task=task,
                 at_once=int(at_once or 0),
+                excluded=tuple(filter(None, words.get("exclude", "").split(","))),
                 submitted_at=self.now,
             )
             if "begin" in words:
@@ -375,8 +379,8 @@ class FakeSlurm:
         if not self.is_up:
             raise SlurmError(f"{' '.join(command)}: Unable to contact slurm controller (connect failure)")
         words = [word for word in command if not word.startswith("--")]
-        if words[:2] == ["scontrol", "show"]:
-            return self._show(words[2:])
+        if words == ["scontrol", "show", "nodes"]:
+            return "\n".join(node.line() for node in self.nodes.values())
         if list(command) == ["squeue", "--json"]:
             return json.dumps({"meta": {}, "errors": [], "jobs": self._records()})
         if words[:2] == ["scontrol", "update"]:
@@ -391,11 +395,6 @@ class FakeSlurm:
         else:
             raise AssertionError(f"the product asked {command}")
         return ""
-
-    def _show(self, words: list[str]) -> str:
-        if words[0] == "nodes":
-            return "\n".join(node.line() for node in self.nodes.values())
-        return f"JobId={words[1]} Comment={self.jobs[words[1]].comment or '(null)'} Power="
 
     def _records(self) -> list[dict[str, Any]]:
         """As 22.05 writes them; tasks of an array that have not begun are one."""
@@ -657,7 +656,7 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
     kind = f"{options.gpu_type}:" if options.gpu_type else ""
     of_node = f"gres:gpu:{kind}{options.gpus_per_node}" if options.gpus_per_node else ""
     given = sum(part.gpus for part in job.takes.values()) if job.on else 0
-    cpus = options.tasks * options.cpus_per_task
+    cpus = options.nodes if options.overcommit else options.tasks * options.cpus_per_task
     return {
         **gpus,
         "account": "",
@@ -673,6 +672,7 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "cpus": cpus,
         "cpus_per_tres": "",
         "current_working_directory": "/home/ada",
+        "excluded_nodes": ",".join(job.excluded),
         "eligible_time": int((job.begin_at or EPOCH).timestamp()),
         "features": "",
         "het_job_id": 0,

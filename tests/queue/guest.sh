@@ -38,4 +38,10 @@ echo "nameserver 127.0.0.1" >"$root/etc/resolv.conf"
 cp "$(dirname "$0")/init.py" "$root/run/init.py"
 mkdir -p "$root/run/guest" "$root/run/lock"
 cp -r "$folder/given/." "$root/"
-exec chroot "$root" /usr/bin/python3 -I /run/init.py
+# not chroot: in one nobody makes a namespace of users, and so no container
+mkdir "$root/run/computer"
+cd "$root"
+pivot_root . run/computer
+cd /
+umount --lazy /run/computer
+exec /usr/bin/python3 -I /run/init.py

@@ -133,11 +133,6 @@ MUTANTS: dict[str, Broken] = {
         of(placement._Pass, "_may_not_grow", lambda *_words, **_more: ""),
         of(placement._Pass, "_limits", lambda *_words: ""),
     ),
-    "a start counts on a withdrawal that failed": of(
-        _Mover,
-        "_carry_out",
-        lambda self, state, decisions, whole=_Mover._carry_out: _one_by_one(whole, self, state, decisions),
-    ),
     "money is no limit": of(placement._Pass, "_too_dear", lambda *_words: ""),
     "a frozen pool grows": all_of(
         of(freezer, "steps", lambda *_words: iter(())), of(_Mover, "_money", _never_frozen)
@@ -145,12 +140,6 @@ MUTANTS: dict[str, Broken] = {
     "a group without room is waited for": of(placement._Pass, "withdraw", lambda _: None),
     "an idle instance is never terminated": of(listening, "next_act", lambda _: Act.NOTHING),
 }
-
-
-def _one_by_one(whole: Any, self: Any, state: Any, decisions: Any) -> Any:
-    for decision in decisions:
-        state = whole(self, state, [decision])
-    return state
 
 
 @contextmanager

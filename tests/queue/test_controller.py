@@ -1,6 +1,7 @@
 """The controller's look: partitions, instances that are gone, and what waits."""
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -66,6 +67,8 @@ class Site:
         if text == "squeue --json":
             return json.dumps({**SAID, "jobs": self.jobs})
         self.calls.append(text)
+        if "excnodelist=" in text:
+            self.jobs[0]["excluded_nodes"] = text.partition("excnodelist=")[2]
         return ""
 
     def look(self, times: int = 1) -> None:
@@ -242,9 +245,23 @@ def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
     site.look()
     site.states = {"i-1": "terminated"}
 
-    site.look()
+    site.look(2)
 
-    assert site.calls[-1] == "scontrol update jobid=7 excnodelist="
+    assert site.calls.count("scontrol update jobid=7 excnodelist=") == 1
+
+
+def test_what_a_user_excludes_stays_excluded_beside_where_the_job_failed():
+    """The controller's list took the place of the user's; neither node counts as room for the job."""
+    nodes = dict.fromkeys(("i-1", "i-2", "i-3"), "IDLE")
+    job = waits(comment="gpu-fleet:failed-on=i-1", excluded_nodes="i-2")
+    policy = deepcopy(POLICY)
+    policy["pools"]["train"]["capacity"]["max_size"] = 4
+    site = Site(nodes=nodes, states=dict.fromkeys(nodes, "running"), jobs=[job], policy=policy)
+
+    site.look(2)
+
+    assert site.calls == ["scontrol update jobid=7 excnodelist=i-2,i-1"]
+    assert site.said[1]["pools"]["train"]["jobs"] == [3]
 
 
 def test_a_job_that_slurm_does_not_let_change_is_tried_at_the_next_look():

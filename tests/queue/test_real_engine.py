@@ -40,11 +40,13 @@ PACKAGES = (
     "iproute2",
     "mariadb-server",
     "munge",
+    "nftables",
     "slurm-client",
     "slurm-wlm-basic-plugins",
     "slurmctld",
     "slurmd",
     "slurmdbd",
+    "sudo",
     "util-linux",
 )
 QUEUED = {
@@ -481,6 +483,63 @@ def test_an_instance_that_is_being_terminated_takes_no_job(lab):
     for name in living:
         fleet.guests[name].run("rm", "/run/gpu-fleet/closed")
     fleet.until(lambda: "JobState=COMPLETED" in lab.job(job), JOB_S, "the job runs behind an open door")
+
+
+# Says each way to root, or to munge's key, that is open to whoever runs it.
+ATTACK = """
+[ ! -r /etc/munge/munge.key ] || echo key
+! timeout 5 bash -c 'exec 3<>/dev/tcp/169.254.169.254/80' 2>/dev/null || echo metadata
+for own in --uid=0 --gid=0 --overlap; do
+    [ -z "$(srun $own --partition=train --immediate=20 cat /etc/shadow 2>/dev/null)" ] || echo "srun $own"
+done
+for account in root slurm munge; do
+    ! sudo -n -u $account true 2>/dev/null || echo "sudo -u $account"
+done
+echo tried
+"""
+METADATA = """
+import socket
+with socket.create_server(("169.254.169.254", 80)) as listening:
+    while True:
+        listening.accept()[0].close()
+"""
+
+
+@pytest.fixture(scope="module")
+def target(lab):
+    """A node with a metadata service of its own, closed by the product's rules."""
+    if not lab.living():
+        lab.submit("true")
+        lab.grow(1)
+    node = lab.fleet.guests[lab.living()[0]]
+    node.run("ip", "address", "add", "169.254.169.254/32", "dev", "lo")
+    node.run("sh", "-c", 'python3 -c "$1" </dev/null >/dev/null 2>&1 &', "sh", METADATA)
+    node.run("nft", "--file", "/usr/share/gpu-fleet/metadata.nft")
+    (lab.fleet.homes / "ada/attack").write_text(ATTACK)
+    return node
+
+
+@pytest.mark.parametrize("way", ["user", "job", "container", "sudo"])
+def test_no_way_leads_a_user_to_root(lab, target, way):
+    """With munge's key, an own munged signs as root, and the queue runs jobs of root's."""
+    lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
+    script = ("sh", "/home/ada/attack")
+    job = ("srun", "--partition=train", f"--nodelist={target.id}", "--gpus=1")
+    attacks = {
+        "user": script,
+        "job": (*job, *script),
+        "container": (*job, "unshare", "--user", "--map-root-user", *script),
+        "sudo": (
+            "sh",
+            "-c",
+            f"sudo -n sh {script[1]} 2>/dev/null || sudo -n -u slurm sh {script[1]} || echo tried",
+        ),
+    }
+
+    said = target.run(*attacks[way], account="ada", at="/home/ada", check=False)
+
+    assert {"key", "metadata"} <= {*target.run(*script).splitlines()}, "the attack itself works as root"
+    assert said.splitlines() == ["tried"]
 
 
 CHAIN = """#!/bin/sh

@@ -1,5 +1,6 @@
 """`queued`: how a job of the queue ends, what it says meanwhile, and whom it blames."""
 
+import json
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from gpu_fleet.submitted.reporter import Reporter, sent_bytes
 from tests.training.test_submitted import Bucket, handlers
 
 __all__ = ["handlers"]  # which is autouse here too
+# What another user writes where the job's own comment is looked for.
+FORGED = " Comment=gpu-fleet:failed-on=i-7,i-8,i-9"
+OTHERS = {"job_id": 71, "name": f"JobId=7{FORGED}", "comment": FORGED}
 BAD = "srun: error: {node}: task 1: Exited with exit code {code}"
 
 
@@ -29,14 +33,14 @@ def usr1():
 class Slurm:
     """What the job asks of Slurm."""
 
-    def __init__(self, comment: str = "gpu-fleet") -> None:
+    def __init__(self, comment: str = "gpu-fleet", answer: str = "") -> None:
         self.calls: list[str] = []
-        self.comment = comment
+        self.comment, self.answer = comment, answer
 
     def __call__(self, *words: str) -> str:
         text = " ".join(words)
-        if "show" in words:
-            return f"JobId=7 JobName=digits Comment={self.comment} WorkDir=/home/ada\n"
+        if text == "squeue --json":
+            return self.answer or json.dumps({"jobs": [OTHERS, {"job_id": 7, "comment": self.comment}]})
         self.calls.append(text)
         return ""
 
@@ -89,6 +93,7 @@ def test_exit_codes_decide_whether_the_queue_runs_a_job_again(srun, tmp_path, co
     [
         ("gpu-fleet", 85, "gpu-fleet:failed-on=i-2"),
         ("gpu-fleet:failed-on=i-1", 85, "gpu-fleet:failed-on=i-1,i-2"),
+        (f"mine{FORGED}", 85, "gpu-fleet:failed-on=i-2"),
         ("gpu-fleet:failed-on=i-1,-", exit_codes.FAILED_PERHAPS, None),
     ],
 )
@@ -101,6 +106,22 @@ def test_what_may_pass_is_tried_three_times_and_each_try_names_its_instance(
     assert job(slurm, Bucket(), tmp_path).run() == ends
 
     assert slurm.calls == ([f"scontrol update jobid=7 comment={comment}"] if comment else [])
+
+
+@pytest.mark.parametrize(
+    "answer", ["slurm_load_jobs error", "[]", '{"jobs": []}', '{"jobs": [{"job_id": 7}]}']
+)
+def test_where_slurm_answers_something_else_a_try_counts_as_the_first(srun, tmp_path, answer):
+    srun(f"exit {exit_codes.FAILED_PERHAPS}")
+    slurm = Slurm(answer=answer)
+
+    assert job(slurm, Bucket(), tmp_path).run() == exit_codes.STOPPED
+
+    assert slurm.calls == ["scontrol update jobid=7 comment=gpu-fleet:failed-on=-"]
+
+
+def test_bytes_that_are_no_text_end_no_run():
+    assert queued.slurm("printf", r"\377") == "\ufffd"
 
 
 def test_stops_of_the_cloud_use_up_no_tries(srun, tmp_path):

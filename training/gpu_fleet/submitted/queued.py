@@ -7,6 +7,7 @@ names the instance on which it failed; the controller keeps the job away from it
 """
 
 import io
+import json
 import logging
 import os
 import re
@@ -43,7 +44,7 @@ CANCELLED_BY = signal.SIGUSR1
 ENDED = re.compile(rb"^srun: error: ([\w.-]+): task \d+: (?:Exited with exit code|Segmentation|Bus|Aborted)")
 # The job's comment (image/queue/exclusion.py reads it): where each try failed, "-" for no instance.
 COMMENT, NOBODY = "gpu-fleet", "-"
-FAILED_ON = re.compile(rf"\bComment={COMMENT}:failed-on=(\S+)")
+FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 TIMEOUT_S = 30
 PART_BYTES, LONGEST_LINE = 1 << 16, 4096
 log = logging.getLogger(__name__)
@@ -86,7 +87,14 @@ def directory_of(words: Sequence[str]) -> str:
 def slurm(*words: str) -> str:
     """What a command of Slurm says; empty where it says nothing."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            encoding="utf-8",
+            errors="replace",  # users write what bytes they like
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("event=slurm-silent command=%r error=%r", words, str(error))
         return ""
@@ -216,5 +224,11 @@ class QueuedJob:
 
     def _failed_before(self) -> list[str]:
         """Where each try before this one failed."""
-        said = FAILED_ON.search(self.ask("scontrol", "--oneliner", "show", "job", self._job))
+        text = self.ask("squeue", "--json")
+        try:
+            comments = [job["comment"] for job in json.loads(text)["jobs"] if str(job["job_id"]) == self._job]
+            said = FAILED_ON.fullmatch(comments[0])
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("event=tries-unknown job=%s error=%r", self._job, str(error))
+            return []
         return said[1].split(",") if said else []
