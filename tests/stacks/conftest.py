@@ -12,7 +12,8 @@ import pytest
 from stacks.rehearsal import monitor, program
 from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
-from tests.stacks import registrations
+from tests.stacks import clouds, registrations
+from tests.stacks.clouds import Declared
 from tests.stacks.standing import standing
 
 AWS_STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
@@ -54,6 +55,18 @@ def prod() -> Iterator[StoodUp]:
 def declared(request) -> StoodUp:
     """Each shipped AWS stack in turn as its program declares it, for tests that ask no moto."""
     return StoodUp(stack_files.settings_of(request.param), registrations.declared(request.param), nobody)
+
+
+@pytest.fixture(scope="module", params=clouds.STACKS)
+def either(request) -> Declared:
+    """Each shipped stack of both clouds, and one of each that makes what no shipped one does."""
+    return clouds.declared(request.param)
+
+
+@pytest.fixture(scope="module", params=clouds.ON_ALICLOUD)
+def alicloud(request) -> Declared:
+    """Those of Alibaba Cloud."""
+    return clouds.declared(request.param)
 
 
 def nobody(service: str) -> Any:

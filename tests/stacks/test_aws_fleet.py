@@ -1,7 +1,7 @@
 """Pools on AWS: network cards, groups, markets, budget; and that whatever is valid builds."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from stacks.settings.pools import group_plans
 from stacks.settings.reader import from_mapping
@@ -213,16 +213,3 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
         assert sum(plan.size.desired for plan in plans) == declared_pool.size.desired
         assert sum(plan.size.min for plan in plans) == declared_pool.size.min
         assert {zone for plan in plans for zone in plan.zones} == set(settings.zones_of(declared_pool))
-
-
-@pytest.mark.parametrize("examples", [4, pytest.param(25, marks=pytest.mark.prove)])
-def test_any_valid_settings_build(register, examples):
-    @given(content=stack_files())
-    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
-    def build(content):
-        rehearsed = register(from_mapping("test", content))
-
-        components = rehearsed.of_type("gpu-fleet:aws:Fleet")
-        assert len(components) == len(content["pools"])
-
-    build()
