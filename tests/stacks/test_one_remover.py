@@ -160,7 +160,7 @@ def test_no_rule_and_no_alarm_changes_a_groups_size_on_aws(declared):
     alarms = [alarm.inputs for alarm in declared.of_type(AWS_ALARM)]
     low = [alarm for alarm in alarms if alarm["comparisonOperator"].startswith("LessThan")]
 
-    assert declared.of_type("aws:autoscaling/policy:Policy") == ()
+    assert declared.of_type("aws:autoscaling/policy:Policy") == []
     actions = {action for alarm in alarms for action in alarm.get("alarmActions", [])}
     assert actions == {declared.rehearsed.outputs["topic_arn"]}
     assert not any(alarm.get("alarmActions") for alarm in low if alarm["namespace"] == "AWS/EC2")
