@@ -1,6 +1,8 @@
 """An AWS account made of answers: boto3 clients that reach nobody, held to the shapes of the real API."""
 
+import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import boto3
@@ -19,6 +21,16 @@ class Refusal:
     message: str = "not for you"
 
 
+@cache
+def _made(service: str) -> Any:
+    return boto3.client(
+        service,  # type: ignore[call-overload]
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+
+
 @dataclass
 class Account:
     """Answers by ``service:Operation``; whatever is not there cannot be reached.
@@ -32,13 +44,11 @@ class Account:
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def client(self, service: str) -> Any:
-        """A client of boto3, whose calls end here."""
-        client = boto3.client(
-            service,  # type: ignore[call-overload]
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        """A client of boto3, whose calls end here: a copy of one that is made once a process."""
+        made = _made(service)
+        client = object.__new__(type(made))  # it knows no copy, for it answers for every attribute
+        vars(client).update(vars(made), meta=copy.copy(made.meta))
+        client.meta.events = copy.copy(client.meta.events)
         client.meta.events.register("provide-client-params", self._remember(service))
         client.meta.events.register("before-call", self._reply(service))
         return client

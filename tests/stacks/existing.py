@@ -1,8 +1,15 @@
-"""Answers to the lookups of an existing VPC, where nothing stands anywhere."""
+"""Stacks that use a VPC, buckets or file systems of somebody else's, and the answers to their lookups."""
 
 from typing import Any
 
 import boto3
+import pytest
+
+from stacks.rehearsal import monitor
+from stacks.rehearsal.program import Rehearsed
+from stacks.settings import Cloud, Stack
+from tests.stacks import alicloud_examples, examples, registrations
+from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 
 CIDR = "10.77.0.0/16"
 TABLE = "vtb-wz9f0000000000000000"
@@ -125,3 +132,29 @@ def alicloud_answering(
         return arguments | {"vswitches": [known[wanted]] if wanted in known else []}
 
     return answer
+
+
+def on_aws(network: Any = None, existing: Any = None, **changes: Any) -> Stack:
+    """A stack in the VPC on AWS, with these file systems or buckets; ``changes`` of its file's other keys."""
+    section = {"zones": list(EXISTING["subnets"]), "existing": EXISTING} | (network or {})
+    storage = changes.pop("storage", {}) | ({"existing": existing} if existing else {})
+    return examples.stack("guest", **{"network": section, "storage": storage} | changes)
+
+
+def on_alicloud(network: Any = None, existing: Any = None, **changes: Any) -> Stack:
+    """The same on Alibaba Cloud."""
+    section = {"zones": list(EXISTING_VSWITCHES["subnets"]), "existing": EXISTING_VSWITCHES} | (network or {})
+    storage = {"kms_instance_id": "kst-szh0000000000000000"} | changes.pop("storage", {})
+    storage |= {"existing": existing} if existing else {}
+    return alicloud_examples.stack("guest", **{"network": section, "storage": storage} | changes)
+
+
+def registered(monkeypatch: pytest.MonkeyPatch, settings: Stack, **answers: Any) -> Rehearsed:
+    """What a stack registers where nothing stands but what the answers to its lookups say."""
+    if settings.cloud is Cloud.ALICLOUD:
+        found = alicloud_answering(EXISTING_VSWITCHES["vpc_id"], EXISTING_VSWITCHES["subnets"], **answers)
+        monkeypatch.setattr(monitor, "answer", found)
+        return registrations.run(settings)
+    with registrations.nowhere():
+        monkeypatch.setattr(monitor, "answer", answering(EXISTING["vpc_id"], EXISTING["subnets"], **answers))
+        return registrations.run(settings)

@@ -4,19 +4,18 @@ import base64
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from image.capacity.model import STATE
 from image.reaper.money import budget_check
 from image.reaper.sweep import lease
 from stacks import catalog
-from stacks.catalog import Cloud
 from stacks.payload.sweep_archive import policy_document
 from stacks.settings import stack_files
 from stacks.settings.pools import group_plans
-from tests.stacks.alicloud_examples import pool, priced, stack, stack_file
+from tests.stacks.alicloud_examples import pool, priced, stack
 from tests.stacks.alicloud_programs import inputs, register, shipped
+from tests.stacks.alicloud_shapes import stack_files_of_any_shape
 from tests.stacks.registrations import declared
 
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
@@ -306,51 +305,6 @@ def test_the_sweep_knows_the_prices_of_the_development_stack():
     assert regions == {found.region}
 
 
-TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD)]
-ERDMA_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD) if kind.erdma_interfaces]
-
-
-@st.composite
-def stack_files_of_any_shape(draw):
-    zones = draw(st.lists(st.sampled_from([f"cn-shenzhen-{x}" for x in "abcdef"]), min_size=1, unique=True))
-    nat = draw(st.sampled_from(["none", "one", "per_zone"]))
-
-    def drawn_pool(name):
-        erdma, market = draw(st.booleans()), draw(st.sampled_from(["on-demand", "spot", "reservation"]))
-        low, middle, high = sorted(draw(st.tuples(*[st.integers(0, 20)] * 3)))
-        kinds = st.sampled_from(ERDMA_TYPES if erdma else TYPES)
-        return pool(
-            name=name,
-            types=draw(
-                st.lists(kinds, min_size=1, max_size=1 if market == "reservation" else 4, unique=True)
-            ),
-            market=market,
-            reservation_id="eap-1" if market == "reservation" else None,
-            zones=zones[:1] if market == "reservation" else [],
-            size={"min": low, "desired": middle, "max": max(high, 1)},
-            erdma=erdma,
-            groups=draw(st.sampled_from([None, "single", "per_zone"])),
-            purpose=draw(st.sampled_from(["interactive", "training", "serving"])),
-            scratch_gib=draw(st.sampled_from([0, 200])),
-            spot_price_limit=draw(st.sampled_from([None, "3.5"])) if market == "spot" else None,
-        )
-
-    return stack_file(
-        network={"cidr": "10.0.0.0/16", "zones": zones, "nat": nat, "interface_endpoints": nat == "none"},
-        protected=draw(st.booleans()),
-        storage={
-            "kms_instance_id": "kst-1",
-            "home": draw(st.booleans()),
-            "scratch_gib": draw(st.sampled_from([0, 3600, 4800])),
-            "redundancy": draw(st.sampled_from(["LRS", "ZRS"])),
-        },
-        pools=[
-            drawn_pool(name)
-            for name in draw(st.lists(st.sampled_from(["a1", "b1"]), min_size=1, unique=True))
-        ],
-    )
-
-
 @given(stack_files_of_any_shape())
 @settings(max_examples=30)
 def test_the_groups_of_a_pool_hold_its_size_once(content):
@@ -361,15 +315,3 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
         assert sum(plan.size.desired for plan in plans) == declared_pool.size.desired
         assert sum(plan.size.min for plan in plans) == declared_pool.size.min
         assert {zone for plan in plans for zone in plan.zones} == set(found.zones_of(declared_pool))
-
-
-@pytest.mark.parametrize("examples", [3, pytest.param(25, marks=pytest.mark.prove)])
-def test_any_valid_settings_build(examples):
-    @given(content=stack_files_of_any_shape())
-    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
-    def build(content):
-        found = register(priced("test", content))
-
-        assert len(found.of_type("gpu-fleet:alicloud:Fleet")) == len(content["pools"])
-
-    build()

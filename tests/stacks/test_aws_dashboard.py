@@ -1,4 +1,4 @@
-"""The dashboard of a stack, as it stands in moto, and the names in it as agents and sweep publish them."""
+"""The dashboard of a stack, as it is declared, and the names in it as agents and sweep publish them."""
 
 import json
 
@@ -14,9 +14,10 @@ OF_AWS = {"GroupInServiceInstances", "GroupDesiredCapacity", "TriggeredRules"}
 
 
 @pytest.fixture
-def body(shipped):
-    name = prefixed(shipped.settings.name)
-    return json.loads(shipped.client("cloudwatch").get_dashboard(DashboardName=name)["DashboardBody"])
+def body(declared):
+    (dashboard,) = declared.inputs("aws:cloudwatch/dashboard:Dashboard")
+    assert dashboard["dashboardName"] == prefixed(declared.settings.name)
+    return json.loads(dashboard["dashboardBody"])
 
 
 @pytest.fixture
@@ -37,15 +38,15 @@ def test_it_shows_size_work_memory_cost_sweep_and_spot(body):
         assert subject in titles
 
 
-def test_every_metric_is_one_that_a_user_publishes(rows, shipped):
-    own = metric_namespace(shipped.settings.name)
+def test_every_metric_is_one_that_a_user_publishes(rows, declared):
+    own = metric_namespace(declared.settings.name)
 
     assert {row[1] for row in rows if row[0] == own} <= PUBLISHED
     assert {row[1] for row in rows if row[0] != own} <= OF_AWS
 
 
-def test_the_busy_share_is_searched_for_in_the_stacks_own_namespace(body, shipped):
-    own = metric_namespace(shipped.settings.name)
+def test_the_busy_share_is_searched_for_in_the_stacks_own_namespace(body, declared):
+    own = metric_namespace(declared.settings.name)
     searches = [
         row[0]["expression"]
         for widget in body["widgets"]
@@ -59,23 +60,22 @@ def test_the_busy_share_is_searched_for_in_the_stacks_own_namespace(body, shippe
     ]
 
 
-def test_every_pool_and_every_group_has_its_lines(rows, shipped):
-    pools = {pool.name for pool in shipped.settings.pools}
-    standing = shipped.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+def test_every_pool_and_every_group_has_its_lines(rows, declared):
+    pools = {pool.name for pool in declared.settings.pools}
+    groups = {group.outputs["name"] for group in declared.of_type(declared.words.group)}
 
-    by_pool = {metric: {row[3] for row in rows if row[1] == metric} for metric in ("HourCost",)}
-    assert by_pool["HourCost"] == pools | {SHARED}
+    assert {row[3] for row in rows if row[1] == "HourCost"} == pools | {SHARED}
     assert {row[3] for row in rows if row[1] == metrics.METRIC_GPU_MEMORY} == pools
-    assert {row[3] for row in rows if row[1] == "GroupDesiredCapacity"} == {
-        group["AutoScalingGroupName"] for group in standing
-    }
+    assert {row[3] for row in rows if row[1] == "GroupDesiredCapacity"} == groups
 
 
-def test_spot_interruptions_are_counted_by_a_rule_that_is_there(rows, shipped):
+def test_spot_interruptions_are_counted_by_a_rule_that_is_there(rows, declared):
     ((*_, name),) = [row for row in rows if row[1] == "TriggeredRules"]
 
-    rule = shipped.client("events").describe_rule(Name=name)
-    assert json.loads(rule["EventPattern"]) == {
+    rules = {
+        rule.outputs["name"]: rule.inputs for rule in declared.of_type("aws:cloudwatch/eventRule:EventRule")
+    }
+    assert json.loads(rules[name]["eventPattern"]) == {
         "source": ["aws.ec2"],
         "detail-type": ["EC2 Spot Instance Interruption Warning"],
     }
@@ -93,10 +93,10 @@ def test_graphs_lie_side_by_side_and_never_on_one_another(body):
     assert max(x for x, _ in cells) < 24
 
 
-def test_the_output_says_where_to_open_it(shipped):
-    region = shipped.settings.region
+def test_the_output_says_where_to_open_it(declared):
+    region = declared.settings.region
 
-    assert shipped.rehearsed.outputs["dashboard_url"] == (
+    assert declared.rehearsed.outputs["dashboard_url"] == (
         f"https://{region}.console.aws.amazon.com/cloudwatch/home?region={region}"
-        f"#dashboards/dashboard/{prefixed(shipped.settings.name)}"
+        f"#dashboards/dashboard/{prefixed(declared.settings.name)}"
     )

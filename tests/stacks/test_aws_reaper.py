@@ -20,10 +20,13 @@ from stacks.aws.reaper_role import LICENCES, MARKS
 from stacks.payload import sweep_archive
 from stacks.payload.sweep_archive import policy_document
 from stacks.rehearsal.archives import archive_files, zip_bytes
-from stacks.rehearsal.registrations import RegistrationOutcome
+from stacks.settings import stack_files
 from stacks.settings.reader import from_mapping
 from tests.stacks import examples
+from tests.stacks.clouds import Declared
+from tests.stacks.standing import usable
 
+ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
 HANDLER_SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -40,141 +43,98 @@ print(json.dumps({"summary": summary, "modules": sorted(sys.modules)}))
 """
 
 
-def role_statements(shipped) -> list[dict]:
-    policies_of_roles = shipped.of_type("aws:iam/rolePolicy:RolePolicy")
-    (own,) = [role for role in policies_of_roles if role.name.endswith("-reaper")]
-    return json.loads(own.inputs["policy"])["Statement"]
+def allowing(found: Declared, action: str) -> list[dict]:
+    return [part for _, part in found.statements("-reaper") if action in part["Action"]]
 
 
-def allowing(shipped, action: str) -> list[dict]:
-    return [
-        statement
-        for statement in role_statements(shipped)
-        if statement["Effect"] == "Allow" and action in statement["Action"]
-    ]
+def own(found: Declared, token: str, end: str = "-reaper") -> dict:
+    """The inputs of the only resource of a type whose name ends so."""
+    (made,) = [resource for resource in found.of_type(token) if resource.name.endswith(end)]
+    return made.inputs
 
 
-@pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
-def test_the_sweep_terminates_only_managed_instances_of_its_stack(shipped, action):
-    (statement,) = allowing(shipped, action)
-
-    assert statement["Condition"]["StringEquals"] == {
-        "aws:ResourceTag/gpu-fleet:managed": "true",
-        "aws:ResourceTag/gpu-fleet:stack": shipped.settings.name,
-    }
-
-
-def test_the_sweep_changes_only_groups_of_its_stack(shipped):
-    (statement,) = allowing(shipped, "autoscaling:DetachInstances")
-
-    assert statement["Resource"].endswith(f"autoScalingGroupName/gpu-fleet-{shipped.settings.name}-*")
-    tags = statement["Condition"]["StringEquals"]
-    assert tags == {"aws:ResourceTag/gpu-fleet:stack": shipped.settings.name}
+def test_the_sweep_ends_and_changes_only_what_is_managed_and_of_its_stack(declared):
+    stack = {"aws:ResourceTag/gpu-fleet:stack": declared.settings.name}
+    for action in ("ec2:TerminateInstances", "ec2:StopInstances"):
+        (ends,) = allowing(declared, action)
+        assert ends["Condition"]["StringEquals"] == stack | {"aws:ResourceTag/gpu-fleet:managed": "true"}
+    (detaches,) = allowing(declared, "autoscaling:DetachInstances")
+    assert detaches["Resource"].endswith(f"autoScalingGroupName/gpu-fleet-{declared.settings.name}-*")
+    assert detaches["Condition"]["StringEquals"] == stack
+    assert declared.settings.reaper.leftovers.remove is False
+    assert allowing(declared, "ec2:DeleteVolume") == []
 
 
-def test_the_sweep_writes_its_own_marks_and_no_other_tags(shipped):
-    (statement,) = allowing(shipped, "ec2:CreateTags")
+def test_the_sweep_writes_its_own_marks_and_no_other_tags(declared):
+    (statement,) = allowing(declared, "ec2:CreateTags")
 
     assert set(statement["Condition"]["ForAllValues:StringEquals"]["aws:TagKeys"]) == set(MARKS)
     # an empty set of keys would satisfy ForAllValues
     assert statement["Condition"]["Null"] == {"aws:TagKeys": "false"}
 
 
-def test_the_sweep_is_denied_to_touch_what_licenses_or_protects(shipped):
-    denials = {
-        statement["Sid"]: statement for statement in role_statements(shipped) if statement["Effect"] == "Deny"
-    }
+def test_the_sweep_is_denied_to_touch_what_licenses_or_protects(declared):
+    denials = {part["Sid"]: part for _, part in declared.statements("-reaper", effect="Deny")}
 
-    assert set(denials["NeverLicences"]["Condition"]["ForAnyValue:StringEquals"]["aws:TagKeys"]) == set(
-        LICENCES
-    )
+    touched = denials["NeverLicences"]["Condition"]["ForAnyValue:StringEquals"]["aws:TagKeys"]
+    assert set(touched) == set(LICENCES)
     protected = denials["NeverProtected"]
     assert protected["Condition"] == {"Null": {"aws:ResourceTag/gpu-fleet:protected": "false"}}
     assert {"ec2:TerminateInstances", "ec2:StopInstances"} <= set(protected["Action"])
     assert denials["NeverAttributes"]["Action"] == ["ec2:ModifyInstanceAttribute"]
 
 
-def test_the_sweep_may_remove_leftovers_only_where_the_settings_say_so(shipped):
-    assert shipped.settings.reaper.leftovers.remove is False
-    assert allowing(shipped, "ec2:DeleteVolume") == []
+def test_one_sweep_at_a_time_without_retries_as_often_as_the_settings_say(declared):
+    function = own(declared, "aws:lambda/function:Function")
+    invocation = own(declared, "aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig")
+    schedule = own(declared, "aws:scheduler/schedule:Schedule")
+    log = own(declared, "aws:cloudwatch/logGroup:LogGroup")
+
+    assert function["reservedConcurrentExecutions"] == 1
+    assert (function["architectures"], function["runtime"]) == (["arm64"], "python3.12")
+    assert invocation["maximumRetryAttempts"] == 0
+    assert schedule["scheduleExpression"] == f"rate({declared.settings.reaper.every_minutes} minutes)"
+    assert schedule.get("state", "ENABLED") == "ENABLED"
+    kept = (log["name"], log["retentionInDays"], log["kmsKeyId"])
+    name = f"/aws/lambda/gpu-fleet-{declared.settings.name}-reaper"
+    assert kept == (name, declared.settings.logs.retention_days, declared.rehearsed.outputs["key_arn"])
 
 
-def test_one_sweep_at_a_time_without_retries(shipped):
-    functions = shipped.of_type("aws:lambda/function:Function")
-    invocations = shipped.of_type("aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig")
-    (function,) = [each_function for each_function in functions if each_function.name.endswith("-reaper")]
-    (invocation,) = [
-        each_invocation for each_invocation in invocations if each_invocation.name.endswith("-reaper")
-    ]
+def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(declared):
+    stored = own(declared, "aws:s3/bucketObjectv2:BucketObjectv2", "-reaper-policy")
+    text = stored["content"]
 
-    assert function.inputs["reservedConcurrentExecutions"] == 1
-    assert function.inputs["architectures"] == ["arm64"]
-    assert function.inputs["runtime"] == "python3.12"
-    assert invocation.inputs["maximumRetryAttempts"] == 0
-
-
-def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
-    objects = shipped.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
-    (stored,) = [stored_object for stored_object in objects if stored_object.name.endswith("-reaper-policy")]
-    text = stored.inputs["content"]
-
-    assert stored.outcome is RegistrationOutcome.CREATED
-    assert stored.inputs["bucket"] == shipped.settings.bucket_name("records")
-    assert stored.inputs["key"] == POLICY_KEY
-    assert text == archive_files(bundle(shipped.settings))["policy.json"].decode()
-    assert text == shipped.rehearsed.outputs["policy"]
-    assert policies.parse(text).stack == shipped.settings.name
-    assert stored.inputs["serverSideEncryption"] == "aws:kms"
-    assert stored.inputs["kmsKeyId"] == shipped.rehearsed.outputs["key_arn"]
+    records = own(declared, "aws:s3/bucket:Bucket", "-records")
+    assert records["bucket"] == declared.settings.bucket_name("records")
+    assert stored["key"] == POLICY_KEY
+    assert text == archive_files(bundle(declared.settings))["policy.json"].decode()
+    assert text == declared.rehearsed.outputs["policy"]
+    assert policies.parse(text).stack == declared.settings.name
+    kept = (stored["serverSideEncryption"], stored["kmsKeyId"])
+    assert kept == ("aws:kms", declared.rehearsed.outputs["key_arn"])
 
 
-def test_the_schedule_follows_the_settings(shipped):
-    found = shipped.client("scheduler").get_schedule(Name=f"gpu-fleet-{shipped.settings.name}-reaper")
+def test_a_user_hears_of_a_sweep_that_fails_holds_back_or_is_silent_for_half_an_hour(declared):
+    topic = [declared.rehearsed.outputs["topic_arn"]]
+    metrics = {"errors": "Errors", "failures": "SweepFailures", "breaker": "SweepBreakerTrips"}
+    for label, metric in metrics.items():
+        alarm = own(declared, ALARM, f"-reaper-{label}")
+        assert (alarm["metricName"], alarm["threshold"], alarm["alarmActions"]) == (metric, 1, topic)
+    silent = own(declared, ALARM, "-reaper-silent")
 
-    assert found["ScheduleExpression"] == f"rate({shipped.settings.reaper.every_minutes} minutes)"
-    assert found["State"] == "ENABLED"
-
-
-@pytest.mark.parametrize(
-    ("label", "metric"),
-    [("errors", "Errors"), ("failures", "SweepFailures"), ("breaker", "SweepBreakerTrips")],
-)
-def test_a_user_hears_of_a_sweep_that_fails_or_holds_back(shipped, label, metric):
-    name = f"gpu-fleet-{shipped.settings.name}-reaper-{label}"
-    (alarm,) = shipped.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
-
-    assert alarm["MetricName"] == metric
-    assert alarm["Threshold"] == 1
-    assert alarm["AlarmActions"] == [shipped.rehearsed.outputs["topic_arn"]]
+    assert (silent["period"], silent["treatMissingData"]) == (1800, "breaching")
+    assert silent["comparisonOperator"] == "LessThanThreshold"
 
 
-def test_a_user_hears_of_half_an_hour_without_a_sweep(shipped):
-    name = f"gpu-fleet-{shipped.settings.name}-reaper-silent"
-    (alarm,) = shipped.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
+def test_the_policy_names_an_alarm_that_the_stack_declares(declared):
+    named = {pool["scale_in_alarm"] for pool in policy_document(declared.settings)["pools"].values()} - {None}
 
-    assert alarm["Period"] == 1800
-    assert alarm["TreatMissingData"] == "breaching"
-    assert alarm["ComparisonOperator"] == "LessThanThreshold"
-
-
-def test_the_log_is_kept_and_encrypted(shipped):
-    name = f"/aws/lambda/gpu-fleet-{shipped.settings.name}-reaper"
-    (group,) = shipped.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
-
-    assert group["retentionInDays"] == shipped.settings.logs.retention_days
-    assert group["kmsKeyId"] == shipped.rehearsed.outputs["key_arn"]
-
-
-def test_the_policy_names_an_alarm_that_the_stack_declares(shipped):
-    named = {pool["scale_in_alarm"] for pool in policy_document(shipped.settings)["pools"].values()} - {None}
-
-    declared = shipped.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    assert named <= {alarm["AlarmName"] for alarm in declared}
+    assert named <= {alarm["name"] for alarm in declared.inputs(ALARM)}
     assert named, "every shipped stack has a pool that scales"
 
 
 @given(content=examples.stack_files())
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 def test_the_policy_of_any_valid_settings_is_a_valid_policy(content):
     document = policy_document(from_mapping("any", content))
 
@@ -254,25 +214,23 @@ def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
     }
 
 
-def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(prod, tmp_path):
+def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_path):
     """What Pulumi would upload, unzipped: no click, no rich, no psutil, nothing of this checkout."""
-    with zipfile.ZipFile(BytesIO(zip_bytes(bundle(prod.settings)))) as archive:
+    with zipfile.ZipFile(BytesIO(zip_bytes(bundle(stack_files.settings_of("aws-dev"))))) as archive:
         archive.extractall(tmp_path / "code")
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     for name in ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six.py"):
         (libraries / name).symlink_to(Path(boto3.__file__).parents[1] / name)
-    records = prod.rehearsed.outputs["bucket_uris"]["records"]
-    # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
-    prod.client("s3").delete_bucket_policy(Bucket=records.removeprefix("s3://"))
-    environment = {
-        **{key: value for key, value in os.environ.items() if key.startswith("AWS_")},
-        "GPU_FLEET_LEDGER_URI": f"{records}/reaper",
-        "GPU_FLEET_TOPIC_ARN": prod.rehearsed.outputs["topic_arn"],
-    }
-
     command = [sys.executable, "-I", "-S", "-c", HANDLER_SCRIPT, str(tmp_path / "code"), str(libraries)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    with usable("aws-dev") as rehearsed:
+        environment = {
+            **{key: value for key, value in os.environ.items() if key.startswith("AWS_")},
+            "GPU_FLEET_LEDGER_URI": f"{rehearsed.outputs['bucket_uris']['records']}/reaper",
+            "GPU_FLEET_TOPIC_ARN": rehearsed.outputs["topic_arn"],
+        }
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])

@@ -1,8 +1,9 @@
 """Is there room on Alibaba Cloud: what each answer becomes; the official client against a local server."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from aliyunsdkcore.client import AcsClient
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
@@ -13,10 +14,13 @@ from stacks.preflight import alicloud
 from stacks.preflight.command import preflight
 from stacks.preflight.findings import Finding, Rating
 from stacks.settings import Stack
+from tests.stacks import preflight_rows
 from tests.stacks.alicloud_account import Account, Refusal, serving
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.edits import EXISTING_VSWITCHES
+from tests.stacks.preflight_rows import Row
 
+FINE, NOTE, PROBLEM, UNCHECKED = Rating
 ID = "1234567890123456"
 IMAGE = {
     "ImageId": "m-wz90000000000000000",
@@ -26,17 +30,18 @@ IMAGE = {
     "Architecture": "x86_64",
     "Size": 100,
 }
+G7 = "ecs.gn7i-c8g1.2xlarge"
+OPEN, SHUT = "NoSuchKey", "PublicEndpointForbidden"
+ELSEWHERE = "The bucket you are attempting to access must be addressed using the specified endpoint."
 
 
 def limits(postpaid: int, used: int = 0, spot: int = 10_000) -> dict[str, Any]:
-    values = {
-        "max-postpaid-instance-vcpu-count": postpaid,
-        "used-postpaid-instance-vcpu-count": used,
-        "max-spot-instance-vcpu-count": spot,
-        "used-spot-instance-vcpu-count": 0,
-    }
+    values = {"max-postpaid": postpaid, "used-postpaid": used, "max-spot": spot, "used-spot": 0}
     items = [
-        {"AttributeName": name, "AttributeValues": {"ValueItem": [{"Value": str(value)}]}}
+        {
+            "AttributeName": f"{name}-instance-vcpu-count",
+            "AttributeValues": {"ValueItem": [{"Value": str(value)}]},
+        }
         for name, value in values.items()
     ]
     return {"AccountAttributeItems": {"AccountAttributeItem": items}}
@@ -47,16 +52,8 @@ def center(total: float, used: float):
 
     def answer(asked):
         code = asked.get("QuotaActionCode", "eip_example")
-        return {
-            "Quotas": [
-                {
-                    "QuotaActionCode": code,
-                    "QuotaDescription": "most",
-                    "TotalQuota": total,
-                    "TotalUsage": used,
-                }
-            ]
-        }
+        row = {"QuotaActionCode": code, "QuotaDescription": "most", "TotalQuota": total, "TotalUsage": used}
+        return {"Quotas": [row]}
 
     return answer
 
@@ -64,48 +61,23 @@ def center(total: float, used: float):
 def stock(**zones: str):
     """The type that is asked for, by zone (``d`` for cn-shenzhen-d)."""
 
+    def of_zone(name: str, zone: str, category: str) -> dict[str, Any]:
+        sold = {"Value": name, "Status": "Available", "StatusCategory": category}
+        resource = {"Type": "InstanceType", "SupportedResources": {"SupportedResource": [sold]}}
+        available = {"AvailableResource": [resource]}
+        return {"ZoneId": f"cn-shenzhen-{zone}", "AvailableResources": available}
+
     def answer(asked):
-        return {
-            "AvailableZones": {
-                "AvailableZone": [
-                    {
-                        "ZoneId": f"cn-shenzhen-{zone}",
-                        "AvailableResources": {
-                            "AvailableResource": [
-                                {
-                                    "Type": "InstanceType",
-                                    "SupportedResources": {
-                                        "SupportedResource": [
-                                            {
-                                                "Value": asked["InstanceType"],
-                                                "Status": "Available",
-                                                "StatusCategory": category,
-                                            }
-                                        ]
-                                    },
-                                }
-                            ]
-                        },
-                    }
-                    for zone, category in zones.items()
-                ]
-            }
-        }
+        rows = [of_zone(asked["InstanceType"], zone, category) for zone, category in zones.items()]
+        return {"AvailableZones": {"AvailableZone": rows}}
 
     return answer
 
 
 def advice(rate: str) -> dict[str, Any]:
-    resource = {"InstanceType": "ecs.gn7i-c8g1.2xlarge", "InterruptRateDesc": rate}
-    zone = {
-        "ZoneId": "cn-shenzhen-d",
-        "AvailableSpotResources": {"AvailableSpotResource": [resource]},
-    }
+    sold = {"AvailableSpotResource": [{"InstanceType": G7, "InterruptRateDesc": rate}]}
+    zone = {"ZoneId": "cn-shenzhen-d", "AvailableSpotResources": sold}
     return {"AvailableSpotZones": {"AvailableSpotZone": [zone]}}
-
-
-OPEN, SHUT = "NoSuchKey", "PublicEndpointForbidden"
-ELSEWHERE = "The bucket you are attempting to access must be addressed using the specified endpoint."
 
 
 class Buckets:
@@ -137,10 +109,9 @@ def refusal(code, operation, message="no"):
 
 def zones_of_nas(*zones: str) -> dict[str, Any]:
     """API DescribeZones of NAS; a zone that sells nothing of the kind has no instance types."""
-    rows = [
-        {"ZoneId": zone, "InstanceTypes": {"InstanceType": [{"StorageType": "advance"}]}} for zone in zones
-    ]
-    return {"Zones": {"Zone": [*rows, {"ZoneId": "cn-shenzhen-x", "InstanceTypes": {"InstanceType": []}}]}}
+    sold = {"cn-shenzhen-x": [], **{zone: [{"StorageType": "advance"}] for zone in zones}}
+    rows = [{"ZoneId": zone, "InstanceTypes": {"InstanceType": kinds}} for zone, kinds in sold.items()]
+    return {"Zones": {"Zone": rows}}
 
 
 def account(**changes: Any) -> Account:
@@ -164,228 +135,480 @@ def account(**changes: Any) -> Account:
     return Account(answers | changes)
 
 
-def look(settings: Stack, cloud: Account, reachable=lambda host: True, s3=None) -> dict[str, Finding]:
-    with serving(cloud) as asked:
-        found = alicloud.look(settings, asked, reachable, s3 or Buckets(ours="cn-shenzhen"))
-        return {finding.subject: finding for finding in found}
+@dataclass(frozen=True)
+class Seen:
+    """An account with its buckets, seen from somewhere.
+
+    Attributes:
+        reachable: the hosts of OSS that answer; None for all.
+    """
+
+    account: Account = field(default_factory=account)
+    s3: Buckets = field(default_factory=lambda: Buckets(ours="cn-shenzhen"))
+    reachable: frozenset[str] | None = None
+
+
+def look(settings: Stack, cloud: Account | Seen) -> Iterable[Finding]:
+    seen = cloud if isinstance(cloud, Seen) else Seen(cloud)
+    with serving(seen.account) as asked:
+        answers = (lambda host: True) if seen.reachable is None else seen.reachable.__contains__
+        yield from alicloud.look(settings, asked, answers, seen.s3)
+
+
+def found(settings: Stack, cloud: Account | Seen) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in look(settings, cloud)}
+
+
+def wrong_of(*rows: Row) -> list[str]:
+    return preflight_rows.wrong(rows, look, account(), stack())
 
 
 def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed():
     cloud = account()
 
-    found = look(stack(), cloud)
+    answers = found(stack(), cloud)
 
-    assert found.pop("activation").rating is Rating.NOTE, "no call tells"
-    assert {finding.rating for finding in found.values()} == {Rating.FINE}
-    assert list(found) == [
-        "account",
-        "role AliyunServiceRoleForAutoScaling",
-        "role AliyunECSDiskEncryptDefaultRole",
-        "flow logs",
-        "KMS",
-        "Simple Log Service",
-        "OSS",
-        "OSS from here",
-        "name",
-        "vCPUs for dev, postpaid",
-        "elastic addresses",
-        "VPCs",
-        "types of dev",
-        "image",
-        "KMS instance",
-        "key",
+    assert answers.pop("activation").rating is NOTE, "no call tells"
+    assert {finding.rating for finding in answers.values()} == {FINE}
+    assert list(answers) == [
+        *("account", "role AliyunServiceRoleForAutoScaling", "role AliyunECSDiskEncryptDefaultRole"),
+        *("flow logs", "KMS", "Simple Log Service", "OSS", "OSS from here", "name"),
+        *("vCPUs for dev, postpaid", "elastic addresses", "VPCs", "types of dev"),
+        *("image", "KMS instance", "key"),
     ]
+    assert "500 USD a month" in answers["KMS instance"].says
     assert cloud.unsigned == []
 
 
-@pytest.mark.parametrize(
-    ("allowed", "used", "rating"),
-    [(16, 0, Rating.FINE), (16, 1, Rating.NOTE), (15, 0, Rating.PROBLEM)],
-    ids=["enough", "perhaps-its-own-use", "too-few"],
-)
-def test_virtual_cpus_are_held_to_the_accounts_limit(allowed, used, rating):
-    finding = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))[
-        "vCPUs for dev, postpaid"
-    ]
-
-    assert finding.rating is rating
-    assert finding.says == f"needs 16, {used} in use, {allowed} allowed"
+# quotas
 
 
-def test_a_spot_pool_has_a_limit_of_its_own():
-    pools = [pool(market="spot", on_demand_base=1)]
+def test_virtual_cpus_are_held_to_the_accounts_limits():
+    def limited(**answer: int) -> Account:
+        return account(DescribeAccountAttributes=limits(**answer))
 
-    found = look(stack(pools=pools), account(DescribeAccountAttributes=limits(10_000, spot=4)))
+    postpaid, spot = "vCPUs for dev, postpaid", stack(pools=[pool(market="spot", on_demand_base=1)])
+    untold = "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count"
+    few_spot = limited(postpaid=10_000, spot=4)
+    rows = (
+        Row(postpaid, FINE, "needs 16, 0 in use, 16 allowed", limited(postpaid=16)),
+        Row(postpaid, NOTE, "needs 16, 1 in use, 16 allowed", limited(postpaid=16, used=1)),
+        Row(postpaid, PROBLEM, "needs 16, 0 in use, 15 allowed", limited(postpaid=15)),
+        Row(postpaid, FINE, "needs 8,", few_spot, spot),
+        Row("vCPUs for dev, spot", PROBLEM, "needs 8,", few_spot, spot),
+        Row(postpaid, UNCHECKED, untold, account(DescribeAccountAttributes={})),
+    )
 
-    assert found["vCPUs for dev, postpaid"].rating is Rating.FINE
-    assert found["vCPUs for dev, spot"].rating is Rating.PROBLEM
-    assert found["vCPUs for dev, spot"].says.startswith("needs 8,")
+    assert wrong_of(*rows) == []
 
 
-def test_a_limit_that_is_not_reported_is_not_guessed():
-    finding = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
-
-    assert finding.rating is Rating.UNCHECKED
-    assert "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count" in finding.says
-
-
-def test_a_full_quota_is_reported_with_the_command_that_asks_for_more():
-    found = look(stack(), account(ListProductQuotas=center(0, 0)))
-
-    assert found["VPCs"].rating is Rating.PROBLEM
-    assert found["VPCs"].remedy == (
+def test_a_full_quota_of_the_region_is_reported_with_the_command_that_asks_for_more():
+    full, tight = account(ListProductQuotas=center(0, 0)), account(ListProductQuotas=center(20, 20))
+    vpc = (
         "aliyun quotas CreateQuotaApplication --ProductCode vpc --QuotaActionCode vpc_quota_instances_num "
         "--DesireValue 1 --Reason gpu-fleet --Dimensions.1.Key regionId --Dimensions.1.Value cn-shenzhen"
     )
-    assert found["elastic addresses"].rating is Rating.UNCHECKED
-
-
-def test_a_tight_quota_of_addresses_is_noted_with_the_command_that_asks_for_more():
-    finding = look(stack(), account(ListProductQuotas=center(20, 20)))["elastic addresses"]
-
-    assert finding.rating is Rating.NOTE
-    assert finding.says == "needs 1; in use most: 20 of 20"
-    assert "--ProductCode eip --QuotaActionCode eip_example --DesireValue 21" in finding.remedy
-
-
-def test_quota_center_is_asked_about_the_stacks_region_and_not_about_its_own():
-    cloud = account()
-
-    look(stack(), cloud)
-
-    asked = [parameters for action, parameters in cloud.asked if action == "ListProductQuotas"]
-    assert asked
-    assert all(
-        (call["Dimensions.1.Key"], call["Dimensions.1.Value"]) == ("regionId", "cn-shenzhen")
-        for call in asked
+    eip = "--ProductCode eip --QuotaActionCode eip_example --DesireValue 21"
+    rows = (
+        Row("VPCs", PROBLEM, "", full, remedy=vpc),
+        Row("elastic addresses", UNCHECKED, "", full),
+        Row("elastic addresses", NOTE, "needs 1; in use most: 20 of 20", tight, remedy=eip),
     )
 
-
-@pytest.mark.parametrize("code", ["Forbidden.RAM", "NoPermission", "NotAuthorized"])
-def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_answer(code):
-    found = look(stack(), account(ListProductQuotas=Refusal(code)))
-
-    assert found["VPCs"].rating is Rating.UNCHECKED
-    assert found["VPCs"].says == "could not be checked: denied quotas:ListProductQuotas"
-    assert found["image"].rating is Rating.FINE
+    assert wrong_of(*rows) == []
+    asked = [call for action, call in full.asked if action == "ListProductQuotas"]
+    regions = {(call["Dimensions.1.Key"], call["Dimensions.1.Value"]) for call in asked}
+    assert regions == {("regionId", "cn-shenzhen")}
 
 
-@pytest.mark.parametrize(
-    ("zones", "rating", "remedy"),
-    [
-        ({"d": "WithStock", "e": "WithStock"}, Rating.FINE, ""),
-        ({"d": "WithStock", "e": "WithoutStock"}, Rating.NOTE, "in stock in cn-shenzhen-d"),
-        ({"d": "WithoutStock", "e": "WithoutStock"}, Rating.NOTE, "in stock in no zone"),
-        ({"f": "WithStock"}, Rating.PROBLEM, "in stock in cn-shenzhen-f"),
-        ({}, Rating.PROBLEM, "in stock in no zone"),
-    ],
-    ids=["everywhere", "in-one", "out-of-stock", "elsewhere", "nowhere"],
-)
-def test_a_type_must_be_sold_in_a_zone_of_the_pool(zones, rating, remedy):
-    finding = look(stack(), account(DescribeAvailableResource=stock(**zones)))["types of dev"]
-
-    assert finding.rating is rating
-    assert remedy in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("answer", "rating", "says"),
-    [
-        (advice("0-3%"), Rating.FINE, "interrupted 0-3%"),
-        (advice("10-100%"), Rating.NOTE, "interrupted 10-100%"),
-        ({}, Rating.NOTE, "none sold"),
-    ],
-    ids=["calm", "stormy", "none"],
-)
-def test_spot_instances_that_are_often_interrupted_are_worth_a_note(answer, rating, says):
-    found = look(stack(pools=[pool(market="spot")]), account(DescribeSpotAdvice=answer))
-
-    assert found["spot for dev"].rating is rating
-    assert says in found["spot for dev"].says
-
-
-def assurance(status: str, total: int) -> dict[str, Any]:
-    resource = {"InstanceType": "ecs.gn7i-c8g1.2xlarge", "TotalAmount": total}
-    item = {"Status": status, "AllocatedResources": {"AllocatedResource": [resource]}}
-    return {"ElasticityAssuranceSet": {"ElasticityAssuranceItem": [item]}}
-
-
-@pytest.mark.parametrize(
-    ("answer", "rating"),
-    [
-        (assurance("Active", 2), Rating.FINE),
-        (assurance("Active", 1), Rating.PROBLEM),
-        (assurance("Released", 2), Rating.PROBLEM),
-        ({}, Rating.PROBLEM),
-    ],
-    ids=["usable", "too-small", "released", "missing"],
-)
-def test_a_reservation_must_be_active_and_large_enough(answer, rating):
-    reserved = pool(market="reservation", reservation_id="eap-wz90000000000000000", zones=["cn-shenzhen-d"])
-
-    found = look(stack(pools=[reserved]), account(DescribeElasticityAssurances=answer))
-
-    assert found["reservation of dev"].rating is rating
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"ImageOwnerAlias": "others"}, "is of others, which is not ours"),
-        ({"Status": "Creating"}, "is Creating"),
-        ({"Architecture": "arm64"}, "is arm64"),
-        ({"Size": 900}, "has 900 GiB, more than a pool's volume_gib of 200"),
-    ],
-    ids=["owner", "status", "architecture", "size"],
-)
-def test_an_image_must_be_ours_valid_and_small_enough(changes, says):
-    finding = look(stack(), account(DescribeImages={"Images": {"Image": [IMAGE | changes]}}))["image"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert says in finding.says
-
-
-def test_the_image_that_a_stack_would_boot_now_is_its_newest_build():
-    built = IMAGE | {"ImageName": "gpu-fleet-test_built_2", "ImageId": "m-built", "CreationTime": "2"}
-    image = {"id": "m-wz90000000000000000", "base_id": "m-2", "mode": "baked"}
-
-    def look_at(image_there):
-        answer = {"Images": {"Image": [image_there]}, "TotalCount": 1}
-        return look(stack(image=image), account(DescribeImages=answer))["image"]
-
-    after, before = look_at(built), look_at(IMAGE)
-
-    assert after.says == "m-built (gpu-fleet-test_built_2), baked"
-    assert before.says.startswith("m-wz90000000000000000 (gpu-fleet-7), bootstrapped until the first build")
-
-
-def test_an_image_that_is_not_there_is_a_problem():
-    finding = look(stack(), account(DescribeImages={"Images": {"Image": []}}))["image"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.says == "m-wz90000000000000000 is not in cn-shenzhen"
-
-
-def test_keys_need_a_connected_instance_and_to_be_enabled():
-    cloud = account(
-        GetKmsInstance={"KmsInstance": {"Status": "Disabled"}},
-        DescribeKey={"KeyMetadata": {"KeyId": "key-1", "KeyState": "PendingDeletion"}},
+def test_a_denial_is_a_line_that_names_the_permission_and_hides_no_other_answer():
+    denied, unseen = account(ListProductQuotas=Refusal("NoPermission")), account(GetRole=Refusal())
+    line = "could not be checked: denied quotas:ListProductQuotas"
+    codes = ("Forbidden.RAM", "NoPermission", "NotAuthorized")
+    rows = (
+        *(Row("VPCs", UNCHECKED, line, account(ListProductQuotas=Refusal(code))) for code in codes),
+        Row("image", FINE, "", denied),
+        Row("role AliyunServiceRoleForAutoScaling", UNCHECKED, "", unseen),
+        Row("flow logs", FINE, "", unseen),
     )
 
-    found = look(stack(), cloud)
-
-    assert found["KMS instance"].rating is Rating.PROBLEM
-    assert found["key"].rating is Rating.PROBLEM
-    assert found["key"].remedy.startswith("aliyun kms CancelKeyDeletion --region cn-shenzhen --KeyId key-1")
+    assert wrong_of(*rows) == []
 
 
-def test_credentials_of_another_account_are_the_first_problem():
+# zones
+
+
+def test_a_zone_sells_what_a_pool_asks_for():
+    def stocked(**zones: str) -> Account:
+        return account(DescribeAvailableResource=stock(**zones))
+
+    def advised(answer: Any) -> Account:
+        return account(DescribeSpotAdvice=answer)
+
+    types, spot = "types of dev", stack(pools=[pool(market="spot")])
+    none, one = stocked(d="WithoutStock", e="WithoutStock"), stocked(d="WithStock", e="WithoutStock")
+    rows = (
+        Row(types, FINE, "", stocked(d="WithStock", e="WithStock")),
+        Row(types, NOTE, "", one, remedy="in stock in cn-shenzhen-d"),
+        Row(types, NOTE, "", none, remedy="in stock in no zone"),
+        Row(types, PROBLEM, "", stocked(f="WithStock"), remedy="in stock in cn-shenzhen-f"),
+        Row(types, PROBLEM, "", stocked(), remedy="in stock in no zone"),
+        Row("spot for dev", FINE, "interrupted 0-3%", advised(advice("0-3%")), spot),
+        Row("spot for dev", NOTE, "interrupted 10-100%", advised(advice("10-100%")), spot),
+        Row("spot for dev", NOTE, "none sold", advised({}), spot),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+def test_a_reservation_is_active_and_large_enough():
+    def assured(status: str, total: int) -> Account:
+        resource = {"AllocatedResource": [{"InstanceType": G7, "TotalAmount": total}]}
+        items = {"ElasticityAssuranceItem": [{"Status": status, "AllocatedResources": resource}]}
+        return account(DescribeElasticityAssurances={"ElasticityAssuranceSet": items})
+
+    by = {"reservation_id": "eap-wz90000000000000000", "zones": ["cn-shenzhen-d"]}
+    reserved, subject = stack(pools=[pool(market="reservation", **by)]), "reservation of dev"
+    rows = (
+        Row(subject, FINE, "", assured("Active", 2), reserved),
+        Row(subject, PROBLEM, "", assured("Active", 1), reserved),
+        Row(subject, PROBLEM, "", assured("Released", 2), reserved),
+        Row(subject, PROBLEM, "", account(DescribeElasticityAssurances={}), reserved),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+# what the account must have
+
+
+def imaged(*images: dict[str, Any], **more: Any) -> Account:
+    return account(DescribeImages={"Images": {"Image": list(images)}} | more)
+
+
+def test_the_image_that_would_boot_now_is_ours_valid_and_small_enough():
+    following = stack(image={"id": IMAGE["ImageId"], "base_id": "m-2", "mode": "baked"})
+    built = {"ImageName": "gpu-fleet-test_built_2", "ImageId": "m-built", "CreationTime": "2"}
+    newest = "m-built (gpu-fleet-test_built_2), baked"
+    until = "m-wz90000000000000000 (gpu-fleet-7), bootstrapped until the first build"
+    others = imaged(IMAGE | {"ImageOwnerAlias": "others"})
+    rows = (
+        Row("image", PROBLEM, "is of others, which is not ours", others),
+        Row("image", PROBLEM, "is Creating", imaged(IMAGE | {"Status": "Creating"})),
+        Row("image", PROBLEM, "is arm64", imaged(IMAGE | {"Architecture": "arm64"})),
+        Row(
+            "image",
+            PROBLEM,
+            "has 900 GiB, more than a pool's volume_gib of 200",
+            imaged(IMAGE | {"Size": 900}),
+        ),
+        Row("image", PROBLEM, "m-wz90000000000000000 is not in cn-shenzhen", imaged()),
+        Row("image", FINE, newest, imaged(IMAGE | built, TotalCount=1), following),
+        Row("image", FINE, until, imaged(IMAGE, TotalCount=1), following),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+def test_name_key_and_credentials_are_the_stacks():
+    def named(region: str) -> Seen:
+        return Seen(s3=Buckets(**{f"gpu_fleet_test_records_{ID}": region}))
+
     other = {"AccountId": "6543210987654321", "Arn": "acs:ram::6543210987654321:user/test"}
+    stranger = f"the credentials are of 6543210987654321, the stack belongs to {ID}"
+    dying = account(DescribeKey={"KeyMetadata": {"KeyId": "key-1", "KeyState": "PendingDeletion"}})
+    cancel = "aliyun kms CancelKeyDeletion --region cn-shenzhen --KeyId key-1"
+    off = account(GetKmsInstance={"KmsInstance": {"Status": "Disabled"}})
+    rows = (
+        Row("account", PROBLEM, stranger, account(GetCallerIdentity=other)),
+        Row("name", FINE, "", named("cn-shenzhen")),
+        Row("name", PROBLEM, "", named("cn-beijing"), remedy="name this stack otherwise"),
+        Row("name", PROBLEM, "", named(ELSEWHERE), remedy="name this stack otherwise"),
+        Row("KMS instance", PROBLEM, "", off),
+        Row("key", PROBLEM, "", dying, remedy=cancel),
+    )
 
-    finding = look(stack(), account(GetCallerIdentity=other))["account"]
+    assert wrong_of(*rows) == []
 
-    assert finding.rating is Rating.PROBLEM
-    assert finding.says == f"the credentials are of 6543210987654321, the stack belongs to {ID}"
+
+PRIVATE = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d"], "interface_endpoints": True}
+HOME = {"kms_instance_id": "kst-szh0000000000000000", "home": True}
+
+
+def test_what_is_not_opened_is_reported_with_what_opens_it():
+    settings = stack(network=PRIVATE, storage=HOME)
+    table = (
+        ("flow logs", {"GetFlowLogServiceStatus": {"Enabled": False}}, "aliyun vpc OpenFlowLogService"),
+        ("KMS", {"DescribeAccountKmsStatus": {"AccountStatus": "NotEnabled"}}, "aliyun kms OpenKmsService"),
+        ("KMS", {"DescribeAccountKmsStatus": {"AccountStatus": "InDebt"}}, "top up the account"),
+        ("Simple Log Service", {"GetSlsService": {"Enabled": False}}, "aliyun sls OpenSlsService"),
+        (
+            "PrivateLink",
+            {"CheckProductOpen": Refusal("ProductNotOpen")},
+            "aliyun privatelink OpenPrivateLink",
+        ),
+        ("NAS extreme", {"DescribeZones": zones_of_nas()}, "open NAS at https://nasnext"),
+        (
+            "NAS extreme",
+            {"DescribeZones": zones_of_nas("cn-shenzhen-f")},
+            "put one of cn-shenzhen-f first in network.zones",
+        ),
+    )
+    shut = Seen(s3=Buckets(refused="UserDisable"))
+
+    assert wrong_of(*(Row(subject, FINE, stack=settings) for subject, _, _ in table)) == []
+    assert (
+        wrong_of(
+            *(
+                Row(subject, PROBLEM, "", account(**answers), settings, remedy=remedy)
+                for subject, answers, remedy in table
+            ),
+            Row("OSS", PROBLEM, "", shut, remedy="open OSS, or pay what is owed"),
+            Row("PrivateLink", UNCHECKED, "", account(CheckProductOpen=Refusal()), settings),
+        )
+        == []
+    )
+
+
+def test_a_missing_role_is_reported_with_the_command_that_makes_it():
+    def without(name):
+        def answer(asked):
+            missing = Refusal("EntityNotExist.Role", "no such role")
+            return missing if asked["RoleName"] == name else {"Role": {"RoleName": name}}
+
+        return account(GetRole=answer)
+
+    scaling, nas = "AliyunServiceRoleForAutoScaling", "AliyunServiceRoleForNasEncryption"
+    disks = "AliyunECSImageImportDefaultRole"
+    imported = stack(image={"id": IMAGE["ImageId"], "disk": "image/versions.toml"})
+    linked = "aliyun resourcemanager CreateServiceLinkedRole --ServiceName"
+    no_group = "is missing: Auto Scaling makes no group"
+    rows = (
+        Row(f"role {scaling}", PROBLEM, no_group, without(scaling), remedy=f"{linked} ess.aliyuncs.com"),
+        Row(f"role {disks}", PROBLEM, "ECS cannot read image.disk", without(disks), imported),
+        Row(f"role {nas}", NOTE, "", without(nas), stack(storage=HOME), remedy="encryption.nas.aliyuncs.com"),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+def test_what_no_call_answers_is_a_note_that_names_the_services():
+    remedy = found(stack(storage=HOME), account())["activation"].remedy
+
+    names = ("Function Compute", "CloudMonitor", "NAS", "OSS", "Simple Log", "PrivateLink", "KMS")
+    assert [name for name in names if name in remedy] == ["Function Compute", "CloudMonitor", "NAS"]
+
+
+def test_the_way_to_oss_is_reported_before_anything_is_uploaded():
+    def from_here(*hosts: str, s3: Buckets) -> Seen:
+        return Seen(s3=s3, reachable=frozenset(hosts))
+
+    inner, public = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyuncs.com"
+    inside = f"OSS_ENDPOINT=https://{inner}"
+    ours, shut = Buckets(ours="cn-shenzhen"), Buckets(SHUT, ours="cn-shenzhen")
+    subject, let_in = "OSS from here", f"{public} answers, and lets this account in"
+    inner_answers, neither = f"the inner endpoint {inner} answers", f"neither {public} nor {inner} answers"
+    refuses, unknown = f"{public} refuses this account objects", f"{public} answers; no bucket says"
+    rows = (
+        Row(subject, FINE, inner_answers, from_here(inner, public, s3=Buckets()), remedy=inside),
+        Row(subject, FINE, let_in, from_here(public, s3=ours)),
+        Row(subject, PROBLEM, refuses, from_here(public, s3=shut), remedy=inside),
+        Row(subject, NOTE, unknown, from_here(public, s3=Buckets()), remedy=inside),
+        Row(subject, PROBLEM, neither, from_here(s3=Buckets()), remedy=inside),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+def test_a_sender_is_an_address_that_direct_mail_verified():
+    def sender(name="fleet@mail.example.com", account_status="0", domain_status="0"):
+        row = {"AccountName": name, "AccountStatus": account_status, "DomainStatus": domain_status}
+        return {"data": {"mailAddress": [row]}}
+
+    mailing = stack(notify={"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"})
+    table = (
+        (FINE, "is a sender address", sender()),
+        (PROBLEM, "is no sender address", sender("fleet@mail.example.com.org")),
+        (PROBLEM, "is frozen", sender(account_status="1")),
+        (PROBLEM, "a domain that is not verified", sender(domain_status="1")),
+        (UNCHECKED, "denied dm:QueryMailAddressByParam", Refusal()),
+    )
+    rows = [
+        Row("sender", rating, says, account(QueryMailAddressByParam=answer), mailing)
+        for rating, says, answer in table
+    ]
+
+    assert wrong_of(*rows) == []
+
+
+def test_a_webhooks_secret_is_there_and_not_read():
+    posting = stack(notify={"webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]})
+    missing = Refusal("Forbidden.ResourceNotFound", "no")
+    table = (
+        (FINE, "is there", {"SecretName": "rooms/vision"}),
+        (PROBLEM, "is being deleted", {"PlannedDeleteTime": "2026-12-01T00:00:00Z"}),
+        (PROBLEM, "there is no secret rooms/vision", missing),
+    )
+    rows = [
+        Row("webhook rooms/vision", rating, says, account(DescribeSecret=answer), posting)
+        for rating, says, answer in table
+    ]
+
+    assert wrong_of(*rows) == []
+    assert "GetSecretValue" not in {action for row in rows for action, _ in row.account.asked}
+
+
+# what belongs to somebody else
+
+VPC, VSWITCHES = EXISTING_VSWITCHES["vpc_id"], EXISTING_VSWITCHES["subnets"]
+NAT = {"NextHopType": "NatGateway", "NextHopId": "ngw-wz90000000000000000"}
+KMS = {"kms_instance_id": "kst-szh0000000000000000"}
+
+
+def guest(*, internet: bool = True, **existing: Any) -> Stack:
+    """A stack in the VPC, with these file systems or buckets."""
+    network = {"zones": list(VSWITCHES), "existing": EXISTING_VSWITCHES | {"internet": internet}}
+    return stack(network=network, storage=KMS | ({"existing": existing} if existing else {}))
+
+
+def snat(*entries: dict[str, str]) -> dict[str, Any]:
+    return {"SnatTableEntries": {"SnatTableEntry": list(entries)}, "TotalCount": len(entries)}
+
+
+def foreign_vpc(vswitch: Any = None, hops: Any = (NAT,), status="Available", **changes: Any) -> Account:
+    """An account with the VPC: each of its vSwitches in its zone, with these next hops and SNAT for each."""
+    zones = {known: zone for zone, known in VSWITCHES.items()}
+
+    def vswitch_of(asked):
+        known = asked["VSwitchId"]
+        there = {"VSwitchId": known, "VpcId": VPC, "ZoneId": zones[known], "CidrBlock": "10.77.0.0/24"}
+        there |= {"AvailableIpAddressCount": 250, "RouteTable": {"RouteTableId": "vtb-wz9"}}
+        return {"VSwitches": {"VSwitch": [there | (vswitch or {})]}}
+
+    route = {"Status": status, "NextHops": {"NextHop": list(hops)}}
+    answers = {
+        "DescribeVpcs": {"Vpcs": {"Vpc": [{"VpcId": VPC, "CidrBlock": "10.77.0.0/16"}]}},
+        "DescribeVSwitches": vswitch_of,
+        "DescribeRouteEntryList": {"RouteEntrys": {"RouteEntry": [route] if hops else []}},
+        "DescribeSnatTableEntries": snat(
+            *({"SourceVSwitchId": known, "SourceCIDR": ""} for known in VSWITCHES.values())
+        ),
+    }
+    return account(**answers | changes)
+
+
+def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks():
+    rows = (
+        Row("VPC", FINE, f"{VPC} has 10.77.0.0/16", foreign_vpc(), guest()),
+        Row("vSwitch of cn-shenzhen-d", FINE, "", foreign_vpc(), guest()),
+        Row(
+            "vSwitch of cn-shenzhen-e", FINE, "has its routes and 250 free addresses", foreign_vpc(), guest()
+        ),
+    )
+
+    assert wrong_of(*rows) == []
+    assert {"VPCs", "elastic addresses"} & found(guest(), foreign_vpc()).keys() == set()
+
+
+def test_a_vswitch_of_an_existing_vpc_lies_in_its_zone_and_leads_out():
+    def translated(*entries: dict[str, str]) -> Account:
+        return foreign_vpc(DescribeSnatTableEntries=snat(*entries))
+
+    to_internet = {"NextHopType": "Ipv4Gateway", "NextHopId": "ipv4gw-1"}
+    public_alone = "reaches 0.0.0.0/0 by an IPv4 gateway, which answers public addresses alone"
+    no_snat = "is in no SNAT entry of ngw-wz90000000000000000"
+    table = (
+        ("has no route to 0.0.0.0/0", foreign_vpc(hops=())),
+        ("has no route to 0.0.0.0/0", foreign_vpc(status="Pending")),
+        (public_alone, foreign_vpc(hops=[to_internet])),
+        (no_snat, translated()),
+        (no_snat, translated({"SourceCIDR": "10.78.0.0/16"})),
+        ("lies in vpc-other", foreign_vpc({"VpcId": "vpc-other"})),
+        ("lies in cn-shenzhen-f", foreign_vpc({"ZoneId": "cn-shenzhen-f"})),
+    )
+    subject, vswitch = "vSwitch of cn-shenzhen-d", VSWITCHES["cn-shenzhen-d"]
+    remedy = "network.existing.subnets.cn-shenzhen-d"
+    rows = (
+        *(Row(subject, PROBLEM, f"{vswitch} {says}", cloud, guest(), remedy=remedy) for says, cloud in table),
+        Row(subject, FINE, "", translated({"SourceCIDR": "10.77.0.0/16"}), guest()),
+        Row(subject, FINE, "", foreign_vpc(hops=()), guest(internet=False)),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+def test_snat_entries_are_read_to_the_last_page():
+    def entries(asked):
+        own = [{"SourceVSwitchId": known} for known in VSWITCHES.values()]
+        page = own if asked["PageNumber"] == "2" else [{"SourceVSwitchId": "vsw-other"}] * 50
+        return snat(*page) | {"TotalCount": 52}
+
+    paged = foreign_vpc(DescribeSnatTableEntries=entries)
+
+    assert wrong_of(Row("vSwitch of cn-shenzhen-d", FINE, "", paged, guest())) == []
+
+
+# Homes and scratch of somebody else.
+NAS, CPFS = "31a8e4b0c2", "cpfs-00151a2b3c4d5e6f"
+TO_ALL = {"SourceCidrIp": "10.77.0.0/16", "RWAccess": "RDWR"}
+
+
+def with_nas(rule: Any = None, target: Any = None, **files: Any) -> Account:
+    """An account with an encrypted NAS and its mount target in the VPC, whose group has this rule."""
+    there = {"FileSystemId": NAS, "FileSystemType": "standard", "EncryptType": 1} | files
+    standing = {"MountTargetDomain": "a.nas.aliyuncs.com", "VpcId": VPC, "Status": "Active"}
+    standing |= {"AccessGroup": "lab"} | (target or {})
+    return foreign_vpc(
+        DescribeFileSystems={"FileSystems": {"FileSystem": [there]}},
+        DescribeMountTargets={"MountTargets": {"MountTarget": [standing]}},
+        DescribeAccessRules={"AccessRules": {"AccessRule": [rule or TO_ALL]}},
+    )
+
+
+def test_what_belongs_to_somebody_else_is_there_and_usable():
+    def buckets(**regions: str) -> Seen:
+        return Seen(foreign_vpc(), Buckets(**regions))
+
+    no_vpc = foreign_vpc(DescribeVpcs={"Vpcs": {"Vpc": []}})
+    no_vswitch = foreign_vpc(DescribeVSwitches={"VSwitches": {"VSwitch": []}})
+    no_nas = foreign_vpc(DescribeFileSystems=Refusal("InvalidFileSystem.NotFound", "no"))
+    cpfs = with_nas(FileSystemId=CPFS, FileSystemType="cpfs", EncryptType=0)
+    lab, home, scratch = (
+        guest(buckets={"lab-datasets": {}}),
+        guest(home={"id": NAS}),
+        guest(scratch={"id": CPFS}),
+    )
+    shut = f"the access group lab of {NAS} does not let 10.77.0.0/24 write"
+    rule = (
+        "its owner runs: aliyun nas CreateAccessRule --RegionId cn-shenzhen --AccessGroupName lab "
+        "--FileSystemType standard --SourceCidrIp 10.77.0.0/24 --RWAccessType RDWR --Priority 1"
+    )
+    half_open = (
+        TO_ALL | {"RWAccess": "RDONLY"},
+        TO_ALL | {"SourceCidrIp": "10.78.0.0/16"},
+        {"RWAccess": "RDWR"},
+    )
+    no_target, bucket = f"{NAS} has no active mount target in {VPC}", "bucket lab-datasets"
+    vswitch = f"{VSWITCHES['cn-shenzhen-d']} is not in cn-shenzhen"
+    rows = (
+        Row("VPC", PROBLEM, f"{VPC} is not in cn-shenzhen", no_vpc, guest()),
+        Row("vSwitch of cn-shenzhen-d", PROBLEM, vswitch, no_vswitch, guest()),
+        Row(bucket, FINE, "is in cn-shenzhen", buckets(lab_datasets="cn-shenzhen"), lab),
+        Row(bucket, PROBLEM, "is in cn-beijing", buckets(lab_datasets="cn-beijing"), lab),
+        Row(bucket, PROBLEM, "there is no such bucket", buckets(), lab),
+        Row("homes", FINE, f"{NAS} is encrypted, and lets the stack's vSwitches in", with_nas(), home),
+        *(Row("homes", PROBLEM, shut, with_nas(half), home, remedy=rule) for half in half_open),
+        Row("homes", PROBLEM, f"{NAS} is not encrypted", with_nas(EncryptType=0), home),
+        Row("homes", PROBLEM, no_target, with_nas(target={"VpcId": "vpc-other"}), home),
+        Row("homes", PROBLEM, no_target, with_nas(target={"Status": "Inactive"}), home),
+        Row("homes", PROBLEM, f"{NAS} is not in cn-shenzhen", no_nas, home),
+        Row("scratch", FINE, f"{CPFS} has a mount target in {VPC}", cpfs, scratch),
+    )
+
+    assert wrong_of(*rows) == []
+
+
+# the command and its client
 
 
 def test_the_command_shows_every_answer_of_a_shipped_stack(monkeypatch):
@@ -409,19 +632,6 @@ def test_where_no_endpoint_answers_one_line_says_so(monkeypatch):
     assert "Signature" not in done.output
 
 
-def test_a_client_is_kept_until_the_session_is_renewed(monkeypatch):
-    """To make one takes the SDK longer than a call."""
-    found, made = account(), []
-    monkeypatch.setattr(calls, "AcsClient", lambda **options: made.append(options) or AcsClient(**options))
-    with serving(found) as asking:
-        for key in ("test", "test", "renewed"):
-            asking._environ[calls.KEY_ID] = key
-            asking.ask("sts", "GetCallerIdentity")
-
-    assert [parameters["AccessKeyId"] for _, parameters in found.asked] == ["test", "test", "renewed"]
-    assert len(made) == 2
-
-
 def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):
     monkeypatch.setattr(alicloud, "Alicloud", lambda region: Alicloud(region, {}))
 
@@ -431,406 +641,14 @@ def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):
     assert "no credentials; set ALIBABA_CLOUD_ACCESS_KEY_ID and " in " ".join(done.output.split())
 
 
-# what an account must have opened
-
-
-def without_role(name):
-    def answer(asked):
-        return (
-            Refusal("EntityNotExist.Role", "no such role")
-            if asked["RoleName"] == name
-            else {"Role": {}} | {"RequestId": "r"}
-        )
-
-    return answer
-
-
-def test_a_missing_service_linked_role_is_reported_with_the_command_that_makes_it():
-    name = "AliyunServiceRoleForAutoScaling"
-
-    finding = look(stack(), account(GetRole=without_role(name)))[f"role {name}"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.says == "is missing: Auto Scaling makes no group"
-    assert finding.remedy == "aliyun resourcemanager CreateServiceLinkedRole --ServiceName ess.aliyuncs.com"
-
-
-def test_flow_logs_that_are_not_activated_are_reported_with_the_command():
-    finding = look(stack(), account(GetFlowLogServiceStatus={"Enabled": False}))["flow logs"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.remedy == "aliyun vpc OpenFlowLogService --RegionId cn-shenzhen"
-
-
-def test_a_role_that_may_not_be_looked_at_hides_nothing_else():
-    found = look(stack(), account(GetRole=Refusal()))
-
-    assert found["role AliyunServiceRoleForAutoScaling"].rating is Rating.UNCHECKED
-    assert found["flow logs"].rating is Rating.FINE
-
-
-def test_an_imported_disk_needs_the_role_that_reads_it():
-    image = {"id": "m-wz90000000000000000", "disk": "image/versions.toml"}
-
-    assert "role AliyunECSImageImportDefaultRole" in look(stack(image=image), account())
-
-
-INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyuncs.com"
-
-
-@pytest.mark.parametrize(
-    ("answering", "s3", "rating", "says"),
-    [
-        ({INNER, PUBLIC}, Buckets(), Rating.FINE, f"the inner endpoint {INNER} answers"),
-        ({PUBLIC}, Buckets(ours="cn-shenzhen"), Rating.FINE, f"{PUBLIC} answers, and lets this account in"),
-        (
-            {PUBLIC},
-            Buckets(SHUT, ours="cn-shenzhen"),
-            Rating.PROBLEM,
-            f"{PUBLIC} refuses this account objects",
-        ),
-        ({PUBLIC}, Buckets(), Rating.NOTE, f"{PUBLIC} answers; no bucket says"),
-        (set(), Buckets(), Rating.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
-    ],
-    ids=["inside", "allowed", "shut", "unknown", "offline"],
-)
-def test_the_way_to_oss_is_reported_before_anything_is_uploaded(answering, s3, rating, says):
-    finding = look(stack(), account(), answering.__contains__, s3)["OSS from here"]
-
-    assert finding.rating is rating
-    assert finding.says.startswith(says)
-    if "lets this account in" not in says:
-        assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in finding.remedy
-
-
-PRIVATE = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d"], "interface_endpoints": True}
-HOME = {"kms_instance_id": "kst-szh0000000000000000", "home": True}
-
-
-@pytest.mark.parametrize(
-    ("subject", "answers", "remedy"),
-    [
-        ("KMS", {"DescribeAccountKmsStatus": {"AccountStatus": "NotEnabled"}}, "aliyun kms OpenKmsService"),
-        ("KMS", {"DescribeAccountKmsStatus": {"AccountStatus": "InDebt"}}, "top up the account"),
-        ("Simple Log Service", {"GetSlsService": {"Enabled": False}}, "aliyun sls OpenSlsService"),
-        (
-            "PrivateLink",
-            {"CheckProductOpen": Refusal("ProductNotOpen")},
-            "aliyun privatelink OpenPrivateLink",
-        ),
-        ("NAS extreme", {"DescribeZones": zones_of_nas()}, "open NAS at https://nasnext"),
-    ],
-)
-def test_an_unopened_service_is_reported_with_the_command_that_opens_it(subject, answers, remedy):
-    settings = stack(network=PRIVATE, storage=HOME)
-
-    assert look(settings, account())[subject].rating is Rating.FINE
-    finding = look(settings, account(**answers))[subject]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.remedy.startswith(remedy)
-
-
-def test_oss_that_is_shut_is_a_problem_of_its_own():
-    finding = look(stack(), account(), s3=Buckets(refused="UserDisable"))["OSS"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert "open OSS, or pay what is owed" in finding.remedy
-
-
-def test_a_denied_question_about_privatelink_is_no_answer():
-    finding = look(stack(network=PRIVATE), account(CheckProductOpen=Refusal()))["PrivateLink"]
-
-    assert finding.rating is Rating.UNCHECKED
-
-
-def test_a_zone_that_sells_no_extreme_nas_is_reported_with_those_that_do():
-    finding = look(stack(storage=HOME), account(DescribeZones=zones_of_nas("cn-shenzhen-f")))["NAS extreme"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.says == "cn-shenzhen-d does not sell it"
-    assert finding.remedy == "put one of cn-shenzhen-f first in network.zones"
-
-
-def test_roles_that_nas_makes_by_itself_are_worth_a_note():
-    name = "AliyunServiceRoleForNasEncryption"
-
-    finding = look(stack(storage=HOME), account(GetRole=without_role(name)))[f"role {name}"]
-
-    assert finding.rating is Rating.NOTE
-    assert finding.remedy.endswith("CreateServiceLinkedRole --ServiceName encryption.nas.aliyuncs.com")
-
-
-@pytest.mark.parametrize(
-    ("region", "rating"),
-    [("cn-shenzhen", Rating.FINE), ("cn-beijing", Rating.PROBLEM), (ELSEWHERE, Rating.PROBLEM)],
-    ids=["here", "there", "refused from here"],
-)
-def test_the_name_of_a_stack_in_another_region_is_refused(region, rating):
-    bucket = f"gpu_fleet_test_records_{ID}"
-
-    finding = look(stack(), account(), s3=Buckets(**{bucket: region}))["name"]
-
-    assert finding.rating is rating
-    assert (finding.remedy == "name this stack otherwise") is (rating is Rating.PROBLEM)
-
-
-def test_what_no_call_answers_is_a_note_that_names_the_services():
-    finding = look(stack(storage=HOME), account())["activation"]
-
-    assert [name in finding.remedy for name in ("Function Compute", "CloudMonitor", "NAS")] == [True] * 3
-    assert not [name for name in ("OSS", "Simple Log", "PrivateLink", "KMS") if name in finding.remedy]
-
-
-def test_the_price_of_the_kms_instance_is_named():
-    assert "500 USD a month" in look(stack(), account())["KMS instance"].says
-
-
-MAILING = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"}
-ROOM = {"webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]}
-
-
-def sender(name="fleet@mail.example.com", account_status="0", domain_status="0"):
-    row = {"AccountName": name, "AccountStatus": account_status, "DomainStatus": domain_status}
-    return {"data": {"mailAddress": [row]}}
-
-
-@pytest.mark.parametrize(
-    ("answer", "rating", "says"),
-    [
-        (sender(), Rating.FINE, "is a sender address"),
-        (sender("fleet@mail.example.com.org"), Rating.PROBLEM, "is no sender address"),
-        (sender(account_status="1"), Rating.PROBLEM, "is frozen"),
-        (sender(domain_status="1"), Rating.PROBLEM, "a domain that is not verified"),
-        (Refusal(), Rating.UNCHECKED, "denied dm:QueryMailAddressByParam"),
-    ],
-    ids=["usable", "another", "frozen", "domain", "denied"],
-)
-def test_a_sender_is_an_address_that_direct_mail_verified(answer, rating, says):
-    finding = look(stack(notify=MAILING), account(QueryMailAddressByParam=answer))["sender"]
-
-    assert (finding.rating, bool(finding.remedy)) == (rating, rating is Rating.PROBLEM)
-    assert says in finding.says
-
-
-@pytest.mark.parametrize(
-    ("answer", "rating", "says"),
-    [
-        ({"SecretName": "rooms/vision"}, Rating.FINE, "is there"),
-        ({"PlannedDeleteTime": "2026-12-01T00:00:00Z"}, Rating.PROBLEM, "is being deleted"),
-        (Refusal("Forbidden.ResourceNotFound", "no"), Rating.PROBLEM, "there is no secret rooms/vision"),
-    ],
-    ids=["there", "deleted", "missing"],
-)
-def test_a_webhooks_secret_is_there_and_not_read(answer, rating, says):
-    cloud = account(DescribeSecret=answer)
-
-    finding = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
-
-    assert finding.rating is rating
-    assert says in finding.says
-    assert "GetSecretValue" not in [action for action, _ in cloud.asked]
-
-
-# a VPC of somebody else's
-
-VPC, VSWITCHES = EXISTING_VSWITCHES["vpc_id"], EXISTING_VSWITCHES["subnets"]
-NAT = {"NextHopType": "NatGateway", "NextHopId": "ngw-wz90000000000000000"}
-
-
-def guest(**existing: Any) -> Stack:
-    network = {"zones": list(VSWITCHES), "existing": EXISTING_VSWITCHES | existing}
-    return stack(network=network, storage={"kms_instance_id": "kst-szh0000000000000000"})
-
-
-def foreign_vpc(vswitch: Any = None, hops: Any = (NAT,), status="Available", **changes: Any) -> Account:
-    """An account with the VPC: each of its vSwitches in its zone, with these next hops and SNAT for each."""
-
-    def vswitch_of(asked):
-        zone = next(zone for zone, known in VSWITCHES.items() if known == asked["VSwitchId"])
-        found = {"VSwitchId": asked["VSwitchId"], "VpcId": VPC, "ZoneId": zone, "CidrBlock": "10.77.0.0/24"}
-        found |= {"AvailableIpAddressCount": 250, "RouteTable": {"RouteTableId": "vtb-wz9"}}
-        return {"VSwitches": {"VSwitch": [found | (vswitch or {})]}}
-
-    entries = [{"SourceVSwitchId": known, "SourceCIDR": ""} for known in VSWITCHES.values()]
-    route = {"Status": status, "NextHops": {"NextHop": list(hops)}}
-    answers = {
-        "DescribeVpcs": {"Vpcs": {"Vpc": [{"VpcId": VPC, "CidrBlock": "10.77.0.0/16"}]}},
-        "DescribeVSwitches": vswitch_of,
-        "DescribeRouteEntryList": {"RouteEntrys": {"RouteEntry": [route] if hops else []}},
-        "DescribeSnatTableEntries": {"SnatTableEntries": {"SnatTableEntry": entries}, "TotalCount": 2},
-    }
-    return account(**answers | changes)
-
-
-def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks():
-    found = look(guest(), foreign_vpc())
-
-    assert found["VPC"].says == f"{VPC} has 10.77.0.0/16"
-    assert found["vSwitch of cn-shenzhen-e"].says.endswith("has its routes and 250 free addresses")
-    assert {message.rating for message in found.values() if message.subject.startswith(("VPC", "vSw"))} == {
-        Rating.FINE
-    }
-    assert {"VPCs", "elastic addresses"} & found.keys() == set()
-
-
-@pytest.mark.parametrize(
-    ("cloud", "says"),
-    [
-        (foreign_vpc(hops=()), "has no route to 0.0.0.0/0"),
-        (foreign_vpc(status="Pending"), "has no route to 0.0.0.0/0"),
-        (
-            foreign_vpc(hops=({"NextHopType": "Ipv4Gateway", "NextHopId": "ipv4gw-1"},)),
-            "reaches 0.0.0.0/0 by an IPv4 gateway, which answers public addresses alone",
-        ),
-        (
-            foreign_vpc(
-                DescribeSnatTableEntries={"SnatTableEntries": {"SnatTableEntry": []}, "TotalCount": 0}
-            ),
-            "is in no SNAT entry of ngw-wz90000000000000000",
-        ),
-        (foreign_vpc({"VpcId": "vpc-other"}), "lies in vpc-other"),
-        (foreign_vpc({"ZoneId": "cn-shenzhen-f"}), "lies in cn-shenzhen-f"),
-    ],
-)
-def test_a_vswitch_of_an_existing_vpc_must_lie_in_its_zone_and_lead_out(cloud, says):
-    finding = look(guest(), cloud)["vSwitch of cn-shenzhen-d"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.says == f"{VSWITCHES['cn-shenzhen-d']} {says}"
-    assert "network.existing.subnets.cn-shenzhen-d" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("network", "rating"), [("10.77.0.0/16", Rating.FINE), ("10.78.0.0/16", Rating.PROBLEM)]
-)
-def test_an_snat_entry_may_be_for_a_network_that_holds_the_vswitch(network, rating):
-    entries = {"SnatTableEntries": {"SnatTableEntry": [{"SourceCIDR": network}]}, "TotalCount": 1}
-
-    found = look(guest(), foreign_vpc(DescribeSnatTableEntries=entries))
-
-    assert found["vSwitch of cn-shenzhen-d"].rating is rating
-
-
-def test_snat_entries_are_read_to_the_last_page():
-    def entries(asked):
-        own = [{"SourceVSwitchId": known} for known in VSWITCHES.values()]
-        page = own if asked["PageNumber"] == "2" else [{"SourceVSwitchId": "vsw-other"}] * 50
-        return {"SnatTableEntries": {"SnatTableEntry": page}, "TotalCount": 52}
-
-    found = look(guest(), foreign_vpc(DescribeSnatTableEntries=entries))
-
-    assert found["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
-
-
-def test_without_internet_a_vswitch_needs_no_way_out():
-    assert look(guest(internet=False), foreign_vpc(hops=()))["vSwitch of cn-shenzhen-d"].rating is Rating.FINE
-
-
-@pytest.mark.parametrize(
-    ("changes", "subject", "says"),
-    [
-        ({"DescribeVpcs": {"Vpcs": {"Vpc": []}}}, "VPC", f"{VPC} is not in cn-shenzhen"),
-        (
-            {"DescribeVSwitches": {"VSwitches": {"VSwitch": []}}},
-            "vSwitch of cn-shenzhen-d",
-            f"{VSWITCHES['cn-shenzhen-d']} is not in cn-shenzhen",
-        ),
-    ],
-)
-def test_what_is_not_there_is_a_problem(changes, subject, says):
-    finding = look(guest(), foreign_vpc(**changes))[subject]
-
-    assert (finding.rating, finding.says) == (Rating.PROBLEM, says)
-
-
-@pytest.mark.parametrize(
-    ("regions", "rating", "says"),
-    [
-        ({"lab_datasets": "cn-shenzhen"}, Rating.FINE, "is in cn-shenzhen"),
-        ({"lab_datasets": "cn-beijing"}, Rating.PROBLEM, "is in cn-beijing"),
-        ({}, Rating.PROBLEM, "there is no such bucket"),
-    ],
-)
-def test_an_existing_bucket_must_be_in_the_region(regions, rating, says):
-    storage = {"kms_instance_id": "kst-szh0000000000000000"} | {"existing": {"buckets": {"lab-datasets": {}}}}
-
-    finding = look(stack(storage=storage), account(), s3=Buckets(**regions))["bucket lab-datasets"]
-
-    assert (finding.rating, finding.says) == (rating, says)
-
-
-# file systems of somebody else's
-
-NAS, CPFS = "31a8e4b0c2", "cpfs-00151a2b3c4d5e6f"
-TO_ALL = {"SourceCidrIp": "10.77.0.0/16", "RWAccess": "RDWR"}
-
-
-def borrowing(**existing: Any) -> Stack:
-    network = {"zones": list(VSWITCHES), "existing": EXISTING_VSWITCHES}
-    return stack(
-        network=network, storage={"kms_instance_id": "kst-szh0000000000000000", "existing": existing}
-    )
-
-
-def with_nas(rule: Any = None, target: Any = None, **files: Any) -> Account:
-    """An account with an encrypted NAS and its mount target in the VPC, whose group has this rule."""
-    found = {"FileSystemId": NAS, "FileSystemType": "standard", "EncryptType": 1} | files
-    standing = {"MountTargetDomain": "a.nas.aliyuncs.com", "VpcId": VPC, "Status": "Active"}
-    standing |= {"AccessGroup": "lab"} | (target or {})
-    return foreign_vpc(
-        DescribeFileSystems={"FileSystems": {"FileSystem": [found]}},
-        DescribeMountTargets={"MountTargets": {"MountTarget": [standing]}},
-        DescribeAccessRules={"AccessRules": {"AccessRule": [rule or TO_ALL]}},
-    )
-
-
-def test_existing_homes_that_let_the_vswitches_write_are_fine():
-    finding = look(borrowing(home={"id": NAS}), with_nas())["homes"]
-
-    assert (finding.rating, finding.says) == (
-        Rating.FINE,
-        f"{NAS} is encrypted, and lets the stack's vSwitches in",
-    )
-
-
-@pytest.mark.parametrize(
-    "rule", [TO_ALL | {"RWAccess": "RDONLY"}, TO_ALL | {"SourceCidrIp": "10.78.0.0/16"}, {"RWAccess": "RDWR"}]
-)
-def test_the_remedy_says_which_access_rule_is_missing(rule):
-    finding = look(borrowing(home={"id": NAS}), with_nas(rule))["homes"]
-
-    assert finding.rating is Rating.PROBLEM
-    assert finding.says == f"the access group lab of {NAS} does not let 10.77.0.0/24 write"
-    assert finding.remedy == (
-        "its owner runs: aliyun nas CreateAccessRule --RegionId cn-shenzhen --AccessGroupName lab "
-        "--FileSystemType standard --SourceCidrIp 10.77.0.0/24 --RWAccessType RDWR --Priority 1"
-    )
-
-
-@pytest.mark.parametrize(
-    ("cloud", "says"),
-    [
-        (with_nas(EncryptType=0), f"{NAS} is not encrypted"),
-        (with_nas(target={"VpcId": "vpc-other"}), f"{NAS} has no active mount target in {VPC}"),
-        (with_nas(target={"Status": "Inactive"}), f"{NAS} has no active mount target in {VPC}"),
-        (
-            foreign_vpc(DescribeFileSystems=Refusal("InvalidFileSystem.NotFound", "no")),
-            f"{NAS} is not in cn-shenzhen",
-        ),
-    ],
-    ids=["in-the-clear", "another-vpc", "inactive", "missing"],
-)
-def test_what_keeps_instances_from_existing_homes_is_reported(cloud, says):
-    finding = look(borrowing(home={"id": NAS}), cloud)["homes"]
-
-    assert (finding.rating, finding.says) == (Rating.PROBLEM, says)
-    assert finding.remedy
-
-
-def test_an_existing_cpfs_needs_a_mount_target_and_no_encryption_which_it_takes_none_of():
-    found = look(
-        borrowing(scratch={"id": CPFS}), with_nas(FileSystemId=CPFS, FileSystemType="cpfs", EncryptType=0)
-    )
-
-    assert found["scratch"].says == f"{CPFS} has a mount target in {VPC}"
+def test_a_client_is_kept_until_the_session_is_renewed(monkeypatch):
+    """To make one takes the SDK longer than a call."""
+    cloud, made = account(), []
+    monkeypatch.setattr(calls, "AcsClient", lambda **options: made.append(options) or AcsClient(**options))
+    with serving(cloud) as asking:
+        for key in ("test", "test", "renewed"):
+            asking._environ[calls.KEY_ID] = key
+            asking.ask("sts", "GetCallerIdentity")
+
+    assert [parameters["AccessKeyId"] for _, parameters in cloud.asked] == ["test", "test", "renewed"]
+    assert len(made) == 2

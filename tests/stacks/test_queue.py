@@ -1,7 +1,10 @@
 """A stack with a queue: what it declares beside the rest, and what a stack without one does not."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -10,155 +13,280 @@ from stacks.aws import firewall
 from stacks.cost.estimate import estimate
 from stacks.errors import SettingsError
 from stacks.payload import sweep_archive
-from stacks.settings import people, queue_rules
-from stacks.settings.quantities import Level
-from tests.stacks import examples
-from tests.stacks.iam import Request, Verdict, decide
+from stacks.rehearsal.program import Rehearsed
+from stacks.settings import Stack, people, queue_rules
+from stacks.settings.quantities import HOURS_PER_MONTH, Level
+from tests.stacks import alicloud_examples, examples, iam, ram
+from tests.stacks.alicloud_programs import ACCESS, STORAGE
+from tests.stacks.clouds import WORDS, Cloud, Words
+from tests.stacks.iam import Request, Verdict
 from tests.stacks.registered import files_of, named
-from tests.stacks.registrations import stood
+from tests.stacks.registrations import declared, stood
 
-PEOPLE = {"people": {"ada": {"uid": 5001}}}
-POOLS = [
-    examples.pool(name="train", types=["g5.xlarge"], size={"min": 0, "desired": 0, "max": 4}),
-    examples.pool(name="big", types=["g5.48xlarge"], size={"min": 0, "desired": 0, "max": 1}),
-]
-WITHOUT = {"storage": {"home": True}, "access": PEOPLE, "pools": POOLS}
-QUEUED = {**WITHOUT, "queue": "slurm"}
-TEMPLATE, GROUP = "aws:ec2/launchTemplate:LaunchTemplate", "aws:autoscaling/group:Group"
-INTERFACE, SECRET = "aws:ec2/networkInterface:NetworkInterface", "aws:secretsmanager/secret:Secret"
+CONTROLLER, NODE, USER = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance", "gpu-fleet-test-train-user"
+INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
+INSTANCE = "alicloud:ecs/instance:Instance"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A stack on one cloud.
+
+    Attributes:
+        without: the changes that make a stack with users and homes; a queue is one more.
+        service: of objects, as in ``s3:GetObject``, and of secrets.
+        records: what the ARN of an object of the records begins with.
+    """
+
+    cloud: Cloud
+    make: Callable[..., Stack]
+    register: Callable[[Stack], Rehearsed]
+    decide: Callable[..., Verdict]
+    without: dict[str, Any]
+    image: str
+    template: str
+    secret: str
+    services: tuple[str, str]
+    records: str
+    forbidden: tuple[str, ...]
+
+    @property
+    def words(self) -> Words:
+        return WORDS[self.cloud]
+
+    def stack(self, queue: str = "slurm", **changes: Any) -> Stack:
+        return self.make(**{**self.without, "queue": queue, **changes})
+
+    def may(self, found: Rehearsed, role: str, action: str, on: str = "*") -> bool:
+        """Whether a role may: ``PutObject`` is of the cloud's objects, ``GetSecretValue`` of its secrets."""
+        if ":" not in action:
+            action = f"{self.services['Secret' in action]}:{action}"
+        document = named(found, self.words.role_policy, role).inputs[self.words.document]
+        return self.allows(document, action, on)
+
+    def allows(self, document: str, action: str, on: str) -> bool:
+        return self.decide(Request(action, on, context={}), identity=[document]) is Verdict.ALLOWED
+
+
+AWS = Side(
+    Cloud.AWS,
+    examples.stack,
+    stood,
+    iam.decide,
+    without={
+        "storage": {"home": True},
+        "access": {"people": {"ada": {"uid": 5001}}},
+        "pools": [
+            examples.pool(name="train", types=["g5.xlarge"], size={"min": 0, "desired": 0, "max": 4}),
+            examples.pool(name="big", types=["g5.48xlarge"], size={"min": 0, "desired": 0, "max": 1}),
+        ],
+    },
+    image="ami-0123456789abcdef0",
+    template="aws:ec2/launchTemplate:LaunchTemplate",
+    secret="aws:secretsmanager/secret:Secret",
+    services=("s3", "secretsmanager"),
+    records="arn:aws:s3:::gpu-fleet-test-records-123456789012",
+    forbidden=(
+        *("ec2:TerminateInstances", "ec2:StopInstances", "ec2:CreateTags"),
+        *("autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"),
+    ),
+)
+ALICLOUD = Side(
+    Cloud.ALICLOUD,
+    alicloud_examples.stack,
+    declared,
+    ram.decide,
+    without={
+        "storage": STORAGE | {"home": True},
+        "access": ACCESS,
+        "pools": [
+            alicloud_examples.pool(name="train", size={"min": 0, "desired": 0, "max": 4}),
+            alicloud_examples.pool(
+                name="big", types=["ecs.gn7i-c16g1.4xlarge"], size={"min": 0, "desired": 0, "max": 1}
+            ),
+        ],
+    },
+    image="m-wz90000000000000000",
+    template="alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
+    secret="alicloud:kms/secret:Secret",
+    services=("oss", "kms"),
+    records="acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456",
+    forbidden=(
+        *("ecs:DeleteInstances", "ecs:StopInstances", "ecs:TagResources", "ecs:RunInstances"),
+        *("ess:ScaleWithAdjustment", "ess:ModifyScalingGroup", "ess:DetachInstances"),
+    ),
+)
+SIDES = {"aws": AWS, "alicloud": ALICLOUD}
+
+
+@pytest.fixture(params=SIDES)
+def side(request) -> Side:
+    return SIDES[request.param]
 
 
 @pytest.fixture
-def queued():
-    return stood(examples.stack(**QUEUED))
+def queued(side) -> Rehearsed:
+    return side.register(side.stack())
 
 
 @pytest.fixture
-def without():
-    return stood(examples.stack(**WITHOUT))
+def without(side) -> Rehearsed:
+    return side.register(side.stack(queue="none"))
 
 
-def test_a_stack_without_a_queue_declares_nothing_of_it(without):
-    names = [made.name for made in without.registrations]
+def test_a_stack_without_a_queue_declares_nothing_of_it_and_gives_no_key_to_anybody(side, without):
+    plain = side.make(**side.without)
 
-    assert not [name for name in names if name.startswith("gpu-fleet-test-queue")]
-    assert without.of_type(SECRET) == ()
-    for template in without.of_type(TEMPLATE):
+    assert side.stack(queue="none") == plain
+    assert [made.name for made in without.registrations if made.name.startswith(CONTROLLER)] == []
+    assert without.of_type(side.secret) == ()
+    for template in without.of_type(side.template):
         assert "/etc/gpu-fleet/queue.json" not in files_of(template)
-    assert "queue_gpus" not in sweep_archive.policy_text(examples.stack(**WITHOUT))
+    assert "queue_gpus" not in sweep_archive.policy_text(plain)
+    policies = [made.inputs[side.words.document] for made in without.of_type(side.words.role_policy)]
+    services = f"{side.services[1]}:GetSecretValue"
+    assert [policy for policy in policies if services in policy] == []
 
 
-def test_none_is_the_same_as_leaving_it_out():
-    assert examples.stack(**WITHOUT, queue="none") == examples.stack(**WITHOUT)
+def test_a_queue_only_adds_to_what_a_stack_has(queued, without):
+    assert {made.urn for made in without.registrations} < {made.urn for made in queued.registrations}
 
 
-def test_the_controller_is_one_instance_behind_an_address_that_stays(queued):
-    group, template = (
-        named(queued, GROUP, "gpu-fleet-test-queue"),
-        named(queued, TEMPLATE, "gpu-fleet-test-queue"),
+def test_every_instance_learns_the_controllers_address_and_no_key(side, queued):
+    (secret,) = queued.of_type(side.secret)
+    if side is AWS:
+        name, address = secret.outputs["name"], queued.of_type(INTERFACE)[0].outputs["privateIp"]
+        assert queued.of_type("aws:secretsmanager/secretVersion:SecretVersion") == ()
+    else:
+        name = secret.inputs["secretName"]
+        address = named(queued, INSTANCE, CONTROLLER).inputs["privateIp"]
+    roles = {}
+
+    for template in queued.of_type(side.template):
+        said = json.loads(files_of(template)["/etc/gpu-fleet/queue.json"])
+        roles[template.name] = said.pop("role")
+        assert said == {"address": address, "secret": name}
+    nodes = ("gpu-fleet-test-train-template", "gpu-fleet-test-big-template")
+    assert roles == {CONTROLLER: "controller"} | dict.fromkeys(nodes, "node")
+
+
+def test_the_controller_is_no_instance_of_the_reapers(side, queued):
+    kinds = ("aws:autoscaling/group:Group",) if side is AWS else (INSTANCE, side.template)
+    for kind in kinds:
+        tags = named(queued, kind, CONTROLLER).inputs["tags"]
+        tags = {tag["key"]: tag["value"] for tag in tags} if side is AWS else tags
+        assert tags["gpu-fleet:stack"] == "test"
+        assert not {"gpu-fleet:managed", "gpu-fleet:pool"} & tags.keys()
+
+
+def test_only_the_controller_writes_the_key_and_asks_the_mover(side, queued):
+    (secret,) = queued.of_type(side.secret)
+    arn = secret.outputs["arn"]
+    need = f"{side.records}/{sweep_archive.QUEUE_NEED_KEY}"
+
+    for role, writes in ((CONTROLLER, True), (NODE, False)):
+        assert side.may(queued, role, "GetSecretValue", arn)
+        assert side.may(queued, role, "PutSecretValue", arn) is writes
+        assert side.may(queued, role, "PutObject", need) is writes
+        assert not side.may(queued, role, "GetSecretValue", arn.replace("munge", "other"))
+    assert not side.may(queued, CONTROLLER, "PutObject", f"{side.records}/reaper/policy.json")
+    assert side.may(queued, "gpu-fleet-test-capacity", "GetObject", need)
+
+
+def test_users_read_of_jobs_here_and_elsewhere_what_the_controller_alone_writes(side, queued, without):
+    jobs = f"{side.records}/reaper/queue/jobs.json"
+    # whether an instance may come at all, and why none comes
+    growth, state = (
+        jobs.replace("queue/jobs", "capacity/growth"),
+        jobs.replace("queue/jobs", "capacity/state"),
     )
+
+    assert side.may(queued, CONTROLLER, "PutObject", jobs)
+    assert side.may(queued, "gpu-fleet-test-capacity", "PutObject", growth)
+    for role, read in ((CONTROLLER, [growth]), (USER, [jobs, growth])):
+        assert [side.may(queued, role, "GetObject", key) for key in read] == [True] * len(read)
+    assert [side.may(queued, USER, "PutObject", key) for key in (jobs, growth)] == [False, False]
+    assert not side.may(queued, CONTROLLER, "PutObject", growth)
+    assert not side.may(without, USER, "GetObject", jobs)
+    users = [made.outputs["people_policy"] for made in (queued, without)]
+    get = f"{side.services[0]}:GetObject"
+    assert [side.allows(policy, get, jobs) for policy in users] == [True, False]
+    if side is AWS:
+        assert side.may(queued, USER, "GetObject", state)
+        assert not side.may(queued, USER, "PutObject", state)
+        assert not side.may(without, USER, "GetObject", state)
+
+
+def test_the_controller_raises_and_ends_nothing(side, queued):
+    assert [action for action in side.forbidden if side.may(queued, CONTROLLER, action)] == []
+
+
+def test_the_mover_learns_which_pools_the_queue_fills(side):
+    pools = sweep_archive.policy_document(side.stack())["pools"]
+
+    counted = {
+        name: [pool["capacity"][f"queue_{what}"] for what in ("gpus", "cpus", "memory_mib")]
+        for name, pool in pools.items()
+    }
+    if side is AWS:  # of g5.xlarge's 16 GiB and of g5.48xlarge's 768 GiB what Slurm finds at least
+        assert counted == {"train": [1, 4, 15_564], "big": [8, 192, 747_110]}
+    else:
+        assert {name: gpus for name, (gpus, *_) in counted.items()} == {"train": 1, "big": 1}
+
+
+def test_the_controller_has_its_price(side):
+    """A stack file assumes it on Alibaba Cloud: no public list in CNY has it."""
+    before, after = (estimate(side.stack(queue=queue)) for queue in ("none", "slurm"))
+
+    hour, gib = (Decimal("0.0416"), Decimal("0.08")) if side is AWS else (Decimal("2.5"), Decimal("2.5"))
+    more = after.month(Level.MIN).high.amount - before.month(Level.MIN).high.amount
+    assert more == hour * HOURS_PER_MONTH + gib * 100
+
+
+def refusal(side: Side, **changes: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        side.stack(**changes)
+    return str(caught.value)
+
+
+def test_what_a_queue_cannot_do_without_is_named(side):
+    pool, zone = (examples.pool, "us-east-1a") if side is AWS else (alicloud_examples.pool, "cn-shenzhen-d")
+    of_aws = {"types": ["p4d.24xlarge"], "efa": True}
+    spread = of_aws if side is AWS else {"types": ["ecs.gn8v-8x.48xlarge"], "erdma": True}
+    shut = {"cidr": "10.0.0.0/16", "zones": [zone], "nat": "none", "interface_endpoints": True}
+    homeless = {key: value for key, value in side.without["storage"].items() if key != "home"}
+    table = (
+        ({"storage": homeless}, "storage.home = False: must be true where queue is slurm"),
+        ({"access": {}}, "access.people = {}: must name users where queue is slurm"),
+        ({"image": {"id": side.image, "mode": "none"}}, "image.mode = 'none': must be bootstrap"),
+        ({"pools": [pool(name="queue")]}, "pools[0].name = 'queue': is a word of the queue's own"),
+        ({"pools": [pool(**spread)]}, "must be one zone where queue is slurm"),
+        ({"network": shut}, "network.nat = 'none': must lead to the internet where queue is slurm"),
+    )
+
+    assert [says for changes, says in table if says not in refusal(side, **changes)] == []
+
+
+# AWS
+
+
+def test_the_controller_is_one_instance_behind_an_address_that_stays():
+    queued = stood(AWS.stack())
+    group = named(queued, "aws:autoscaling/group:Group", CONTROLLER)
+    template = named(queued, AWS.template, CONTROLLER)
     (interface,) = queued.of_type(INTERFACE)
 
-    sizes = [group.inputs[key] for key in ("minSize", "maxSize", "desiredCapacity")]
-    assert sizes == [1, 1, 1]
+    assert [group.inputs[key] for key in ("minSize", "maxSize", "desiredCapacity")] == [1, 1, 1]
     assert group.inputs["availabilityZones"] == ["us-east-1a"]
     assert "vpcZoneIdentifiers" not in group.inputs
     (card,) = template.inputs["networkInterfaces"]
-    assert card["networkInterfaceId"] == interface.id
-    assert card["deleteOnTermination"] == "false"
+    assert (card["networkInterfaceId"], card["deleteOnTermination"]) == (interface.id, "false")
     assert template.inputs["metadataOptions"]["httpTokens"] == "required"
     assert template.inputs["blockDeviceMappings"][0]["ebs"]["encrypted"] == "true"
 
 
-def test_every_instance_learns_the_controllers_address_and_no_key(queued):
-    (interface,), (secret,) = queued.of_type(INTERFACE), queued.of_type(SECRET)
-    roles = {}
-
-    for template in queued.of_type(TEMPLATE):
-        said = json.loads(files_of(template)["/etc/gpu-fleet/queue.json"])
-        roles[template.name] = said.pop("role")
-        assert said == {"address": interface.outputs["privateIp"], "secret": secret.outputs["name"]}
-    assert roles == {
-        "gpu-fleet-test-queue": "controller",
-        "gpu-fleet-test-train-template": "node",
-        "gpu-fleet-test-big-template": "node",
-    }
-    assert queued.of_type("aws:secretsmanager/secretVersion:SecretVersion") == ()
-
-
-def test_the_controller_is_no_instance_of_the_reapers(queued):
-    group = named(queued, GROUP, "gpu-fleet-test-queue")
-    tags = {tag["key"]: tag["value"] for tag in group.inputs["tags"]}
-
-    assert tags["gpu-fleet:stack"] == "test"
-    assert not {"gpu-fleet:managed", "gpu-fleet:pool"} & tags.keys()
-
-
-def policy_of(rehearsed, name):
-    made = named(rehearsed, "aws:iam/rolePolicy:RolePolicy", name)
-    return json.loads(made.inputs["policy"])
-
-
-def allowed(rehearsed, role, action, resource="*", **context):
-    request = Request(action, resource, context=context)
-    return decide(request, identity=[json.dumps(policy_of(rehearsed, role))]) is Verdict.ALLOWED
-
-
-def test_only_the_controller_writes_the_key_and_asks_the_mover(queued):
-    (secret,) = queued.of_type(SECRET)
-    need = "arn:aws:s3:::gpu-fleet-test-records-123456789012/reaper/capacity/queue.json"
-    controller, node = "gpu-fleet-test-queue", "gpu-fleet-test-train-instance"
-
-    for role, writes in ((controller, True), (node, False)):
-        assert allowed(queued, role, "secretsmanager:GetSecretValue", secret.id)
-        assert allowed(queued, role, "secretsmanager:PutSecretValue", secret.id) is writes
-        assert allowed(queued, role, "s3:PutObject", need) is writes
-    other = secret.id.replace("munge", "other")
-    assert not allowed(queued, controller, "secretsmanager:GetSecretValue", other)
-
-
-def test_users_read_of_jobs_here_and_elsewhere_what_the_controller_alone_writes(queued, without):
-    jobs = "arn:aws:s3:::gpu-fleet-test-records-123456789012/reaper/queue/jobs.json"
-    controller, user = "gpu-fleet-test-queue", "gpu-fleet-test-train-user"
-    users = [made.outputs["people_policy"] for made in (queued, without)]
-
-    assert allowed(queued, controller, "s3:PutObject", jobs)
-    assert not allowed(queued, user, "s3:PutObject", jobs)
-    assert allowed(queued, user, "s3:GetObject", jobs)
-    assert not allowed(without, user, "s3:GetObject", jobs)
-    # whether one may come at all
-    growth = jobs.replace("queue/jobs", "capacity/growth")
-    for role in (controller, user):
-        assert allowed(queued, role, "s3:GetObject", growth)
-        assert not allowed(queued, role, "s3:PutObject", growth)
-    assert allowed(queued, "gpu-fleet-test-capacity", "s3:PutObject", growth)
-    # why no instance comes
-    state = jobs.replace("queue/jobs", "capacity/state")
-    assert allowed(queued, user, "s3:GetObject", state)
-    assert not allowed(queued, user, "s3:PutObject", state)
-    assert not allowed(without, user, "s3:GetObject", state)
-    asked = Request("s3:GetObject", jobs)
-    read = [decide(asked, identity=[policy]) is Verdict.ALLOWED for policy in users]
-    assert read == [True, False]
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        *("ec2:TerminateInstances", "ec2:StopInstances", "ec2:CreateTags"),
-        *("autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"),
-    ],
-)
-def test_the_controller_raises_and_ends_nothing(queued, action):
-    assert not allowed(queued, "gpu-fleet-test-queue", action)
-
-
-def test_a_stack_without_a_queue_gives_no_key_to_anybody(without):
-    assert "secretsmanager" not in json.dumps(policy_of(without, "gpu-fleet-test-train-instance"))
-
-
 def test_ports_are_open_by_group_and_as_slurm_has_them():
-    rules = [rule for rule in firewall.rules(examples.stack(**QUEUED)) if "queue" in (rule.group, rule.peer)]
+    rules = [rule for rule in firewall.rules(AWS.stack()) if "queue" in (rule.group, rule.peer)]
     ways = {
         (rule.group, rule.peer, rule.ports) for rule in rules if rule.egress and rule.peer != "10.0.0.0/16"
     }
@@ -167,94 +295,38 @@ def test_ports_are_open_by_group_and_as_slurm_has_them():
     assert ("train", "queue", (configuration.DATABASE_PORT,) * 2) in ways
     assert ("queue", "train", (configuration.NODE_PORT,) * 2) in ways
     assert ("queue", "big", configuration.SRUN_PORTS) in ways
-    for rule in rules:
-        if not rule.egress:
-            assert "/" not in rule.peer
     incoming = {(rule.peer, rule.group, rule.ports) for rule in rules if not rule.egress}
+    assert [peer for peer, _, _ in incoming if "/" in peer] == []
     assert {way for way in ways if "/" not in way[1]} == incoming
 
 
-def test_the_mover_learns_which_pools_the_queue_fills():
-    pools = sweep_archive.policy_document(examples.stack(**QUEUED))["pools"]
-
-    counted = {
-        name: [pool["capacity"][f"queue_{what}"] for what in ("gpus", "cpus", "memory_mib")]
-        for name, pool in pools.items()
-    }
-    # of g5.xlarge's 16 GiB and of g5.48xlarge's 768 GiB what Slurm finds at least
-    assert counted == {"train": [1, 4, 15_564], "big": [8, 192, 747_110]}
-
-
-def test_the_controller_has_its_price():
-    before, after = (estimate(examples.stack(**changes)) for changes in (WITHOUT, QUEUED))
-
-    more = after.month(Level.MIN).high.amount - before.month(Level.MIN).high.amount
-    assert more == Decimal("0.0416") * 730 + Decimal("0.08") * 100
-
-
-def problems(make=examples.stack, **changes) -> str:
-    with pytest.raises(SettingsError) as caught:
-        make(**{**QUEUED, **changes})
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"storage": {"home": False}}, "storage.home = False: must be true where queue is slurm"),
-        ({"access": {}}, "access.people = {}: must name users where queue is slurm"),
-        (
-            {"image": {"id": "ami-0123456789abcdef0", "mode": "none"}},
-            "image.mode = 'none': must be bootstrap",
-        ),
+def test_what_a_queue_and_its_teams_cannot_be_is_named():
+    big = AWS.without["pools"][1:]
+    nobody = "teams.noteam = 'noteam': is a team of nobody: neither in access.people nor in access.directory"
+    sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
+    table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),
-        (
-            {"queue": "none", "teams": {"no-team": {"share": 2}}},
-            "teams = ['no-team']: are of a queue",
-        ),
-        (
-            {"teams": {"noteam": {}}},
-            "teams.noteam = 'noteam': is a team of nobody: neither in access.people nor in access.directory",
-        ),
+        ({"queue": "none", "teams": {"no-team": {"share": 2}}}, "teams = ['no-team']: are of a queue"),
+        ({"teams": {"noteam": {}}}, nobody),
         ({"teams": {"no-team": {"share": 0}}}, "teams.no-team.share = 0"),
         (
-            {"pools": POOLS[1:], "teams": {"no-team": {"max_gpus": 7}}},
+            {"pools": big, "teams": {"no-team": {"max_gpus": 7}}},
             "teams.no-team.max_gpus = 7: must be 8 or more",
         ),
-        ({"pools": [examples.pool(name="queue")]}, "pools[0].name = 'queue': is a word of the queue's own"),
         ({"pools": [examples.pool(name="default")]}, "pools[0].name = 'default'"),
-        (
-            {"pools": [examples.pool(types=["p4d.24xlarge"], efa=True)]},
-            "must be one zone where queue is slurm",
-        ),
-        (
-            {"pools": [examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")]},
-            "mig_profile = '1g.5gb': must be left out where queue is slurm",
-        ),
-        (
-            {
-                "network": {
-                    "cidr": "10.0.0.0/16",
-                    "zones": ["us-east-1a"],
-                    "nat": "none",
-                    "interface_endpoints": True,
-                }
-            },
-            "network.nat = 'none': must lead to the internet where queue is slurm",
-        ),
-    ],
-)
-def test_what_a_queue_cannot_do_without_is_named(changes, says):
-    assert says in problems(**changes)
+        ({"pools": [sliced]}, "mig_profile = '1g.5gb': must be left out where queue is slurm"),
+    )
 
-
-def test_shares_and_limits_of_teams_reach_the_controller_with_the_accounts():
-    said = json.loads(people.roster_text(examples.stack(**QUEUED, teams={"no-team": {"max_gpus": 8}})))
-
-    assert accounting.limits_of(said) == {"no-team": accounting.TeamLimits(1, 8)}
-    assert "teams" not in json.loads(people.roster_text(examples.stack(**QUEUED)))
-    assert queue_rules.WITHOUT_TEAM == accounting.WITHOUT_TEAM
+    assert [says for changes, says in table if says not in refusal(AWS, **changes)] == []
 
 
 def test_a_pool_may_have_any_of_these_names_without_a_queue():
     assert examples.stack(pools=[examples.pool(name="queue"), examples.pool(name="default")]).pools
+
+
+def test_shares_and_limits_of_teams_reach_the_controller_with_the_accounts():
+    said = json.loads(people.roster_text(AWS.stack(teams={"no-team": {"max_gpus": 8}})))
+
+    assert accounting.limits_of(said) == {"no-team": accounting.TeamLimits(1, 8)}
+    assert "teams" not in json.loads(people.roster_text(AWS.stack()))
+    assert queue_rules.WITHOUT_TEAM == accounting.WITHOUT_TEAM

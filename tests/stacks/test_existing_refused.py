@@ -1,0 +1,341 @@
+"""Refusals of a VPC, buckets and file systems of somebody else's: in a stack file, and in a preview."""
+
+from typing import Any
+
+import pulumi_alicloud
+import pulumi_aws
+import pytest
+
+from stacks.alicloud import existing as of_alicloud
+from stacks.alicloud import existing_files as files_of_alicloud
+from stacks.aws import existing as of_aws
+from stacks.aws import existing_files as files_of_aws
+from stacks.errors import SettingsError, StacksError
+from stacks.rehearsal.errors import CreationError
+from stacks.rehearsal.moto_server import moto_server
+from tests.stacks import alicloud_examples, examples
+from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
+from tests.stacks.existing import NAT_ROUTE, NO_BUCKET, NO_FILES, on_alicloud, on_aws, registered
+from tests.stacks.registrations import run
+
+ZONES, (A, B) = list(EXISTING["subnets"]), EXISTING["subnets"].values()
+D, E = EXISTING_VSWITCHES["subnets"]
+VPC, (IN_D, IN_E) = EXISTING_VSWITCHES["vpc_id"], EXISTING_VSWITCHES["subnets"].values()
+KEY = "arn:aws:kms:us-east-1:210987654321:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+BUCKETS = {"lab-datasets": {}, "lab-results": {"write": True}}
+LUSTRE = {"id": "fs-0fedcba9876543210", "mount_name": "abcdefgh"}
+EFS = {"id": "fs-0123456789abcdef0"}
+NAS, CPFS = {"id": "31a8e4b0c2"}, {"id": "cpfs-00151a2b3c4d5e6f"}
+NOT_OURS = "is not in cn-shenzhen, or not of account 1234567890123456"
+
+
+def refused(make, error: type[StacksError] = SettingsError) -> str:
+    with pytest.raises(error) as caught:
+        make()
+    return str(caught.value)
+
+
+def vpc(**changes: Any) -> dict[str, Any]:
+    return {"existing": EXISTING | changes}
+
+
+def vswitches(**changes: Any) -> dict[str, Any]:
+    return {"existing": EXISTING_VSWITCHES | changes}
+
+
+MADE = "is of a network that the stack makes"
+# What a stack file says of the network, by the cloud, and of the refusal a part.
+NETWORKS = (
+    (on_aws, {"cidr": "10.0.0.0/16"}, f"network.cidr = '10.0.0.0/16': {MADE}; leave it out"),
+    (on_aws, {"existing": None}, "network.cidr = None: required, and missing, unless network.existing"),
+    (on_aws, {"nat": "none"}, f"network.nat = 'none': {MADE}; say network.existing.internet"),
+    (on_aws, {"peers": ["10.9.0.0/16"]}, f"network.peers = ['10.9.0.0/16']: {MADE}"),
+    (on_aws, {"s3_buckets": ["open-*"]}, f"network.s3_buckets = ['open-*']: {MADE}"),
+    (
+        on_aws,
+        vpc(vpc_id="vpc-guest"),
+        "existing.vpc_id = 'vpc-guest': must be the id of a VPC of aws, such as",
+    ),
+    (
+        on_aws,
+        vpc(subnets={ZONES[0]: A, ZONES[1]: "vsw-1"}),
+        "network.existing.subnets.us-east-1b = 'vsw-1': must be the id of a subnet of aws",
+    ),
+    (
+        on_aws,
+        vpc(subnets={ZONES[0]: A}),
+        "network.existing.subnets.us-east-1b = None: required, and missing: network.zones names the zone",
+    ),
+    (
+        on_aws,
+        vpc(subnets=EXISTING["subnets"] | {"us-east-1c": "subnet-0123abcd"}),
+        "subnets.us-east-1c = 'subnet-0123abcd': of no zone in use; network.zones are us-east-1a, us-east-1b",
+    ),
+    (on_aws, vpc(subnets=dict.fromkeys(ZONES, A)), f"'{A}': given to 2 zones; a subnet lies in one"),
+    (on_aws, vpc(vpc="x"), "network.existing.vpc = 'x': unknown key; did you mean 'vpc_id'?"),
+    (
+        on_aws,
+        {"existing": {"vpc_id": EXISTING["vpc_id"]}},
+        "network.existing.subnets = None: required, and missing",
+    ),
+    (on_aws, {"existing": "vpc-1"}, "existing = 'vpc-1': must be a mapping with the keys vpc_id, subnets"),
+    (on_alicloud, vswitches(vpc_id="vpc-X"), "= 'vpc-X': must be the id of a VPC of alicloud, such as"),
+    (
+        on_alicloud,
+        vswitches(subnets={D: IN_D, E: "subnet-0123abcd"}),
+        f"network.existing.subnets.{E} = 'subnet-0123abcd': must be the id of a vSwitch of alicloud",
+    ),
+    (on_alicloud, vswitches(subnets={D: IN_D}), f"subnets.{E} = None: required, and missing"),
+    (on_alicloud, vswitches(subnets={D: IN_D, E: IN_D}), f"'{IN_D}': given to 2 zones"),
+)
+OWN = {"storage": {"home": True}}
+# The same of file systems.
+FILES = (
+    (
+        on_aws,
+        {"home": NAS},
+        {},
+        "home.id = '31a8e4b0c2': must be the id of a file system of EFS, such as fs-",
+    ),
+    (on_alicloud, {"scratch": NAS}, {}, "scratch.id = '31a8e4b0c2': must be the id of a file system of CPFS"),
+    (on_aws, {"scratch": {"id": LUSTRE["id"]}}, {}, "scratch.mount_name = None: must be its mount name"),
+    (on_aws, {"home": EFS | {"mount_name": "abcdefgh"}}, {}, "home.mount_name = 'abcdefgh': is of FSx for L"),
+    (
+        on_alicloud,
+        {"scratch": CPFS | {"mount_name": "x"}},
+        {},
+        "scratch.mount_name = 'x': is of FSx for Lustre",
+    ),
+    (on_aws, {"home": EFS}, OWN, "storage.home = True: storage.existing.home takes its place"),
+    (
+        on_aws,
+        {"scratch": LUSTRE},
+        {"storage": {"scratch_gib": 2400}},
+        "storage.scratch_gib = 2400: storage.existing.scratch takes its place",
+    ),
+    (
+        on_aws,
+        {"home": EFS},
+        {"network": {"cidr": "10.0.0.0/16", "existing": None}},
+        f"storage.existing.home = '{EFS['id']}': needs network.existing",
+    ),
+    (on_aws, {"home": {"uid": "x"}}, {}, "storage.existing.home.id = None: required, and missing"),
+)
+ELSEWHERE = KEY.replace("us-east-1", "us-west-2")
+# And of buckets.
+OF_BUCKETS = (
+    (
+        on_aws,
+        {"gpu-fleet-guest-data-123456789012": {}},
+        "= 'gpu-fleet-guest-data-123456789012': is the stack's own; leave it out",
+    ),
+    (
+        on_aws,
+        {"lab": {"key": "alias/lab"}},
+        "buckets.lab.key = 'alias/lab': must be the ARN of a key in us-east-1, such as "
+        "arn:aws:kms:us-east-1:123456789012:key/",
+    ),
+    (on_aws, {"lab": {"key": ELSEWHERE}}, "must be the ARN of a key in us-east-1"),
+    (on_alicloud, {"lab": {"key": KEY}}, "must be the ARN of a key in cn-shenzhen, such as acs:kms:"),
+    (on_alicloud, {"my.lab": {}}, "buckets.my.lab = 'my.lab': a bucket of OSS has no dots"),
+    (on_aws, {"Lab": {}}, "must be the name of a bucket: 3 to 63 lower case letters"),
+    (on_aws, {"lab": {"writes": True}}, "storage.existing.buckets.lab.writes = True: unknown key"),
+    (on_aws, {"lab": {"write": "yes"}}, "storage.existing.buckets.lab.write = 'yes'"),
+    (on_aws, {f"lab-{number}": {} for number in range(11)}, "must have at most 10 items"),
+)
+
+
+def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed():
+    rows = [
+        *((lambda make=make, network=network: make(network), says) for make, network, says in NETWORKS),
+        *(
+            (lambda make=make, files=files, more=more: make(existing=files, **more), says)
+            for make, files, more, says in FILES
+        ),
+        *(
+            (lambda make=make, buckets=buckets: make(existing={"buckets": buckets}), says)
+            for make, buckets, says in OF_BUCKETS
+        ),
+    ]
+
+    assert [f"{says} not in {said}" for make, says in rows if says not in (said := refused(make))] == []
+
+
+# previews
+
+
+def preview(monkeypatch, settings, error, **answers: Any) -> str:
+    return refused(lambda: registered(monkeypatch, settings, **answers), error)
+
+
+LOCAL = {"cidrBlock": "10.77.0.0/16", "gatewayId": "local"}
+TO_INTERNET = {"cidrBlock": "0.0.0.0/0", "gatewayId": "igw-0123456789abcdef0"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({"vpcId": "vpc-0ffff"}, "lies in vpc-0ffff; must lie in vpc-0123456789abcdef0"),
+        ({"availabilityZone": "us-east-1f"}, "lies in us-east-1f; must lie in us-east-1"),
+        ({"mapPublicIpOnLaunch": True}, "gives instances public addresses; must be a private subnet"),
+        (
+            {"cidrBlock": "10.77.0.0/30"},
+            "10.77.0.0/30 has 0 addresses for instances; groups of that zone need 2",
+        ),
+        ({"routes": []}, "has no route to 0.0.0.0/0; network.existing.internet is true"),
+        ({"routes": [LOCAL]}, "has no route to 0.0.0.0/0"),
+        (
+            {"routes": [LOCAL, TO_INTERNET]},
+            "reaches 0.0.0.0/0 by igw-0123456789abcdef0, which answers public addresses alone",
+        ),
+    ],
+)
+def test_a_subnet_must_be_what_the_file_says_and_lead_out(answers, says, monkeypatch):
+    pools = [examples.pool(), examples.pool(name="cluster", types=["p4d.24xlarge"], efa=True)]
+
+    said = preview(monkeypatch, on_aws(pools=pools), of_aws.ExistingNetworkError, **answers)
+
+    assert "network.existing.subnets.us-east-1a" in said
+    assert says in said
+
+
+def test_all_that_is_wrong_with_a_vpc_on_alibaba_cloud_is_one_message(monkeypatch):
+    away = "vpc-wz9000000000000000000"
+    settings = on_alicloud(vswitches(vpc_id=away), pools=[alicloud_examples.pool(zones=[D])])
+    answers = {"routes": [], "zoneId": "cn-shenzhen-f", "cidrBlock": "10.77.0.0/30"}
+
+    said = preview(monkeypatch, settings, of_alicloud.ExistingNetworkError, **answers)
+
+    no_route = "has no route to 0.0.0.0/0; network.existing.internet is true"
+    assert said.splitlines() == [
+        f"network.existing.vpc_id = '{away}': {NOT_OURS}",
+        *(
+            f"network.existing.subnets.{zone} = '{vswitch}': {wrong}"
+            for zone, vswitch in EXISTING_VSWITCHES["subnets"].items()
+            for wrong in (
+                f"lies in {VPC}; must lie in {away}",
+                f"lies in cn-shenzhen-f; must lie in {zone}",
+                f"its route table vtb-wz9f0000000000000000 {no_route}",
+            )
+        ),
+        f"network.existing.subnets.{D} = '{IN_D}': 10.77.0.0/30 has 0 addresses for instances; groups of "
+        "that zone need 2",
+        "network.existing.subnets = '10.77.0.0/30, 10.77.0.0/30': have 0 addresses for instances together; "
+        "full pools need 2",
+    ]
+
+
+def test_a_vswitch_is_there_and_its_way_out_serves_instances_without_a_public_address(monkeypatch):
+    unknown = "vsw-bp1s5fnvk4gn2tws03624"
+    elsewhere = on_alicloud(vswitches(subnets={D: IN_D, E: unknown}))
+
+    def said(settings=None, **route: Any) -> str:
+        routes = [NAT_ROUTE | route]
+        return preview(
+            monkeypatch, settings or on_alicloud(), of_alicloud.ExistingNetworkError, routes=routes
+        )
+
+    assert said(elsewhere) == f"network.existing.subnets.{E} = '{unknown}': {NOT_OURS}"
+    assert "has no route to 0.0.0.0/0" in said(status="Pending")
+    public_alone = "leads to an IPv4 gateway, which answers public addresses alone"
+    assert public_alone in said(nextHopType="Ipv4Gateway")
+
+
+def test_a_vpc_that_is_not_there_ends_the_program():
+    with moto_server("us-east-1"), pytest.raises(CreationError, match="InvalidVpcID"):
+        run(on_aws())
+
+
+@pytest.mark.parametrize(
+    ("answers", "purpose", "wrong"),
+    [
+        ({"encrypted": False}, EFS, "is not encrypted, and EFS encrypts none later"),
+        (
+            {"availabilityZoneName": "us-east-1a"},
+            EFS,
+            "stands in us-east-1a alone; instances start in us-east-1a",
+        ),
+    ],
+)
+def test_homes_in_the_clear_or_out_of_reach_are_refused(answers, purpose, wrong, monkeypatch):
+    settings = on_aws(existing={"home": EFS})
+
+    said = preview(monkeypatch, settings, files_of_aws.ExistingFileSystemError, files=answers)
+
+    assert f"storage.existing.home.id = '{EFS['id']}': {wrong}" in said
+
+
+@pytest.mark.parametrize(
+    ("purpose", "id_", "answers", "wrong"),
+    [
+        ("home", NAS, {"files": NO_FILES}, NOT_OURS),
+        ("home", NAS, {"files": {"encryptType": 0}}, "is not encrypted, and NAS encrypts none later"),
+        ("home", NAS, {"files": {"protocolType": "SMB"}}, "speaks SMB; must speak NFS"),
+        ("home", NAS, {"target": NO_FILES}, "has no active mount target in vpc-wz9opxu1zkhn00gzv26cn"),
+        ("home", NAS, {"target": {"status": "Inactive"}}, "has no active mount target"),
+        ("scratch", CPFS, {"files": {"fileSystemType": "standard"}}, "is of kind standard; must be cpfs"),
+    ],
+    ids=["missing", "in-the-clear", "smb", "no-target", "inactive-target", "no-cpfs"],
+)
+def test_file_systems_on_alibaba_cloud_that_cannot_be_used_are_refused(
+    purpose, id_, answers, wrong, monkeypatch
+):
+    settings = on_alicloud(existing={purpose: id_})
+
+    said = preview(monkeypatch, settings, files_of_alicloud.ExistingFileSystemError, **answers)
+
+    assert f"storage.existing.{purpose}.id = '{id_['id']}': {wrong}" in said
+
+
+def test_every_bucket_elsewhere_is_named_and_one_that_keeps_objects_in_the_clear(monkeypatch):
+    used = {"buckets": BUCKETS}
+
+    def every(wrong: str) -> list[str]:
+        return [f"storage.existing.buckets.{name} = '{name}': {wrong}" for name in BUCKETS]
+
+    def in_oss(bucket: Any) -> list[str]:
+        error = of_alicloud.ExistingBucketError
+        return preview(monkeypatch, on_alicloud(existing=used), error, bucket=bucket).splitlines()
+
+    away = preview(monkeypatch, on_aws(existing=used), of_aws.ExistingBucketError, region="eu-west-1")
+    assert away.splitlines() == every("lies in eu-west-1; must lie in us-east-1")
+    assert in_oss(NO_BUCKET) == every("is no bucket of account 1234567890123456")
+    beijing = in_oss({"location": "oss-cn-beijing"})
+    assert beijing == every("lies in oss-cn-beijing; must lie in oss-cn-shenzhen")
+    assert in_oss({"serverSideEncryptionRule": {}}) == [
+        "storage.existing.buckets.lab-results = 'lab-results': encrypts nothing by itself; its owner sets "
+        "KMS or AES256, or write stays false"
+    ]
+
+
+def test_what_the_provider_says_of_a_lookup_is_reported_with_its_key(monkeypatch):
+    def failing(**_: Any) -> None:
+        raise Exception("invoke failed: Forbidden.RAM, or couldn't find resource")
+
+    aws, alicloud = on_aws(existing={"home": EFS, "buckets": BUCKETS}), on_alicloud()
+    for module, name in (
+        (pulumi_aws.ec2, "get_vpc"),
+        (pulumi_aws.s3, "get_bucket"),
+        (pulumi_aws.efs, "get_file_system"),
+        (pulumi_alicloud.vpc, "get_networks"),
+    ):
+        monkeypatch.setattr(module, name, failing)
+
+    home = aws.storage.existing.home
+    said = {
+        "network.existing.vpc_id = 'vpc-0": refused(
+            lambda: registered(monkeypatch, on_aws()), of_aws.ExistingNetworkError
+        ),
+        "network.existing.vpc_id = 'vpc-w": refused(
+            lambda: registered(monkeypatch, alicloud), of_alicloud.ExistingNetworkError
+        ),
+        "buckets.lab-results = ": refused(
+            lambda: of_aws.look_at_buckets(aws, parent=None), of_aws.ExistingBucketError
+        ),
+        "existing.home.id = ": refused(
+            lambda: files_of_aws.home(aws, home, parent=None), files_of_aws.ExistingFileSystemError
+        ),
+    }
+    assert [
+        key for key, text in said.items() if key not in text or "couldn't find resource" not in text
+    ] == []
