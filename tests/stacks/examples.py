@@ -29,6 +29,24 @@ def pool(**changes: Any) -> dict[str, Any]:
     return {"name": "dev", "types": ["g5.xlarge"], "size": {"min": 0, "desired": 1, "max": 2}} | changes
 
 
+def changed(content: Any, values: dict[str, Any]) -> Any:
+    """A copy of a file with other values at some keys, such as ``pools[0].idle.action``."""
+    for key, value in values.items():
+        steps = key.replace("[", ".").replace("]", "").split(".")
+        content = _put(content, [int(step) if step.isdigit() else step for step in steps], value)
+    return content
+
+
+def _put(place: Any, steps: list[int | str], value: Any) -> Any:
+    if not steps:
+        return value
+    step, *rest = steps
+    if isinstance(step, int):
+        return [*place[:step], _put(place[step] if rest else None, rest, value), *place[step + 1 :]]
+    below = place.get(step, [] if rest and isinstance(rest[0], int) else {})
+    return {**place, step: _put(below, rest, value)}
+
+
 def stack(name: str = "test", **changes: Any) -> Stack:
     """A sound stack, with some top-level keys of its file replaced."""
     return from_mapping(name, stack_file(**changes))
