@@ -205,8 +205,8 @@ class Hunt:
     def _is_seen_to_come_back(self, finding: Finding, items: Iterable[pytest.Item]) -> bool:
         mutants = [broken(text) for text in finding.broken]
         what = f"{finding.was}: {', '.join(mutant.name for mutant in mutants)}"
-        if self._shown.seen_by(what).partition("[")[0] != finding.node:
-            tests = [_test(item) for item in items if item.nodeid.partition("[")[0] == finding.node]
+        if not finding.is_seen_by(self._shown.seen_by(what)):
+            tests = [_test(item) for item in items if finding.is_seen_by(item.nodeid)]
             assert tests, f"there is no {finding.node}"
             assert not (failed := first_to_fail([], tests)), f"on the whole product: {failed}"
             self._shown.note(what, first_to_fail(mutants, tests))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.reaper.mutants import entries
 
-# The number in the harness's report, and what went wrong; the test that sees it; the product as it was.
+# The number in its report, and what went wrong; the test or the play that sees it; the product as it was.
 TABLE = """
 1 instances at work are terminated, and the suite stays green
     test_faults: test_no_instance_at_work_is_terminated_whatever_fails
@@ -50,7 +50,7 @@ TABLE = """
         test_a_job_that_began_seconds_before_the_mark_was_due_has_a_quarter_of_an_hour_to_show_itself
     agent:seen: (*failed, *not_judged) -> tuple(failed)
 3 an agent that starts again and again never opens the door that it shut
-    test_handshake: test_an_agent_that_starts_again_and_again_behind_the_shut_door_begins_no_new_hour
+    test_handshake: test_a_door_without_a_termination_opens_after_an_hour_however_often_its_agent_starts
     agent:_closing: (talk.closed_at, talk.decided_at) -> (view.now,)
 3 an agent shuts a door again that was opened because it could not start
     test_handshake:
@@ -65,7 +65,7 @@ TABLE = """
     aws:AgentCloud.__init__: _ONCE -> None
     alicloud:AgentCloud.store: True -> False
 3 the answer of the last list was half a minute on its way, and the end is called
-    test_handshake: test_a_last_look_whose_answer_was_long_on_its_way_ends_nothing
+    play: the_answer_of_the_last_list_is_long_on_its_way
     _Batch._in_use_again: took <= LAST_LOOK_TAKES -> True
 3 keep says that the instance is kept, and it is terminated
     test_handshake: test_a_hold_typed_after_the_last_look_holds
@@ -165,9 +165,15 @@ class Finding:
 
     @property
     def node(self) -> str:
-        """The test as pytest names it, with or without parameters."""
+        """The test as pytest names it; where it has parameters and is no play, without these."""
         file, _, name = self.test.partition(": ")
+        if file == "play":
+            return f"tests/reaper/test_mutants.py::test_no_play_fails_while_every_guard_stands[{name}]"
         return f"tests/reaper/{file}.py::{name}"
+
+    def is_seen_by(self, test: str) -> bool:
+        """Whether a test's id is of the one that sees it."""
+        return self.node in (test, test.partition("[")[0])
 
 
 FINDINGS = tuple(
