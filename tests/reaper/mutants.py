@@ -328,10 +328,16 @@ def _compiled(tree: ast.AST, function: FunctionType) -> CodeType:
 
 
 def _code(source: str, function: FunctionType) -> CodeType:
-    """The code of the one function in a source."""
-    made = compile(source, f"<a mutant of {function.__qualname__}>", "exec")
-    known = [constant for constant in made.co_consts if isinstance(constant, CodeType)]
-    code = next(item for item in known if item.co_name == function.__name__)
+    """The code of the one function in a source, amid what it takes from around it, as of ``super()``."""
+    if around := ", ".join(function.__code__.co_freevars):
+        source = f"def around({around}):\n{textwrap.indent(source, ' ')}"
+    codes = _codes_in(compile(source, f"<a mutant of {function.__qualname__}>", "exec"))
+    codes = _codes_in(codes[0]) if around else codes
+    code = next(item for item in codes if item.co_name == function.__name__)
     if code.co_freevars != function.__code__.co_freevars:
         raise TargetError(f"{function.__qualname__} is a closure, which no mutant can take the place of")
     return code
+
+
+def _codes_in(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
