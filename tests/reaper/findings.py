@@ -16,11 +16,11 @@ TABLE = """
     _busy: None
     agent:seen(reading, mark, limits, *, unfit=False): Seen()
 2 sensors go blind one after another, and all instances are terminated
-    test_breaker: test_sensors_that_go_blind_one_after_another_cost_one_working_instance_of_twenty
+    play: instances_fall_idle_one_after_another
     idle_within_a_day(usual, plan, pool): frozenset(one.instance.id for one in
         plan.with_verdict(Verdict.MARK))
 2 a job of 16 nodes ends on Friday, and the breaker keeps them until a person comes
-    test_breaker: test_the_nodes_of_a_job_that_ends_on_friday_are_terminated_by_monday_without_a_user
+    play: a_fleet_that_is_truly_idle_is_gone_after_a_day
     _held_by_breaker: situation.now >= until -> False
 2 what its owner gave back waits a day for the breaker, and trips it for others
     test_give_back: test_while_many_are_idle_what_its_owner_gave_back_is_terminated_and_the_others_wait
@@ -32,7 +32,7 @@ TABLE = """
     test_give_back: test_in_the_first_week_only_what_its_owner_gave_back_is_terminated
     _only_watched: is_given_back(decision.instance) -> False
 2 a day of blind sensors that see again makes the next blind day usual
-    test_breaker: test_a_day_of_blind_sensors_that_see_again_does_not_make_the_next_one_usual
+    play: sensors_are_blind_for_a_day_and_see_and_are_blind_again
     _Sweep._learn: decision.withdrawn and decision.instance.id in self.done.unmarked ->
         memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])
 3 a job that begins seconds before the sweep is killed

@@ -192,8 +192,10 @@ def a_failed_boot_check_is_replaced_in_its_group(stage: Stage) -> None:
     (unfit,) = stage.start(1, "pool", unfit=True, busy=False)
     stage.world.pass_minutes(30)
     stage.sweep_for(60)
-    assert unfit.id in stage.ended, "it was not replaced"
+    bodies = [body for key, (body, _) in stage.world.objects.items() if key.endswith("-terminate.json")]
+    assert stage.ended == [unfit.id], "it was not replaced"
     assert stage.world.groups["pool"]["desired"] == 1, "its group wants fewer now"
+    assert [json.loads(body)["saved_per_month"] for body in bodies] == ["0"], "its record claims a saving"
 
 
 # what its boot check failed
@@ -262,7 +264,7 @@ def the_group_of_an_unfit_instance_is_at_its_minimum(stage: Stage) -> None:
     instance = unfit_in_a_group(stage)
     stage.world.groups["pool"]["min"] = 1
     stage.sweep_for(40)
-    lower = any("lower size.min" in text for _, text in stage.world.messages)
+    lower = bool(stage.heard("lower size.min"))
     assert (instance.id in stage.ended) == (stage.cloud == "aws"), "it was not replaced where it can be"
     assert lower == (stage.cloud == "alicloud"), "nobody is notified to lower the minimum, or in vain"
 
@@ -1761,6 +1763,7 @@ def failed_boot_checks_are_not_replaced_for_ever(stage: Stage) -> None:
     stage.world.pass_minutes(60)
     stage.sweep_for(180, override_breaker=True)
     assert len(stage.ended) == 3, f"{len(stage.ended)} were replaced within a day, 3 are allowed"
+    assert stage.heard("look at image and type"), "nobody is notified of the image"
 
 
 # how sweeps go about it
