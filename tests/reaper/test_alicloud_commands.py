@@ -61,34 +61,22 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_status_shows_each_instance_and_what_would_become_of_it(world, idle, policy_file):
-    result = run("status", "--policy", policy_file, "--now", format_time(world.now))
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["status"], ["{id}", "ada", "MARK"]),
+        (["explain", "{id}"], ["verdict: MARK", "······"]),
+        (["sweep", "--dry-run"], ["MARK"]),
+    ],
+)
+def test_a_command_shows_what_would_become_of_each_instance(world, idle, policy_file, command, says):
+    words = [word.format(id=idle.id) for word in command]
+
+    result = run(*words, "--policy", policy_file, "--now", format_time(world.now))
 
     assert result.exit_code == 0, result.output
-    assert idle.id in result.output
-    assert "ada" in result.output
-    assert "MARK" in result.output
-
-
-def test_the_account_is_asked_for_once_where_it_is_not_given(world, idle, policy_file):
-    run("status", "--policy", policy_file, "--now", format_time(world.now))
-
-    assert world.asked["GetCallerIdentity"] == 1
-
-
-def test_explain_shows_the_heartbeats_of_an_instance(world, idle, policy_file):
-    result = run("explain", idle.id, "--policy", policy_file, "--now", format_time(world.now))
-
-    assert result.exit_code == 0, result.output
-    assert "verdict: MARK" in result.output
-    assert "······" in result.output
-
-
-def test_a_dry_sweep_says_what_it_would_do(world, idle, policy_file):
-    result = run("sweep", "--policy", policy_file, "--dry-run", "--now", format_time(world.now))
-
-    assert result.exit_code == 0, result.output
-    assert "MARK" in result.output
+    assert [word for word in says if word.format(id=idle.id) not in result.output] == []
+    assert world.asked["GetCallerIdentity"] <= 1, "the account is asked for once"
 
 
 def test_an_instance_is_kept_and_released(world, idle):
