@@ -52,7 +52,7 @@ from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Ve
 from image.reaper.store import Listed, Store
 from image.reaper.times import parse_time
 from tests.reaper.live import ACCOUNT, DATA, RECORDS, marked_and_due, refusal
-from tests.reaper.plays import Stage, asked
+from tests.reaper.plays.stage import Stage
 
 
 def killed(instances):
@@ -610,7 +610,7 @@ def test_what_denies_the_termination_is_removed_once_no_sweep_acts_on_the_mark(l
 def test_the_last_word_is_heard_right_before_the_end(cloud, end):
     """On Alibaba Cloud, which has no second fence, the window that remains is this one call."""
     stage = Stage(cloud)
-    asked(stage)
+    stage.asked()
 
     stage.sweep()
 

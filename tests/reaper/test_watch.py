@@ -13,7 +13,7 @@ from image.reaper.sweep import watch as watching
 from image.reaper.times import format_time
 from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import BUCKET, NOW, client, pool_policy
-from tests.reaper.plays import CLOUDS, POOL, TAGS
+from tests.reaper.plays.stage import CLOUDS, POOL, TAGS
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.test_sweep_on_moto import AFTER_GRACE, fleet, sweep  # noqa: F401 - fixtures
 from tests.reaper.world import World
