@@ -19,7 +19,7 @@ from image.reaper.model import (
 from image.reaper.notify.notifier import Notifier
 from image.reaper.sweep.verdict import decide, if_nothing_ran
 from image.reaper.times import format_time
-from tests.reaper.moto_fleet import NOW, client
+from tests.reaper.moto_fleet import NOW, client, wire
 from tests.reaper.situations import NOW as MOMENT
 from tests.reaper.situations import alone, idle_history, make_instance
 from tests.reaper.sweeping import policy
@@ -27,9 +27,7 @@ from tests.reaper.test_sweep_on_moto import fleet, sweep  # noqa: F401 - fixture
 
 
 def tag(live, instance, **tags):
-    live.ec2.create_tags(
-        Resources=[instance.id], Tags=[{"Key": key, "Value": value} for key, value in tags.items()]
-    )
+    live.ec2.create_tags(Resources=[instance.id], Tags=wire(tags))
 
 
 def give_back(live, instance, by="ada", **more):
@@ -142,8 +140,7 @@ def test_a_give_back_terminates_no_work_of_others(live, by, seen, goes):
 
 
 def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep):  # noqa: F811
-    (instance,) = fleet.start()
-    fleet.heartbeats([instance], idle_hours=2.5)
+    instance = fleet.idle()
     value = f"{format_time(NOW)} eve"
     client("ec2").create_tags(Resources=[instance], Tags=[{"Key": TAG_GIVE_BACK, "Value": value}])
 
