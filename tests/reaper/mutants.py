@@ -232,6 +232,11 @@ def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object
         function.__code__ = _compiled(probes.visit(tree), function)
 
 
+def rebuilt(function: FunctionType) -> CodeType:
+    """The code of a function, put together anew as a mutant's is."""
+    return _compiled(_tree(function), function)
+
+
 class _Probes(ast.NodeTransformer):
     """Puts a call around expressions that gives their value on.
 

@@ -36,13 +36,12 @@ from image.reaper.model import (
 )
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
-from tests.reaper.situations import make_instance
+from tests.reaper.situations import TAGS, make_instance
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import EPOCH, World
 from tests.reaper.world_clients import _S3
 
 STACK = "test"
-TAGS = {"gpu-fleet:stack": STACK, "gpu-fleet:managed": "true", "gpu-fleet:pool": "dev"}
 CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
 POLICY = policy(top=CLOUD, idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
 

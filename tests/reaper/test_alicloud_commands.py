@@ -3,10 +3,8 @@
 import json
 from datetime import UTC, datetime
 
-import boto3
 import pytest
 from click.testing import CliRunner
-from moto.server import ThreadedMotoServer
 
 from image.console.cli import main
 from image.reaper.marks import hold_in
@@ -14,15 +12,8 @@ from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, REGION, serving
 from tests.reaper.alicloud_world import Actions
-from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.reaper.moto_fleet import TAGS, policy_json, pool_policy
 from tests.reaper.world import World
-
-TAGS = {
-    "gpu-fleet:stack": "test",
-    "gpu-fleet:managed": "true",
-    "gpu-fleet:pool": "dev",
-    "gpu-fleet:owner": "ada",
-}
 
 
 @pytest.fixture
@@ -110,22 +101,14 @@ def test_keys_that_are_missing_are_named(world, monkeypatch):
     assert "127.0.0.1:9" in result.output
 
 
-def test_a_report_reads_the_ledger_from_oss(world, policy_file, tmp_path, monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    monkeypatch.setenv("GPU_FLEET_ALICLOUD_OSS_ENDPOINT", url)
-    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
-    boto3.client("s3", "us-east-1", endpoint_url=url, **keys).create_bucket(Bucket="records")
+def test_a_report_reads_the_ledger_from_oss(world, oss, policy_file, tmp_path):
+    oss.create_bucket(Bucket="records")
     page = tmp_path / "saved.html"
-    try:
-        result = run(
-            *("report", "--month", "2026-03", "--policy", policy_file),
-            *("--ledger", "oss://records/reaper", "--output", page),
-        )
-    finally:
-        server.stop()
+
+    result = run(
+        *("report", "--month", "2026-03", "--policy", policy_file),
+        *("--ledger", "oss://records/reaper", "--output", page),
+    )
 
     assert result.exit_code == 0, result.output
     assert page.exists()

@@ -4,14 +4,14 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper.model import TAG_GIVE_BACK, TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK, Instance
+from image.reaper.model import TAG_GIVE_BACK, Instance
 from image.reaper.sweep.releases import AgentReleases
 from image.reaper.times import format_time
+from tests.reaper.moto_fleet import TAGS
 from tests.reaper.samples import NOON
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World
 
-TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev", TAG_OWNER: "ada"}
 # As the stacks are shipped: a tenth of the fleet and five instances at most in one sweep.
 TOP = {"max_actions": 5, "max_percent": 10}
 TERMS = {

@@ -9,21 +9,16 @@ from typing import Any
 from image.instance.errors import InstanceError
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.calls import Calls
-from image.reaper.model import (
-    TAG_MANAGED,
-    TAG_POOL,
-    TAG_STACK,
-)
 from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.results import Result
 from tests.reaper.alicloud_world import Bucket
+from tests.reaper.moto_fleet import TAGS
 from tests.reaper.sweeping import policy, sweep_world
-from tests.reaper.world import STACK, SimulatedInstance, World, refusal
+from tests.reaper.world import SimulatedInstance, World, refusal
 from tests.reaper.world_agents import LEDGER
 from tests.reaper.world_clients import clients
 
-TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
 POOL = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
 CLOUDS = {"aws": {}, "alicloud": {"cloud": "alicloud", "region": "cn-wulanchabu"}}
 EVERY = 10  # minutes between two sweeps
