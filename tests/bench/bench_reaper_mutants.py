@@ -40,9 +40,9 @@ from rich.console import Console
 
 from image.reaper.calls import batches
 from tests.reaper.findings import FINDINGS, Finding
-from tests.reaper.mutants import Mutant, explained, home, negations, probe
+from tests.reaper.mutants import Mutant, broken, explained, home, negations, probe
 from tests.reaper.plays import CLOUDS, PLAYS, perform
-from tests.reaper.test_mutants import CASES, NAMED
+from tests.reaper.test_mutants import CASES, NAMED, Guard
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ROOT / "build" / "reaper_mutants.json"
@@ -165,7 +165,7 @@ class Hunt:
             self._hunt(witnesses, _evaluated(list(witnesses.values()), self._shown.stamps))
         if self._named:
             self.missed = [
-                f"{name} on {cloud}" for name, cloud in CASES if not self._named_is_seen(name, cloud)
+                f"{guard.text} on {cloud}" for guard, cloud in CASES if not self._named_is_seen(guard, cloud)
             ]
             self.missed += [
                 finding.was for finding in FINDINGS if not self._is_seen_to_come_back(finding, session.items)
@@ -194,19 +194,19 @@ class Hunt:
                 reason = explained().get(mutant.name, "no reason is given")
                 SAY(f"SURVIVES {len(names)} that evaluate it: {mutant.name} ({reason})")
 
-    def _named_is_seen(self, name: str, cloud: str) -> bool:
-        make, play, _ = NAMED[name]
-        mutant, seen_by = make(), f"{cloud}: {play}"
-        if self._shown.seen_by(what := f"{name} on {cloud}: {mutant.name}") != seen_by:
-            seen = bool(first_to_fail([mutant], [Witness(play, partial(_goes_wrong, play, cloud))]))
+    def _named_is_seen(self, guard: Guard, cloud: str) -> bool:
+        mutant, seen_by = broken(guard.text), f"{cloud}: {guard.play}"
+        if self._shown.seen_by(what := f"{guard.play} on {cloud}: {mutant.name}") != seen_by:
+            witness = Witness(guard.play, partial(_goes_wrong, guard.play, cloud))
+            seen = bool(first_to_fail([mutant], [witness]))
             self._shown.note(what, seen_by if seen else "")
         return bool(self._shown.seen_by(what))
 
     def _is_seen_to_come_back(self, finding: Finding, items: Iterable[pytest.Item]) -> bool:
-        mutants = [make() for make in finding.broken]
+        mutants = [broken(text) for text in finding.broken]
         what = f"{finding.was}: {', '.join(mutant.name for mutant in mutants)}"
-        if self._shown.seen_by(what).partition("[")[0] != finding.node:
-            tests = [_test(item) for item in items if item.nodeid.partition("[")[0] == finding.node]
+        if not finding.is_seen_by(self._shown.seen_by(what)):
+            tests = [_test(item) for item in items if finding.is_seen_by(item.nodeid)]
             assert tests, f"there is no {finding.node}"
             assert not (failed := first_to_fail([], tests)), f"on the whole product: {failed}"
             self._shown.note(what, first_to_fail(mutants, tests))

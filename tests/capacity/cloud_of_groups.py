@@ -77,11 +77,18 @@ class Cloud:
         for label, group in self.groups.items():
             for _ in range(group.desired - len(group.members)):
                 if self.room[label]:
-                    self._launch(label)
+                    self.launch(label)
                 else:
                     self.failed[label] = Trouble(self.now, NO_ROOM)
 
-    def _launch(self, label: str) -> None:
+    def minutes(self, number: int = 1) -> None:
+        """As ``later``, each minute with a pass of the mover."""
+        for _ in range(number):
+            self.later()
+            self.move()
+
+    def launch(self, label: str) -> None:
+        """An instance of a group starts."""
         name = f"i-{next(self.names):04}"
         tags = {TAG_POOL: "train"}
         self.instances[name] = Instance(name, "p4d.24xlarge", "running", self.now, tags)
@@ -141,6 +148,16 @@ class Cloud:
             if name in group.members:
                 members = {key: state for key, state in group.members.items() if key != name}
                 self.groups[label] = replace(group, members=members, desired=group.desired - 1)
+
+    def interrupt(self, *names: str) -> None:
+        """The cloud takes instances, and has no others there; their groups want as many still."""
+        for name in names:
+            del self.instances[name]
+            for label, group in self.groups.items():
+                if name in group.members:
+                    members = {key: state for key, state in group.members.items() if key != name}
+                    self.groups[label] = replace(group, members=members)
+                    self.room[label] = False
 
     def owned(self, who: str) -> list[str]:
         """Instances that carry somebody as their owner."""

@@ -72,6 +72,10 @@ class Door:
         found = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()["AutoScalingGroups"]
         return {function["AvailabilityZones"][0]: function for function in found}
 
+    def wanted(self) -> dict[str, int]:
+        """Zone -> how many instances the pool's group there wants."""
+        return {zone: group["DesiredCapacity"] for zone, group in self.groups().items()}
+
     def ledger(self) -> list[dict[str, Any]]:
         """Every line, in order."""
         s3 = boto3.client("s3", REGION)

@@ -1,6 +1,5 @@
 """What the queue wants of the mover: as many instances as its jobs need, within every limit."""
 
-from dataclasses import replace
 from decimal import Decimal
 
 from image.capacity.placement import Action
@@ -14,15 +13,7 @@ def queued(*jobs: int, standing: int = 0, **changes) -> Cloud:
     return Cloud(policy=policy(queue_gpus=8), queue={"train": PoolNeed(standing, jobs)}, **changes)
 
 
-def test_a_job_that_waits_brings_its_instances():
-    cloud = queued(2)
-
-    cloud.move()
-
-    assert cloud.desired == {A: 2, B: 0}
-
-
-def test_instances_on_their_way_are_not_asked_for_again():
+def test_a_job_that_waits_brings_its_instances_once():
     cloud = queued(2)
 
     for _ in range(4):
@@ -39,8 +30,7 @@ def test_what_boots_or_waits_for_a_place_is_of_the_pool_already():
     cloud.move()
     cloud.queue = {"train": PoolNeed(0, (2,))}
     cloud.move()
-    cloud.later()
-    cloud.move()
+    cloud.minutes()
     cloud.queue, cloud.room = {"train": PoolNeed(2, (1,))}, dict.fromkeys(LABELS, False)
     for _ in range(3):
         cloud.move()
@@ -72,19 +62,10 @@ def test_where_money_is_short_the_reason_is_written_down_once():
     cloud = queued(2, left=Decimal(1))
 
     cloud.move()
-    cloud.later()
-    cloud.move()
+    cloud.minutes()
 
     assert cloud.desired == {A: 0, B: 0}
     assert [decision.action for decision in cloud.ledger] == [Action.HOLD]
-
-
-def test_a_frozen_pool_starts_nothing_for_the_queue():
-    cloud = queued(2, frozen=frozenset({"train"}))
-
-    cloud.move()
-
-    assert cloud.desired == {A: 0, B: 0}
 
 
 def test_an_instance_that_still_waits_for_a_place_is_dropped_with_its_job():
@@ -105,38 +86,26 @@ def test_an_instance_that_still_waits_for_a_place_is_dropped_with_its_job():
 def test_an_instance_of_the_queue_has_no_owner_and_counts_against_no_user():
     cloud = queued(1)
     cloud.move()
-    cloud.later()
-    cloud.move()
+    cloud.minutes()
 
     (instance,) = cloud.instances.values()
     assert instance.tags["gpu-fleet:taken"] == "queued"
     assert "gpu-fleet:owner" not in instance.tags
 
 
-def test_a_stack_without_a_queue_starts_nothing_by_an_old_word():
-    cloud = Cloud()
+def test_a_frozen_pool_and_a_stack_without_a_queue_start_nothing():
+    for cloud in (queued(2, frozen=frozenset({"train"})), Cloud()):
+        cloud.move()
 
-    cloud.move()
-
-    assert cloud.desired == {A: 0, B: 0}
-
-
-def interrupted(cloud: Cloud) -> None:
-    """The cloud takes what the first zone has, with none left there; the group wants as many still."""
-    cloud.instances.clear()
-    cloud.groups[A] = replace(cloud.groups[A], members={})
-    cloud.room[A] = False
+        assert cloud.desired == {A: 0, B: 0}
 
 
 def test_a_job_whose_instances_the_cloud_took_starts_in_the_next_zone():
     cloud = queued(2)
     cloud.move()
-    cloud.later()
-    cloud.move()
-    interrupted(cloud)
+    cloud.minutes()
+    cloud.interrupt(*cloud.instances)
 
-    for _ in range(3):
-        cloud.later()
-        cloud.move()
+    cloud.minutes(3)
 
     assert cloud.desired == {A: 0, B: 2}

@@ -148,8 +148,7 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
     assert "of 5,000 USD are left this month" in said.output
     assert (tags["gpu-fleet:owner"], tags["gpu-fleet:keep-reason"]) == ("moto", "taken by moto")
     assert datetime.now(UTC) - datetime.fromisoformat(tags["gpu-fleet:taken-at"]) < timedelta(minutes=9)
-    wanted = {zone: group["DesiredCapacity"] for zone, group in door.groups().items()}
-    assert wanted == {"us-east-1a": 0, "us-east-1b": 1}
+    assert door.wanted() == {"us-east-1a": 0, "us-east-1b": 1}
     lines = [(record["action"], record["desired_before"], record["desired"]) for record in door.ledger()]
     assert lines == [
         ("accept", None, None),
@@ -160,16 +159,26 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
     ]
 
 
-@pytest.mark.parametrize("has_seen", [False, True], ids=["before the mover", "after the mover"])
-def test_who_stops_waiting_has_withdrawn_the_request(door, say, monkeypatch, has_seen):
+@pytest.fixture
+def gives_up(door, monkeypatch):
+    """Its user waits for so many passes of the mover, and not any longer."""
+
+    def after(passes: int) -> None:
+        def interrupted(seconds: float) -> None:
+            for _ in range(passes):
+                door.move()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(time, "sleep", interrupted)
+
+    return after
+
+
+@pytest.mark.parametrize("passes", [0, 1], ids=["before the mover", "after the mover"])
+def test_who_stops_waiting_has_withdrawn_the_request(door, say, gives_up, passes):
     FULL_ZONES.update(door.groups())
 
-    def interrupted(seconds: float) -> None:
-        if has_seen:
-            door.move()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", interrupted)
+    gives_up(passes)
 
     said = say("take", "train", "--hours", "8", "--yes")
     door.move()
@@ -179,17 +188,12 @@ def test_who_stops_waiting_has_withdrawn_the_request(door, say, monkeypatch, has
     assert said.exit_code != 0
     assert "the request is withdrawn" in said.output
     assert "gpu-fleet give-back --stack test returns it" in said.output
-    assert {group["DesiredCapacity"] for group in door.groups().values()} == {0}
+    assert set(door.wanted().values()) == {0}
     assert (door.taken(), door.ledger()[-1]["reason"]) == ([], "withdrawn by moto")
 
 
-def test_who_stops_waiting_for_what_has_come_is_reminded_that_it_is_paid_for(door, say, monkeypatch):
-    def interrupted(seconds: float) -> None:
-        for _ in range(2):
-            door.move()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", interrupted)
+def test_who_stops_waiting_for_what_has_come_is_reminded_that_it_is_paid_for(door, say, gives_up):
+    gives_up(2)
 
     said = say("take", "train", "--hours", "8", "--yes")
 
@@ -197,14 +201,11 @@ def test_who_stops_waiting_for_what_has_come_is_reminded_that_it_is_paid_for(doo
     assert f"nothing is left to withdraw; yours, and paid for: {tags['id']}" in said.output
 
 
-def test_who_may_not_withdraw_a_request_is_reminded_that_it_stands(door, say, monkeypatch):
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
+def test_who_may_not_withdraw_a_request_is_reminded_that_it_stands(say, gives_up, monkeypatch):
     def refused(self, key: str, caller: str) -> None:
         raise CloudError("PutObject: AccessDenied", "AccessDenied")
 
-    monkeypatch.setattr(time, "sleep", interrupted)
+    gives_up(0)
     monkeypatch.setattr(Desk, "withdraw", refused)
 
     said = say("take", "train", "--yes")
@@ -221,8 +222,7 @@ def test_what_a_group_wants_and_its_zone_has_not_starts_in_the_next_zone(door):
         FAILED_AT[group] = datetime.now(UTC)  # it tries again and again
         door.move()
 
-    wanted = {zone: group["DesiredCapacity"] for zone, group in door.groups().items()}
-    assert wanted == {"us-east-1a": 0, "us-east-1b": 1}
+    assert door.wanted() == {"us-east-1a": 0, "us-east-1b": 1}
 
 
 SPOT = {"groups": "single", "market": "spot", "on_demand_fallback": True}

@@ -1,6 +1,8 @@
 """What several tests of the reaper stand on."""
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from tests.reaper.live import live_aws
 
@@ -10,3 +12,15 @@ def live(tmp_path):
     """A stack in moto, real agents, the function's own handler, one clock."""
     with live_aws(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def oss(monkeypatch):
+    """A client of moto's S3, which stands in the place of OSS."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    monkeypatch.setenv("GPU_FLEET_ALICLOUD_OSS_ENDPOINT", url)
+    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
+    yield boto3.client("s3", "us-east-1", endpoint_url=url, **keys)
+    server.stop()

@@ -8,12 +8,12 @@ with ``instance-uptime`` it is right about the one that just booted, and it refu
 from collections.abc import Callable
 
 from image.reaper.cloud import MAX_QUERIES
-from image.reaper.model import ENDS, TAG_MANAGED, TAG_POOL, TAG_STACK, Verdict
+from image.reaper.model import ENDS, Verdict
 from image.reaper.policy import Policy
+from tests.reaper.situations import TAGS
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World, refusal
 
-TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
 
 

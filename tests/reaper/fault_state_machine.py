@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from image.instance.errors import InstanceError
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
 from image.reaper.policy import Policy
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.verdict import OLDEST_HEARTBEAT
+from tests.reaper.moto_fleet import TAGS
 from tests.reaper.sweeping import SLOWEST_CALL, policy, sweep_world
 from tests.reaper.world import STACK, Faults, World
 
 IDLE_AFTER, GRACE, MIN_UPTIME = timedelta(hours=1), timedelta(minutes=20), timedelta(minutes=30)
 EVERY_MINUTES = 10
 LONG_RUN = 50
-TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
 FOREIGN = [{TAG_MANAGED: "false"}, {TAG_STACK: "other"}, {TAG_PROTECTED: "always"}]
 POOL = {
     "idle_after_hours": IDLE_AFTER.total_seconds() / 3600,

@@ -47,13 +47,13 @@ from image.reaper.aws import session as aws_session
 from image.reaper.cloud import connect
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
-from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_REAP_AFTER, TAG_STACK, TAG_WITHDRAWN
+from image.reaper.model import TAG_REAP_AFTER, TAG_WITHDRAWN
 from image.reaper.people import keep
 from image.reaper.sweep import handler
 from tests.reaper.instance_toml import INSTANCE_TOML
-from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.reaper.moto_fleet import REGION, STACK, launched, launched_group, policy_json, pool_policy
 
-REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"
+ACCOUNT = "123456789012"
 RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
 TICK = timedelta(seconds=5)
 EPOCH, START = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -66,7 +66,6 @@ POOL = {
     "max_lifetime_hours": None,
     "require_acknowledgement": True,
 }
-TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
 
 
 def refusal(code: str, operation: str) -> ClientError:
@@ -380,7 +379,7 @@ class Live:
 
     def start(self, count: int = 1, *, skew: timedelta = timedelta(0), group: str = "") -> list[Instance]:
         """Instances that nobody has used for hours, in no group or in a new one."""
-        ids = self._launch_group(group, count) if group else self._launch(count)
+        ids = launched_group(group, count) if group else launched(count)
         made = [Instance(self, instance_id, self._folder / instance_id, skew) for instance_id in ids]
         for resource in made:
             self.instances[resource.id] = resource
@@ -388,33 +387,6 @@ class Live:
                 at = resource.idle_since + timedelta(minutes=minute)
                 self.metrics.add(resource.id, at, minute * 60.0)
         return made
-
-    def _launch(self, count: int) -> list[str]:
-        wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
-        started = self.ec2.run_instances(
-            ImageId="ami-12c6146b",
-            InstanceType="g5.xlarge",
-            MinCount=count,
-            MaxCount=count,
-            TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
-        )
-        return [instance["InstanceId"] for instance in started["Instances"]]
-
-    def _launch_group(self, name: str, count: int) -> list[str]:
-        template = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
-        self.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
-        scaling = boto3.client("autoscaling", REGION)
-        scaling.create_auto_scaling_group(
-            AutoScalingGroupName=name,
-            MinSize=0,
-            MaxSize=count,
-            DesiredCapacity=count,
-            LaunchTemplate={"LaunchTemplateName": name},
-            AvailabilityZones=[f"{REGION}a"],
-            Tags=[{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in TAGS.items()],
-        )
-        found = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
-        return [instance["InstanceId"] for instance in found["Instances"]]
 
     def _replace_text(self, path: Path, text: str) -> None:
         """What is written bears the world's time, as on an instance it bears the wall's."""

@@ -104,15 +104,50 @@ def set_clock(monkeypatch: Any, now: datetime) -> None:
     monkeypatch.setattr("image.reaper.calls.Calls._note_time", lambda *_: None)
 
 
+def wire(tags: dict[str, str]) -> list[dict[str, str]]:
+    """Tags as boto3 takes them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def launched(count: int = 1, tags: dict[str, str] = TAGS) -> list[str]:
+    """Ids of new instances in no group."""
+    started = client("ec2").run_instances(
+        ImageId="ami-12c6146b",
+        InstanceType="g5.xlarge",
+        MinCount=count,
+        MaxCount=count,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": wire(tags)}],
+    )
+    return [instance["InstanceId"] for instance in started["Instances"]]
+
+
+def launched_group(name: str, desired: int, min_size: int = 0) -> list[str]:
+    """Ids of the instances of a new scaling group."""
+    template = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
+    client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
+    client("autoscaling").create_auto_scaling_group(
+        AutoScalingGroupName=name,
+        MinSize=min_size,
+        MaxSize=10,
+        DesiredCapacity=desired,
+        LaunchTemplate={"LaunchTemplateName": name},
+        AvailabilityZones=[f"{REGION}a"],
+        Tags=[tag | {"PropagateAtLaunch": True} for tag in wire(TAGS)],
+    )
+    return members(name)
+
+
+def members(group: str) -> list[str]:
+    """Ids of the instances in a scaling group."""
+    found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+    return sorted(instance["InstanceId"] for instance in found["AutoScalingGroups"][0]["Instances"])
+
+
 class MotoFleet:
     """Makes what a stack would have made: a bucket, a topic with a listening queue, instances, groups."""
 
     def __init__(self) -> None:
-        self.ec2, self.autoscaling, self.cloudwatch = (
-            client("ec2"),
-            client("autoscaling"),
-            client("cloudwatch"),
-        )
+        self.ec2, self.autoscaling, self.cloudwatch = map(client, ("ec2", "autoscaling", "cloudwatch"))
         client("s3").create_bucket(Bucket=BUCKET)
         self.topic_arn = client("sns").create_topic(Name="alarms")["TopicArn"]
         queue = client("sqs").create_queue(QueueName="listener")
@@ -128,37 +163,21 @@ class MotoFleet:
 
     def start(self, count: int = 1, **tags: str) -> list[str]:
         """Start instances outside any group."""
-        wire = [{"Key": key, "Value": value} for key, value in (TAGS | tags).items()]
-        started = self.ec2.run_instances(
-            ImageId="ami-12c6146b",
-            InstanceType="g5.xlarge",
-            MinCount=count,
-            MaxCount=count,
-            TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
-        )
-        return [instance["InstanceId"] for instance in started["Instances"]]
+        return launched(count, TAGS | tags)
+
+    def idle(self, **tags: str) -> str:
+        """Start an instance that has been idle for longer than its pool allows."""
+        (instance,) = self.start(**tags)
+        self.heartbeats([instance], idle_hours=2.5)
+        return instance
 
     def start_group(self, name: str, desired: int, min_size: int = 0) -> list[str]:
         """Start a scaling group's instances."""
-        self.ec2.create_launch_template(
-            LaunchTemplateName=name,
-            LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"},
-        )
-        self.autoscaling.create_auto_scaling_group(
-            AutoScalingGroupName=name,
-            MinSize=min_size,
-            MaxSize=10,
-            DesiredCapacity=desired,
-            LaunchTemplate={"LaunchTemplateName": name},
-            AvailabilityZones=[f"{REGION}a"],
-            Tags=[{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in TAGS.items()],
-        )
-        return self.members(name)
+        return launched_group(name, desired, min_size)
 
     def members(self, group: str) -> list[str]:
         """The instances in a group."""
-        found = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
-        return sorted(instance["InstanceId"] for instance in found["AutoScalingGroups"][0]["Instances"])
+        return members(group)
 
     def heartbeats(
         self, ids: list[str], idle_hours: float, until: datetime = NOW, over_hours: float = 3

@@ -96,7 +96,12 @@ def functions_of(module: ModuleType) -> list[FunctionType]:
         if getattr(holder, "__module__", module.__name__) != module.__name__:
             continue
         for raw in vars(holder).values():
-            value = inspect.unwrap(raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw))
+            # of a property, of a class's method, of a command
+            bare = next(
+                (found for name in ("fget", "__func__", "callback") if (found := getattr(raw, name, None))),
+                raw,
+            )
+            value = inspect.unwrap(bare)
             if not isinstance(value, FunctionType) or value.__name__ == "<lambda>":
                 continue
             if value.__code__.co_filename == module.__file__:
@@ -105,7 +110,7 @@ def functions_of(module: ModuleType) -> list[FunctionType]:
 
 
 def target(name: str) -> FunctionType:
-    """The one function of a name, ``_fresh`` or ``Lease.renew``; of one folder: ``aws:Instances.fleet``.
+    """The one function of a name, ``Lease.renew`` or, of a folder or module, ``aws:Instances.fleet``.
 
     Raises:
         TargetError: there is none, or more than one.
@@ -114,7 +119,7 @@ def target(name: str) -> FunctionType:
     found = [
         function
         for function in functions().get(qualname, [])
-        if not folder or f".{folder}." in function.__module__
+        if not folder or f".{folder}." in f"{function.__module__}."
     ]
     if len(found) != 1:
         raise TargetError(f"{name}: {len(found)} functions of this name in image/reaper; 1 is needed")
@@ -124,6 +129,27 @@ def target(name: str) -> FunctionType:
 def home(name: str) -> ModuleType:
     """The module that a function is in; errors as of ``target``."""
     return importlib.import_module(target(name).__module__)
+
+
+def entries(table: str) -> dict[str, list[str]]:
+    """Heading -> the lines below it, which are indented by four; one by eight goes on with the one before."""
+    found: dict[str, list[str]] = {}
+    for line in table.strip().replace("\n        ", " ").splitlines():
+        if not line.startswith(" "):
+            found[line] = []
+        else:
+            found[list(found)[-1]].append(line.strip())
+    return found
+
+
+def broken(text: str) -> Mutant:
+    """Make the mutant of ``function: answer``, ``function: old -> new`` or ``function(parameters): body``."""
+    place, _, change = text.partition(": ")
+    function, is_whole, parameters = place.partition("(")
+    old, is_swapped, new = change.partition(" -> ")
+    if is_swapped:
+        return swaps(function, old, new)
+    return becomes(function, parameters.removesuffix(")"), change) if is_whole else gives(function, change)
 
 
 def gives(name: str, answer: str) -> Mutant:
@@ -146,18 +172,13 @@ def becomes(name: str, parameters: str, body: str) -> Mutant:
     )
 
 
-def swaps(name: str | Callable[..., object] | None, old: str, new: str) -> Mutant:
-    """One expression in a function's place of another.
-
-    Args:
-        name: of the function, or what a command of click calls.
-        old: the expression; where it stands several times, the first.
-        new: what takes its place.
+def swaps(name: str, old: str, new: str) -> Mutant:
+    """One expression in a function's place of another; the first where it stands several times.
 
     Raises:
         TargetError: the function has no such expression.
     """
-    function = target(name) if isinstance(name, str) else inspect.unwrap(cast("FunctionType", name))
+    function = target(name)
     wanted = ast.dump(ast.parse(old, mode="eval").body)
     tree = _tree(function)
     places = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and ast.dump(node) == wanted]
@@ -209,6 +230,11 @@ def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object
                 names.append([])
             names[probes.numbers[id(node)]].append(mutant.name)
         function.__code__ = _compiled(probes.visit(tree), function)
+
+
+def rebuilt(function: FunctionType) -> CodeType:
+    """The code of a function, put together anew as a mutant's is."""
+    return _compiled(_tree(function), function)
 
 
 class _Probes(ast.NodeTransformer):
@@ -307,10 +333,16 @@ def _compiled(tree: ast.AST, function: FunctionType) -> CodeType:
 
 
 def _code(source: str, function: FunctionType) -> CodeType:
-    """The code of the one function in a source."""
-    made = compile(source, f"<a mutant of {function.__qualname__}>", "exec")
-    known = [constant for constant in made.co_consts if isinstance(constant, CodeType)]
-    code = next(item for item in known if item.co_name == function.__name__)
+    """The code of the one function in a source, amid what it takes from around it, as of ``super()``."""
+    if around := ", ".join(function.__code__.co_freevars):
+        source = f"def around({around}):\n{textwrap.indent(source, ' ')}"
+    codes = _codes_in(compile(source, f"<a mutant of {function.__qualname__}>", "exec"))
+    codes = _codes_in(codes[0]) if around else codes
+    code = next(item for item in codes if item.co_name == function.__name__)
     if code.co_freevars != function.__code__.co_freevars:
         raise TargetError(f"{function.__qualname__} is a closure, which no mutant can take the place of")
     return code
+
+
+def _codes_in(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]

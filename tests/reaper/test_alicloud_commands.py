@@ -3,10 +3,8 @@
 import json
 from datetime import UTC, datetime
 
-import boto3
 import pytest
 from click.testing import CliRunner
-from moto.server import ThreadedMotoServer
 
 from image.console.cli import main
 from image.reaper.marks import hold_in
@@ -14,15 +12,8 @@ from image.reaper.model import TAG_KEEP_BY, TAG_KEEP_REASON, TAG_KEEP_UNTIL
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, REGION, serving
 from tests.reaper.alicloud_world import Actions
-from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.reaper.moto_fleet import TAGS, policy_json, pool_policy
 from tests.reaper.world import World
-
-TAGS = {
-    "gpu-fleet:stack": "test",
-    "gpu-fleet:managed": "true",
-    "gpu-fleet:pool": "dev",
-    "gpu-fleet:owner": "ada",
-}
 
 
 @pytest.fixture
@@ -61,34 +52,22 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_status_shows_each_instance_and_what_would_become_of_it(world, idle, policy_file):
-    result = run("status", "--policy", policy_file, "--now", format_time(world.now))
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["status"], ["{id}", "ada", "MARK"]),
+        (["explain", "{id}"], ["verdict: MARK", "······"]),
+        (["sweep", "--dry-run"], ["MARK"]),
+    ],
+)
+def test_a_command_shows_what_would_become_of_each_instance(world, idle, policy_file, command, says):
+    words = [word.format(id=idle.id) for word in command]
+
+    result = run(*words, "--policy", policy_file, "--now", format_time(world.now))
 
     assert result.exit_code == 0, result.output
-    assert idle.id in result.output
-    assert "ada" in result.output
-    assert "MARK" in result.output
-
-
-def test_the_account_is_asked_for_once_where_it_is_not_given(world, idle, policy_file):
-    run("status", "--policy", policy_file, "--now", format_time(world.now))
-
-    assert world.asked["GetCallerIdentity"] == 1
-
-
-def test_explain_shows_the_heartbeats_of_an_instance(world, idle, policy_file):
-    result = run("explain", idle.id, "--policy", policy_file, "--now", format_time(world.now))
-
-    assert result.exit_code == 0, result.output
-    assert "verdict: MARK" in result.output
-    assert "······" in result.output
-
-
-def test_a_dry_sweep_says_what_it_would_do(world, idle, policy_file):
-    result = run("sweep", "--policy", policy_file, "--dry-run", "--now", format_time(world.now))
-
-    assert result.exit_code == 0, result.output
-    assert "MARK" in result.output
+    assert [word for word in says if word.format(id=idle.id) not in result.output] == []
+    assert world.asked["GetCallerIdentity"] <= 1, "the account is asked for once"
 
 
 def test_an_instance_is_kept_and_released(world, idle):
@@ -122,22 +101,14 @@ def test_keys_that_are_missing_are_named(world, monkeypatch):
     assert "127.0.0.1:9" in result.output
 
 
-def test_a_report_reads_the_ledger_from_oss(world, policy_file, tmp_path, monkeypatch):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    monkeypatch.setenv("GPU_FLEET_ALICLOUD_OSS_ENDPOINT", url)
-    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
-    boto3.client("s3", "us-east-1", endpoint_url=url, **keys).create_bucket(Bucket="records")
+def test_a_report_reads_the_ledger_from_oss(world, oss, policy_file, tmp_path):
+    oss.create_bucket(Bucket="records")
     page = tmp_path / "saved.html"
-    try:
-        result = run(
-            *("report", "--month", "2026-03", "--policy", policy_file),
-            *("--ledger", "oss://records/reaper", "--output", page),
-        )
-    finally:
-        server.stop()
+
+    result = run(
+        *("report", "--month", "2026-03", "--policy", policy_file),
+        *("--ledger", "oss://records/reaper", "--output", page),
+    )
 
     assert result.exit_code == 0, result.output
     assert page.exists()

@@ -8,9 +8,7 @@ import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
@@ -51,19 +49,12 @@ def unpacked(archive, tmp_path_factory):
 
 
 @pytest.fixture
-def bucket():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
-    client = boto3.client("s3", "us-east-1", endpoint_url=url, **keys)
-    client.create_bucket(Bucket=STACK.bucket_name("records"))
-    client.put_bucket_versioning(
-        Bucket=STACK.bucket_name("records"), VersioningConfiguration={"Status": "Enabled"}
-    )
-    yield url, client
-    server.stop()
+def records(oss):
+    """The stack's bucket of records."""
+    bucket = STACK.bucket_name("records")
+    oss.create_bucket(Bucket=bucket)
+    oss.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    return bucket
 
 
 def an_idle_world() -> tuple[World, str]:
@@ -79,16 +70,15 @@ def an_idle_world() -> tuple[World, str]:
     return world, instances[0].id
 
 
-def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
+def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, oss, records):
     world, instance = an_idle_world()
-    url, client = bucket
     with serving(Actions(world)) as server:
         environment = {
             **ENVIRON,
-            "GPU_FLEET_LEDGER_URI": f"oss://{STACK.bucket_name('records')}/reaper",
+            "GPU_FLEET_LEDGER_URI": f"oss://{records}/reaper",
             "GPU_FLEET_ACCOUNT_ID": STACK.account_id,
             "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
-            "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": url,
+            "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": oss.meta.endpoint_url,
         }
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", CALL, str(unpacked), TIMER_EVENT],
@@ -104,7 +94,7 @@ def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
     assert report["marked"] == [instance]
     assert TAG_REAP_AFTER in world.instances[instance].tags
     assert world.published["SweepRuns"] == 1
-    assert client.list_objects_v2(Bucket=STACK.bucket_name("records"))["KeyCount"] > 0
+    assert oss.list_objects_v2(Bucket=records)["KeyCount"] > 0
 
 
 def test_equal_settings_give_an_equal_archive_below_the_limit_of_an_upload(archive):

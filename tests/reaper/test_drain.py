@@ -71,13 +71,24 @@ def stop_file(tmp_path):
     return tmp_path / "stop"
 
 
-def test_nothing_that_runs_is_saved_and_let_go(stop_file):
-    world = World()
+STORIES = {
+    "nothing runs": ({}, ["notify", "save", "complete"]),
+    # each minute the hook is asked for time, while a trainer or the copy takes it
+    "a trainer ends": ({"trainer_ends_s": 200}, ["notify", *["heartbeat"] * 3, "save", "complete"]),
+    "a long copy": ({"saving_takes_s": 1200}, ["notify", *["heartbeat"] * 20, "save", "complete"]),
+    "a copy fails": ({"saving_fails": 2}, ["notify", "save failed", "save failed", "save", "complete"]),
+}
 
-    saved = Drain(LEAVING, world.steps(), stop_file).run()
 
-    assert saved
-    assert world.done() == ["notify", "save", "complete"]
+@pytest.mark.parametrize("story", STORIES)
+def test_the_trainer_ends_then_all_is_saved_then_the_instance_is_let_go(stop_file, story):
+    of_world, happens = STORIES[story]
+    world = World(**of_world)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == happens
+    assert world.now - NOON <= timedelta(seconds=max(200, of_world.get("saving_takes_s", 0)))
 
 
 def test_the_trainer_finds_the_reason_in_one_line(stop_file):
@@ -96,23 +107,6 @@ def test_a_stop_file_that_cannot_be_written_keeps_nothing_from_being_saved(tmp_p
     assert "event=no-stop-file" in caplog.text
 
 
-def test_saving_waits_for_the_trainer_and_asks_for_time_every_minute(stop_file):
-    world = World(trainer_ends_s=200)
-
-    Drain(LEAVING, world.steps(), stop_file).run()
-
-    assert world.done() == ["notify", "heartbeat", "heartbeat", "heartbeat", "save", "complete"]
-    assert world.now - NOON == timedelta(seconds=200)
-
-
-def test_a_long_copy_asks_for_time_as_well(stop_file):
-    world = World(saving_takes_s=1200)
-
-    Drain(LEAVING, world.steps(), stop_file).run()
-
-    assert world.done() == ["notify", *["heartbeat"] * 20, "save", "complete"]
-
-
 def test_a_trainer_that_never_stops_is_reported_and_left_after_half_an_hour(stop_file, caplog):
     world = World(trainer_ends_s=10**6)
 
@@ -120,14 +114,6 @@ def test_a_trainer_that_never_stops_is_reported_and_left_after_half_an_hour(stop
 
     assert timedelta(minutes=30) <= world.now - NOON < timedelta(minutes=31)
     assert "event=trainer-does-not-stop processes='torchrun (7, bob)'" in caplog.text
-
-
-def test_saving_is_tried_again(stop_file):
-    world = World(saving_fails=2)
-
-    assert Drain(LEAVING, world.steps(), stop_file).run()
-
-    assert world.done() == ["notify", "save failed", "save failed", "save", "complete"]
 
 
 def test_what_cannot_be_saved_is_reported_and_the_instance_is_not_let_go(stop_file):

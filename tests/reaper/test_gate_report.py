@@ -33,31 +33,26 @@ IDLE = judgement()
 BLIND_GPUS = judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen, 8 expected",))
 
 
-@pytest.mark.parametrize("outcome", [IDLE, BLIND_GPUS])
-def test_a_failed_instance_on_which_nothing_works_is_unfit(outcome):
+AT_WORK = [
+    judgement(Minute.ACTIVE, reasons=("cpu: 1.00 cores",)),
+    judgement(Minute.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
+    judgement(Minute.UNKNOWN, unknown=("instance: /proc/stat: gone",)),
+    judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
+    judgement(Minute.UNKNOWN, unknown=("agent: no sample in this minute",)),
+    judgement(Minute.SUSPECT_HUNG, hung=("0",)),
+]
+
+
+def test_an_instance_is_unfit_by_a_failed_report_while_nothing_works_there_and_no_other_sensor_is_blind():
     """Missing GPUs are what the gate is for, and what the agent's own sensor cannot see past."""
-    assert publish.is_unfit(outcome, gate_passed=False)
+    unfit = [
+        (outcome, passed)
+        for outcome in (IDLE, BLIND_GPUS, *AT_WORK)
+        for passed in (False, True, None)
+        if publish.is_unfit(outcome, passed)
+    ]
 
-
-@pytest.mark.parametrize("passed", [True, None])
-@pytest.mark.parametrize("outcome", [IDLE, BLIND_GPUS])
-def test_without_a_failed_report_nothing_is_unfit(outcome, passed):
-    assert not publish.is_unfit(outcome, passed)
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        judgement(Minute.ACTIVE, reasons=("cpu: 1.00 cores",)),
-        judgement(Minute.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
-        judgement(Minute.UNKNOWN, unknown=("instance: /proc/stat: gone",)),
-        judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
-        judgement(Minute.UNKNOWN, unknown=("agent: no sample in this minute",)),
-        judgement(Minute.SUSPECT_HUNG, hung=("0",)),
-    ],
-)
-def test_work_or_a_blind_sensor_keeps_a_failed_instance(outcome):
-    assert not publish.is_unfit(outcome, gate_passed=False)
+    assert unfit == [(IDLE, False), (BLIND_GPUS, False)]
 
 
 def values(**options):

@@ -1,5 +1,6 @@
 """What becomes of an instance that was given back or taken: the function's own handler, real agents."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -18,7 +19,7 @@ from image.reaper.model import (
 from image.reaper.notify.notifier import Notifier
 from image.reaper.sweep.verdict import decide, if_nothing_ran
 from image.reaper.times import format_time
-from tests.reaper.moto_fleet import NOW, client
+from tests.reaper.moto_fleet import NOW, client, wire
 from tests.reaper.situations import NOW as MOMENT
 from tests.reaper.situations import alone, idle_history, make_instance
 from tests.reaper.sweeping import policy
@@ -26,9 +27,7 @@ from tests.reaper.test_sweep_on_moto import fleet, sweep  # noqa: F401 - fixture
 
 
 def tag(live, instance, **tags):
-    live.ec2.create_tags(
-        Resources=[instance.id], Tags=[{"Key": key, "Value": value} for key, value in tags.items()]
-    )
+    live.ec2.create_tags(Resources=[instance.id], Tags=wire(tags))
 
 
 def give_back(live, instance, by="ada", **more):
@@ -123,19 +122,7 @@ def test_in_the_first_week_what_was_given_back_stays_while_it_is_used(live):
 
 
 @pytest.mark.parametrize(
-    ("by", "seen", "goes"),
-    [
-        ("ada", "", True),
-        ("ada", "ada:login", True),
-        ("ada", "ubuntu:login+process", True),  # the one account that everybody uses
-        ("ada", "ssm-user:login+process", True),
-        ("ada@example.com", "ada:process", True),
-        ("ada", "ada:login bob:process", False),
-        ("ada", "bob:process ubuntu:login", False),
-        ("ada", "bob:login+process", False),
-        ("eve", "", False),
-        ("eve", "eve:login", False),
-    ],
+    ("by", "seen", "goes"), [("ada", "", True), ("ada", "bob:login+process", False), ("eve", "", False)]
 )
 def test_a_give_back_terminates_no_work_of_others(live, by, seen, goes):
     """For those who waits there without a sign the times of the pool hold."""
@@ -153,8 +140,7 @@ def test_a_give_back_terminates_no_work_of_others(live, by, seen, goes):
 
 
 def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep):  # noqa: F811
-    (instance,) = fleet.start()
-    fleet.heartbeats([instance], idle_hours=2.5)
+    instance = fleet.idle()
     value = f"{format_time(NOW)} eve"
     client("ec2").create_tags(Resources=[instance], Tags=[{"Key": TAG_GIVE_BACK, "Value": value}])
 
@@ -168,13 +154,15 @@ def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep
     assert len(messages) == 2, "the owner's, and the operators' alert"
 
 
+def given_back(by="ada", seen=""):
+    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} {by}".strip(), TAG_OWNER: "ada", TAG_USERS: seen}
+    return make_instance(marked_minutes_ago=None, tags=tags)
+
+
 def test_the_reason_says_who_gave_it_back():
-    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} ada", TAG_OWNER: "ada"}
-    (found,) = decide(
-        alone(
-            make_instance(marked_minutes_ago=None, tags=tags), idle_history(10).activity(timedelta(minutes=5))
-        )
-    ).decisions
+    situation = alone(given_back(), idle_history(10).activity(timedelta(minutes=5)))
+
+    (found,) = decide(situation).decisions
 
     assert found.verdict is Verdict.MARK
     assert ", given back by ada; will be stopped or terminated after" in found.reason
@@ -193,8 +181,7 @@ def test_the_reason_says_who_gave_it_back():
     ],
 )
 def test_what_will_hold_it_up_is_known_before_it_is_idle(terms, verdict, says):
-    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} ada", TAG_OWNER: "ada"}
-    instance = make_instance(marked_minutes_ago=None, tags=tags)
+    instance = given_back()
     situation = alone(instance, idle_history(0).activity(), policy=policy(**terms))
 
     found = if_nothing_ran(situation, instance)
@@ -203,36 +190,39 @@ def test_what_will_hold_it_up_is_known_before_it_is_idle(terms, verdict, says):
 
 
 def test_of_before_the_tag_said_the_time_alone():
-    instance = make_instance(
-        marked_minutes_ago=None, tags={TAG_GIVE_BACK: format_time(MOMENT), TAG_OWNER: "ada"}
-    )
-
-    found = give_back_of(instance)
+    found = give_back_of(given_back(by=""))
 
     assert (str(found), found.is_sole) == ("given back by its owner", True)
 
 
-@pytest.mark.parametrize(
-    ("owner", "by", "seen", "is_sole"),
-    [
-        ("ada", "ada", "ada:login", True),
-        ("ada", "ada", "ec2-user:login", True),
-        ("ada", "ada", "bob:login", False),
-        ("ada", "ada", "adam:login", False),
-        ("adam", "adam", "ada:login", False),
-        ("ada", "adam", "", False),
-        ("", "eve", "", False),
-        ("", "", "", True),  # of before: whose it was is not known, but that it was its user is
-        ("ada", "", "ada:login", True),
-        ("ada", "", "bob:login", False),
-    ],
-)
-def test_whose_word_alone_is_enough(owner, by, seen, is_sole):
-    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} {by}".strip(), TAG_OWNER: owner, TAG_USERS: seen}
+# Owner, who gave it back, who was seen on it -> whether that word alone is enough.
+SOLE = {
+    ("ada", "ada", ""): True,
+    ("ada", "ada", "ada:login"): True,
+    ("ada@example.com", "ada@example.com", "ada:process"): True,
+    ("ada", "ada", "ec2-user:login"): True,  # the one account that everybody uses
+    ("ada", "ada", "ubuntu:login+process"): True,
+    ("ada", "ada", "ssm-user:login+process"): True,
+    ("ada", "ada", "bob:login"): False,
+    ("ada", "ada", "adam:login"): False,
+    ("ada", "ada", "ada:login bob:process"): False,
+    ("ada", "ada", "bob:process ubuntu:login"): False,
+    ("adam", "adam", "ada:login"): False,
+    ("ada", "adam", ""): False,
+    ("ada", "eve", "eve:login"): False,
+    ("", "eve", ""): False,
+    ("", "", ""): True,  # of before: whose it was is not known, but that it was its user is
+    ("ada", "", "ada:login"): True,
+    ("ada", "", "bob:login"): False,
+}
 
-    found = give_back_of(make_instance(marked_minutes_ago=None, tags=tags))
 
-    assert found.is_sole == is_sole
+def test_whose_word_alone_is_enough():
+    def is_sole(owner, by, seen):
+        instance = given_back(by, seen)
+        return give_back_of(replace(instance, tags=instance.tags | {TAG_OWNER: owner})).is_sole
+
+    assert {case: is_sole(*case) for case in SOLE} == SOLE
 
 
 @pytest.mark.parametrize(("idle_minutes", "taken_minutes_ago"), [(10, 170), (170, 10)])

@@ -150,12 +150,6 @@ def test_a_malformed_hold_protects_and_warns(history, text):
     assert "gpu-fleet:keep-until" in decision.reason
 
 
-def test_a_hold_that_is_over_keeps_nothing():
-    held = make_instance(tags={"gpu-fleet:keep-until": (NOW - timedelta(minutes=1)).isoformat()})
-
-    assert verdict(alone(held, FORGOTTEN.activity())) is Verdict.TERMINATE
-
-
 # 6: marked, notified, waited, looked again
 
 
@@ -238,16 +232,6 @@ def test_what_the_breaker_holds_is_terminated_by_its_own_word_a_day_later():
 
     assert decide(held).with_verdict(*ENDS) == ()
     assert len(decide(replace(held, fleet=Inventory(aged))).with_verdict(*ENDS)) == 8
-
-
-def test_a_user_who_looked_may_override_the_breaker():
-    fresh = tuple(make_instance(f"i-{n}", marked_minutes_ago=None) for n in range(8))
-    activity = {instance.id: FORGOTTEN.activity() for instance in fresh}
-    situation = replace(alone(fresh[0], FORGOTTEN.activity()), fleet=Inventory(fresh), activity=activity)
-
-    plan = decide(replace(situation, override_breaker=True))
-
-    assert len(plan.with_verdict(Verdict.MARK)) == 8
 
 
 # 10: no order, no time zone

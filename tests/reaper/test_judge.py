@@ -24,29 +24,80 @@ def test_a_minute_at_rest_is_idle_and_the_idle_time_continues():
     assert outcome.active_fraction == 0
 
 
-@pytest.mark.parametrize(
-    ("busy", "reason"),
-    [
-        (Rates(cpu_cores=0.15 * 12), "cpu: 0.15 cores"),  # 9 CPU seconds a minute
-        (Rates(disk_bytes_per_s=12 * 200 * 1024), "disk: 0.2 MiB/s"),
-        (Rates(network_bytes_per_s=12 * 100_000), "network: 0.1 MiB/s"),
-        (Rates(disk_bytes_per_s=12 * 2**20), "disk: 1.0 MiB/s"),
-        (Rates(network_bytes_per_s=12 * 2**20), "network: 1.0 MiB/s"),
-    ],
-)
-def test_a_rate_counts_by_the_mean_of_the_minute(busy, reason):
-    outcome = judged(sample(busy))
+SEEN = {
+    "process: rsync (7, bob)": presence(watched=["rsync (7, bob)"]),
+    "process: python (8, eve)": presence(processes=[use(cpu_cores=0.02)]),
+    "process: python (8, eve) waits for its peers, 16 ranks in all": presence(
+        processes=[use(ranks=16, peers=2)]
+    ),
+    "session: ssh bob (9)": presence(processes=[use("ssh", "bob (9)", bytes_per_s=512.0)]),
+    "session: ssh bob (9) logged in": presence(processes=[use("ssh", "bob (9)", age_s=59.0)]),
+    "session: jupyter kernel 1 of bob, busy": presence([Session("jupyter", "kernel 1 of bob, busy")]),
+    "session: terminal eve on pts/0": presence([Session("terminal", "eve on pts/0", 59.0)]),
+}
+# A rate counts by the mean of the minute.
+RATES_OF = {
+    "cpu: 0.15 cores": Rates(cpu_cores=0.15 * 12),  # 9 CPU seconds a minute
+    "disk: 0.2 MiB/s": Rates(disk_bytes_per_s=12 * 200 * 1024),
+    "disk: 1.0 MiB/s": Rates(disk_bytes_per_s=12 * 2**20),
+    "network: 0.1 MiB/s": Rates(network_bytes_per_s=12 * 100_000),
+    "network: 1.0 MiB/s": Rates(network_bytes_per_s=12 * 2**20),
+}
+# One kernel in one sample, on any of eight GPUs; of a MIG GPU its power.
+KERNELS = {
+    f"gpu {place}: utilisation": [gpu(str(index), utilisation=float(index == place)) for index in range(8)]
+    for place in (0, 3, 7)
+}
+ACTIVE = {
+    **{reason: sample(presence=seen) for reason, seen in SEEN.items()},
+    **{reason: sample(rates) for reason, rates in RATES_OF.items()},
+    **{reason: sample(gpus=gpus) for reason, gpus in KERNELS.items()},
+}
 
-    assert outcome.state is Minute.ACTIVE
-    assert outcome.reasons == (reason,)
-    assert outcome.seconds_since_activity == 0
-    assert outcome.active_fraction == pytest.approx(1 / 12)
+
+def test_use_makes_a_minute_active_and_says_why():
+    found = {reason: judged(seen) for reason, seen in ACTIVE.items()}
+
+    assert [reason for reason, outcome in found.items() if outcome.reasons != (reason,)] == []
+    assert {outcome.state for outcome in found.values()} == {Minute.ACTIVE}
+    assert [found[reason].active_fraction for reason in RATES_OF] == pytest.approx([1 / 12] * len(RATES_OF))
+    assert {found[reason].seconds_since_activity for reason in RATES_OF} == {0}
+    kernel = sample(presence=presence(processes=[use("kernel", bytes_per_s=16 * 1024)]))
+    assert judged(kernel).reasons == ("process: python (8, eve)",)
+    assert judged(sample(gpus=[gpu(utilisation=None, power_w=300.0, pids=[1])])).state is Minute.ACTIVE
 
 
-def test_what_daemons_need_is_no_activity():
-    daemons = Rates(cpu_cores=0.05, disk_bytes_per_s=20_000, network_bytes_per_s=5_000)
+WAITING = [use(), use("kernel"), use("ssh", bytes_per_s=100.0)]  # of a GPU, a notebook, an editor
+AT_REST = {
+    "daemons": sample(Rates(cpu_cores=0.05, disk_bytes_per_s=20_000, network_bytes_per_s=5_000)),
+    "a MIG GPU without processes": sample(gpus=[gpu(utilisation=None)]),
+    **{f"{each} waits": sample(presence=presence(processes=[each])) for each in WAITING},
+}
 
-    assert judged(*[sample(daemons)] * 12).state is Minute.IDLE
+
+def test_what_only_waits_is_no_activity():
+    assert [what for what, seen in AT_REST.items() if judged(*[seen] * 12).state is not Minute.IDLE] == []
+
+
+UNKNOWN = {
+    "is one of 16 ranks": sample(presence=presence(processes=[use(ranks=16)])),
+    "its API answers 403": sample(presence=presence(unknown=["jupyter of bob (7): its API answers 403"])),
+    # any of eight GPUs, with no power known or with little
+    **{
+        f"gpu {place}: ": sample(
+            gpus=[gpu(str(index), utilisation=None, pids=[1] * (index == place)) for index in range(8)]
+        )
+        for place in (0, 7)
+    },
+    "gpu 3: ": sample(gpus=[gpu("3", utilisation=None, power_w=60.0, pids=[1])]),
+}
+
+
+def test_what_nobody_can_tell_makes_the_minute_unknown_and_says_what():
+    found = {why: judged(seen) for why, seen in UNKNOWN.items()}
+
+    assert [why for why, outcome in found.items() if why not in outcome.unknown[0]] == []
+    assert {outcome.state for outcome in found.values()} == {Minute.UNKNOWN}
 
 
 def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
@@ -57,44 +108,6 @@ def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
     assert outcome.reasons == ("cpu: 0.05 cores and network: 0.0 MiB/s, together",)
 
 
-@pytest.mark.parametrize(
-    "waiting", [use(), use("kernel"), use("ssh", bytes_per_s=100.0)], ids=["gpu", "notebook", "editor"]
-)
-def test_a_process_that_only_waits_is_no_activity(waiting):
-    assert judged(*[sample(presence=presence(processes=[waiting]))] * 12).state is Minute.IDLE
-
-
-def test_a_rank_with_unknown_peers_is_unknown():
-    outcome = judged(sample(presence=presence(processes=[use(ranks=16)])))
-
-    assert outcome.state is Minute.UNKNOWN
-    assert "is one of 16 ranks" in outcome.unknown[0]
-
-
-def test_what_a_notebook_s_server_does_not_say_is_unknown():
-    outcome = judged(sample(presence=presence(unknown=["jupyter server of bob (7): its API answers 403"])))
-
-    assert outcome.state is Minute.UNKNOWN
-
-
-def test_one_gpu_kernel_in_one_sample_is_activity():
-    assert judged(sample(gpus=[gpu(utilisation=1.0)])).reasons == ("gpu 0: utilisation",)
-
-
-@pytest.mark.parametrize("place", [0, 3, 7])
-def test_a_kernel_on_any_of_eight_gpus_is_activity(place):
-    gpus = [gpu(str(index), utilisation=100.0 * (index == place)) for index in range(8)]
-
-    assert judged(sample(gpus=gpus)).reasons == (f"gpu {place}: utilisation",)
-
-
-@pytest.mark.parametrize("place", [0, 3, 7])
-def test_any_of_eight_gpus_that_is_not_known_to_be_idle_makes_the_minute_unknown(place):
-    gpus = [gpu(str(index), utilisation=None, pids=[1] * (index == place)) for index in range(8)]
-
-    assert judged(sample(gpus=gpus)).state is Minute.UNKNOWN
-
-
 def test_memory_in_use_alone_is_no_activity():
     holding = gpu(pids=[42], used_gib=70.0)
 
@@ -102,32 +115,8 @@ def test_memory_in_use_alone_is_no_activity():
 
     assert outcome.state is Minute.IDLE
     assert outcome.gpu_memory_used_percent == 87.5
-
-
-def test_the_fullest_gpu_is_reported():
-    outcome = judged(sample(gpus=[gpu("0", used_gib=8.0), gpu("1", used_gib=40.0)]))
-
-    assert outcome.gpu_memory_used_percent == 50.0
-
-
-@pytest.mark.parametrize(
-    ("seen", "reason"),
-    [
-        (presence(watched=["rsync (7, bob)"]), "process: rsync (7, bob)"),
-        (presence(processes=[use(cpu_cores=0.02)]), "process: python (8, eve)"),
-        (presence(processes=[use("kernel", bytes_per_s=16 * 1024)]), "process: python (8, eve)"),
-        (
-            presence(processes=[use(ranks=16, peers=2)]),
-            "process: python (8, eve) waits for its peers, 16 ranks in all",
-        ),
-        (presence(processes=[use("ssh", "bob (9)", bytes_per_s=512.0)]), "session: ssh bob (9)"),
-        (presence(processes=[use("ssh", "bob (9)", age_s=59.0)]), "session: ssh bob (9) logged in"),
-        (presence([Session("jupyter", "kernel 1 of bob, busy")]), "session: jupyter kernel 1 of bob, busy"),
-        (presence([Session("terminal", "eve on pts/0", 59.0)]), "session: terminal eve on pts/0"),
-    ],
-)
-def test_users_and_their_programs_are_activity(seen, reason):
-    assert judged(sample(presence=seen)).reasons == (reason,)
+    of_two = judged(sample(gpus=[gpu("0", used_gib=8.0), gpu("1", used_gib=40.0)]))
+    assert of_two.gpu_memory_used_percent == 50.0, "the fullest is reported"
 
 
 def test_a_terminal_without_typing_counts_from_its_last_input():
@@ -151,22 +140,6 @@ def test_a_minute_without_samples_is_unknown():
     assert judge([], NOON, JudgeMemory(HOUR_AGO)).unknown == ("agent: no sample in this minute",)
 
 
-def test_a_mig_gpu_is_active_by_its_power():
-    assert judged(sample(gpus=[gpu(utilisation=None, power_w=300.0, pids=[1])])).state is Minute.ACTIVE
-
-
-def test_a_mig_gpu_without_processes_is_idle():
-    assert judged(sample(gpus=[gpu(utilisation=None)])).state is Minute.IDLE
-
-
-@pytest.mark.parametrize("power_w", [60.0, None])
-def test_a_mig_gpu_with_a_process_and_little_or_no_power_known_is_unknown(power_w):
-    outcome = judged(sample(gpus=[gpu("3", utilisation=None, power_w=power_w, pids=[1])]))
-
-    assert outcome.state is Minute.UNKNOWN
-    assert outcome.unknown[0].startswith("gpu 3: ")
-
-
 def minutes_of_spinning(minutes, power_w):
     memory = JudgeMemory(HOUR_AGO)
     for passed in range(minutes):
@@ -178,28 +151,15 @@ def minutes_of_spinning(minutes, power_w):
     return outcome
 
 
-def test_a_gpu_at_full_utilisation_and_idle_power_is_suspected_after_a_quarter_of_an_hour():
+def test_a_gpu_at_full_utilisation_and_idle_power_is_suspected_after_a_quarter_of_an_hour_and_active_still():
+    suspected = minutes_of_spinning(16, power_w=90.0)
+
+    assert (suspected.state, suspected.hung) == (Minute.SUSPECT_HUNG, ("0",))
     assert minutes_of_spinning(14, power_w=90.0).state is Minute.ACTIVE
-    suspected = minutes_of_spinning(16, power_w=90.0)
-
-    assert suspected.state is Minute.SUSPECT_HUNG
-    assert suspected.hung == ("0",)
-
-
-def test_a_suspected_gpu_is_active_all_the_same():
+    assert minutes_of_spinning(30, power_w=650.0).state is Minute.ACTIVE, "it works"
     assert minutes_of_spinning(30, power_w=90.0).seconds_since_activity == 0
-
-
-def test_a_gpu_at_full_utilisation_and_full_power_works():
-    assert minutes_of_spinning(30, power_w=650.0).state is Minute.ACTIVE
-
-
-def test_one_minute_of_real_power_ends_the_suspicion():
-    suspected = minutes_of_spinning(16, power_w=90.0)
-
-    outcome = judge(minute(sample(gpus=[gpu(utilisation=100.0, power_w=600.0)])), NOON, suspected.memory)
-
-    assert outcome.memory.hung_since == ()
+    real = judge(minute(sample(gpus=[gpu(utilisation=100.0, power_w=600.0)])), NOON, suspected.memory)
+    assert real.memory.hung_since == (), "one minute of real power ends the suspicion"
 
 
 RATES = st.builds(

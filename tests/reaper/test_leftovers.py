@@ -1,5 +1,6 @@
 """Volumes, addresses and instances that nobody uses: told with their cost, removed only with care."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from image.reaper.sweep.leftovers import GIB_MONTH, Step, judge
 from image.reaper.sweep.tidy import look
 from image.reaper.times import format_time
 from tests.reaper.fake_aws import fake_aws
-from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client
+from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client, launched, wire
 from tests.reaper.sweeping import policy
 
 REMOVING = policy(top={"leftovers": {"older_than_days": 14, "remove": True}})
@@ -54,18 +55,10 @@ def test_a_volume_stays_in_any_doubt(leftover, snapshots):
     assert step(leftover, snapshots=snapshots) is Step.LIST
 
 
-def test_a_volume_seen_for_the_first_time_is_noted_whatever_its_age():
+def test_a_volume_seen_for_the_first_time_is_noted_whatever_its_age_and_one_in_use_again_forgotten():
     assert step(volume(noted=None), snapshots={"vol-1": NOW}) is Step.NOTE
-
-
-def test_a_policy_that_does_not_remove_lists_only():
-    assert step(volume(), LISTING, {"vol-1": NOW}) is Step.LIST
-
-
-def test_a_volume_in_use_again_is_forgotten():
-    used = Leftover(Kind.VOLUME, "vol-1", TAGS | {TAG_IDLE_SINCE: LONG_AGO.isoformat()}, in_use=True)
-
-    assert step(used) is Step.FORGET
+    assert step(volume(), LISTING, {"vol-1": NOW}) is Step.LIST, "the policy removes none"
+    assert step(replace(volume(), in_use=True)) is Step.FORGET
 
 
 @given(noted=st.none() | st.integers(-400, 400), snapshot=st.none() | st.integers(-400, 400))
@@ -78,20 +71,13 @@ def test_nothing_is_removed_without_its_time_and_a_snapshot_since(noted, snapsho
     assert removed == (noted is not None and noted >= 14 and snapshot is not None and snapshot <= noted)
 
 
-def test_what_a_leftover_costs_a_month_is_reported_where_it_is_known():
+def test_the_report_says_since_when_and_what_it_costs_a_month_where_that_is_known():
+    elsewhere = policy(top={"region": "eu-central-1"})
     (known,) = judge([volume()], {}, LISTING, NOW)
-    (elsewhere,) = judge([volume()], {}, policy(top={"region": "eu-central-1"}), NOW)
+    (unknown,) = judge([volume(noted=None)], {}, elsewhere, NOW)
 
-    assert known.monthly_price == Decimal("16.00")
-    assert elsewhere.monthly_price is None
-
-
-def test_the_report_says_since_when_and_what_it_costs_where_that_is_known():
-    (known,) = judge([volume()], {}, LISTING, NOW)
-    (unknown,) = judge([volume(noted=None)], {}, policy(top={"region": "eu-central-1"}), NOW)
-
+    assert (known.monthly_price, unknown.monthly_price) == (Decimal("16.00"), None)
     records = [known.to_json(), unknown.to_json()]
-
     assert [(leftover["unused_since"], leftover["price_per_month"]) for leftover in records] == [
         (format_time(LONG_AGO), "16.00"),
         (None, None),
@@ -108,29 +94,35 @@ def leftovers_of(ec2, cloudwatch=None):
     return Leftovers(SimpleNamespace(ec2=ec2, cloudwatch=cloudwatch), Calls(lambda: NOW), STACK)
 
 
-def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
-    tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
-    made = ec2.create_volume(
-        AvailabilityZone=f"{REGION}a",
-        Size=100,
-        VolumeType="gp3",
-        TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
-    )
-    address = ec2.allocate_address(
-        Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
-    )
-    ec2.allocate_address(Domain="vpc")
-    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
-    stopped = Instance(
-        started["Instances"][0]["InstanceId"], "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW
-    )
+def made_volume(ec2, tags=TAGS, attached_to=None, **more):
+    owned = [{"ResourceType": "volume", "Tags": wire(tags)}] if tags else []
+    made = ec2.create_volume(AvailabilityZone=f"{REGION}a", TagSpecifications=owned, **{"Size": 1} | more)
+    if attached_to:
+        ec2.attach_volume(Device="/dev/sdf", InstanceId=attached_to, VolumeId=made["VolumeId"])
+    return made["VolumeId"]
 
-    found = leftovers_of(ec2).find([stopped])
+
+def made_address(ec2, tags):
+    owned = [{"ResourceType": "elastic-ip", "Tags": wire(tags)}] if tags else []
+    return ec2.allocate_address(Domain="vpc", TagSpecifications=owned)["AllocationId"]
+
+
+def stopped(key):
+    return Instance(key, "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW)
+
+
+NOTED = TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}
+
+
+def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
+    unattached, free = made_volume(ec2, VolumeType="gp3"), made_address(ec2, TAGS)
+    made_address(ec2, {})
+    (instance_id,) = launched()
+
+    found = leftovers_of(ec2).find([stopped(instance_id)])
 
     assert {(entry.kind, entry.id) for entry in found} == {
-        (Kind.VOLUME, made["VolumeId"]),
-        (Kind.ADDRESS, address["AllocationId"]),
-        (Kind.INSTANCE, stopped.id),
+        *((Kind.VOLUME, unattached), (Kind.ADDRESS, free), (Kind.INSTANCE, instance_id))
     }
     assert [leftover.in_use for leftover in found] == [False, False, False]
     instance = next(entry for entry in found if entry.kind is Kind.INSTANCE)
@@ -139,47 +131,28 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
 
 
 def test_disks_of_several_kinds_have_no_price_together(ec2):
-    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
-    key = started["Instances"][0]["InstanceId"]
-    made = ec2.create_volume(AvailabilityZone=f"{REGION}a", Size=1, VolumeType="sc1")
-    ec2.attach_volume(Device="/dev/sdf", InstanceId=key, VolumeId=made["VolumeId"])
-    stopped = Instance(key, "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW)
+    (key,) = launched()
+    made_volume(ec2, {}, attached_to=key, VolumeType="sc1")
 
-    (found,) = leftovers_of(ec2).find([stopped])
+    (found,) = leftovers_of(ec2).find([stopped(key)])
 
     assert found.volume_type == ""
 
 
 def test_an_address_in_use_is_reported_where_it_was_noted_and_else_left_out(ec2):
-    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=2, MaxCount=2)
-    noted = TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}
-    made = []
-    for instance, own in zip(started["Instances"], (noted, TAGS), strict=True):
-        tags = [{"Key": key, "Value": value} for key, value in own.items()]
-        address = ec2.allocate_address(
-            Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
-        )
-        made.append(address["AllocationId"])
-        ec2.associate_address(AllocationId=made[-1], InstanceId=instance["InstanceId"])
+    noted, other = made_address(ec2, NOTED), made_address(ec2, TAGS)
+    for address, instance in zip((noted, other), launched(2), strict=True):
+        ec2.associate_address(AllocationId=address, InstanceId=instance)
 
     (found,) = leftovers_of(ec2).find()
 
-    assert (found.id, found.in_use) == (made[0], True)
+    assert (found.id, found.in_use) == (noted, True)
     assert step(found) is Step.FORGET
 
 
 def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
     """Otherwise its old note would shorten the wait the next time it is detached."""
-    tags = [
-        {"Key": key, "Value": value}
-        for key, value in (TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}).items()
-    ]
-    made = ec2.create_volume(
-        AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
-    )
-    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
-    instance = started["Instances"][0]["InstanceId"]
-    ec2.attach_volume(Device="/dev/sdf", InstanceId=instance, VolumeId=made["VolumeId"])
+    made_volume(ec2, NOTED, attached_to=launched()[0])
 
     (found,) = leftovers_of(ec2).find()
 
@@ -187,13 +160,9 @@ def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
 
 
 def test_removing_takes_the_volume_and_the_address_and_never_an_instance(ec2):
-    tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
-    made = ec2.create_volume(
-        AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
-    )
     where = leftovers_of(ec2)
 
-    where.remove(Leftover(Kind.VOLUME, made["VolumeId"]))
+    where.remove(Leftover(Kind.VOLUME, made_volume(ec2)))
 
     assert where.find() == []
     with pytest.raises(ValueError, match="is no thing to remove here"):

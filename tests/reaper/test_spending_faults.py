@@ -9,14 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from image.instance.errors import InstanceError
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK
+from image.reaper.model import TAG_POOL
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.sweep import SweepOptions, sweep
-from tests.reaper.moto_fleet import budget_json
+from tests.reaper.moto_fleet import TAGS, budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import Faults, World
 
-TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 AN_HOUR = Decimal("1.026")
 # A budget that half a day of a few instances spends: capped first, closed a little later.
 POLICY = policy(top={"budget": budget_json(monthly="20", percents=[50, 100])}, idle_after_hours=2)

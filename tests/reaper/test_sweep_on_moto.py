@@ -76,8 +76,7 @@ def write_roster(**changes):
 
 
 def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, sweep):
-    (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle(**{TAG_USERS: "grace:login"})
     client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
     write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
 
@@ -91,8 +90,7 @@ def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, swee
 
 
 def test_an_instance_whose_notice_was_not_delivered_is_not_marked_and_the_sweep_says_so(fleet, sweep):
-    (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle(**{TAG_USERS: "grace:login"})
     write_roster(users={"grace": "grace@example.com"}, sender="not-verified@example.com")
 
     result, report = sweep(NOW, notify_users=True)
@@ -105,8 +103,7 @@ def test_an_instance_whose_notice_was_not_delivered_is_not_marked_and_the_sweep_
 
 
 def test_a_login_name_without_an_address_fails_no_sweep(fleet, sweep):
-    (idle,) = fleet.start(**{TAG_USERS: "stranger:login"})
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle(**{TAG_USERS: "stranger:login"})
     client("sns").subscribe(TopicArn=fleet.topic_arn, Protocol="email", Endpoint="ops@example.com")
     write_roster(operators=["ops@example.com"])
 
@@ -120,8 +117,7 @@ def test_a_login_name_without_an_address_fails_no_sweep(fleet, sweep):
 
 
 def test_a_mark_that_cannot_be_written_sends_no_mail_again_each_sweep(fleet, sweep, monkeypatch):
-    (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle(**{TAG_USERS: "grace:login"})
     client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
     write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
 
@@ -156,8 +152,7 @@ def published(metric):
 
 
 def test_a_marked_instance_is_terminated_after_its_grace_with_a_record_of_it(fleet, sweep):
-    (idle,) = fleet.start()
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle()
     sweep(NOW)
     fleet.heartbeats([idle], idle_hours=2.5, until=AFTER_GRACE)
 
@@ -168,19 +163,6 @@ def test_a_marked_instance_is_terminated_after_its_grace_with_a_record_of_it(fle
     assert fleet.state(idle) == "terminated"
     assert report["saved_usd_per_month"] == "734.380"
     assert [(record["instance_id"], record["action"]) for record in fleet.ledger()] == [(idle, "terminate")]
-
-
-def test_an_instance_that_works_again_loses_its_mark(fleet, sweep):
-    (instance,) = fleet.start()
-    fleet.heartbeats([instance], idle_hours=2.5)
-    sweep(NOW)
-    fleet.heartbeats([instance], idle_hours=-0.4, until=AFTER_GRACE, over_hours=0.5)
-
-    _, report = sweep(AFTER_GRACE)
-
-    assert verdicts(report) == {instance: "UNMARK"}
-    assert TAG_REAP_AFTER not in fleet.tags(instance)
-    assert fleet.state(instance) == "running"
 
 
 def test_a_group_member_leaves_its_group_smaller_and_never_below_its_minimum(fleet, sweep):
@@ -198,8 +180,7 @@ def test_a_group_member_leaves_its_group_smaller_and_never_below_its_minimum(fle
 
 
 def test_a_dry_run_plans_the_same_and_changes_nothing(fleet, sweep):
-    (idle,) = fleet.start()
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle()
 
     _, report = sweep(NOW, "--dry-run")
 
@@ -219,8 +200,7 @@ def test_instances_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, sw
 
 
 def test_a_tag_that_protects_needs_no_value(fleet, sweep):
-    (idle,) = fleet.start(**{TAG_PROTECTED: ""})
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle(**{TAG_PROTECTED: ""})
 
     _, report = sweep(NOW)
 
@@ -275,8 +255,7 @@ def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(flee
 
 @pytest.mark.parametrize("shift", [timedelta(days=30), timedelta(0), timedelta(days=-1)])
 def test_a_live_sweep_takes_no_time_but_the_present_and_does_nothing(fleet, tmp_path, shift):
-    (idle,) = fleet.start()
-    fleet.heartbeats([idle], idle_hours=2.5)
+    idle = fleet.idle()
     path, now = write_policy(tmp_path / "policy.json"), (NOW + shift).isoformat()
 
     result = CliRunner().invoke(main, ["sweep", "--policy", str(path), "--live", "--now", now])

@@ -6,15 +6,15 @@ from datetime import timedelta
 import pytest
 
 from image.reaper.metrics import CODE_UNFIT
-from image.reaper.model import Group, Verdict
+from image.reaper.model import Group, Inventory, Verdict
 from image.reaper.sweep.lease import SweepMemory, _memory
-from image.reaper.sweep.verdict import MOST_REPLACED_IN_A_DAY, decide
+from image.reaper.sweep.verdict import MOST_REPLACED_IN_A_DAY, Situation, decide
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY as SWEEPING
 from tests.reaper.custodian_cases import TAGS
 from tests.reaper.situations import NOW, POLICY, History, alone, idle_history, make_instance
 from tests.reaper.sweeping import policy, sweep_world
-from tests.reaper.world import World
+from tests.reaper.world import SimulatedInstance, World
 
 MINUTES = range(1, 200)
 UNFIT = History(dict.fromkeys(MINUTES, CODE_UNFIT)).activity()
@@ -22,104 +22,82 @@ AT_MINIMUM = Group("pool", min_size=1, desired=1, members={"i-1": "InService"}, 
 FROZEN = Group("pool", min_size=0, desired=1, members={"i-1": "InService"}, pool="dev", closed=True)
 
 
-def verdict(instance, activity=UNFIT, group=AT_MINIMUM, **more):
-    (found,) = decide(alone(instance, activity, groups=(group,) if group else (), **more)).decisions
+def verdict(activity=UNFIT, group=AT_MINIMUM, policy=POLICY, replaced=None, **changes):
+    situation = alone(
+        make_instance(**changes),
+        activity,
+        groups=(group,) if group else (),
+        policy=policy,
+        replaced=replaced or {},
+    )
+    (found,) = decide(situation).decisions
     return found
-
-
-def unmarked(**changes):
-    return make_instance(marked_minutes_ago=None, **changes)
 
 
 def worked(minutes_ago: int):
     return History({**dict.fromkeys(MINUTES, CODE_UNFIT), minutes_ago: 0.0}).activity()
 
 
-# one instance
+def replaced_lately(pool: str, count: int):
+    return {f"i-gone-{index}": pool for index in range(count)}
+
+
+STOPPING = policy(action="stop", instance_store_scratch=False, idle_after_hours=2, grace_minutes=30)
+ASKING = policy(require_acknowledgement=True, idle_after_hours=2, grace_minutes=30)
+HELD = {"gpu-fleet:keep-until": (NOW + timedelta(hours=1)).isoformat()}
+# What is said of an instance, with or without a mark -> what becomes of it.
+WITHOUT_MARK = [
+    (Verdict.MARK, {}),
+    (Verdict.KEEP_HELD, {"tags": HELD}),
+    (Verdict.KEEP_PROTECTED, {"tags": {"gpu-fleet:protected": "yes"}}),
+    (Verdict.KEEP_YOUNG, {"launched_at": NOW - timedelta(minutes=20)}),
+    *((Verdict.KEEP_BUSY, {"activity": worked(ago)}) for ago in (1, 5, 29)),
+    *((Verdict.ALERT, {"group": group}) for group in (None, FROZEN)),  # nothing would take its place
+    (Verdict.ALERT, {"policy": test_alicloud.POLICY}),  # where a group at its minimum detaches none
+]
+WITH_MARK = [
+    (Verdict.TERMINATE, {}),  # its group starts another: neither it nor its pool falls below anything
+    (Verdict.TERMINATE, {"policy": STOPPING}),
+    (Verdict.TERMINATE, {"group": None}),  # it was detached, and the sweep died
+    (Verdict.WAIT, {"policy": ASKING}),  # its files are not saved yet
+    (Verdict.UNMARK, {"group": FROZEN}),
+    (Verdict.UNMARK, {"activity": worked(1)}),
+    (Verdict.UNMARK, {"activity": worked(40), "marked_minutes_ago": 55}),
+    (Verdict.ALERT, {"replaced": replaced_lately("dev", MOST_REPLACED_IN_A_DAY)}),
+    (Verdict.TERMINATE, {"replaced": replaced_lately("train", MOST_REPLACED_IN_A_DAY)}),
+    # its replacement failed, and is tried again at no further count
+    (Verdict.TERMINATE, {"replaced": {"i-1": "dev"} | replaced_lately("dev", MOST_REPLACED_IN_A_DAY - 1)}),
+]
+
+
+def test_an_unfit_instance_is_replaced_where_nobody_uses_it_and_something_takes_its_place():
+    cases = [(expected, {"marked_minutes_ago": None} | more) for expected, more in WITHOUT_MARK] + WITH_MARK
+
+    assert [(expected, more) for expected, more in cases if verdict(**more).verdict is not expected] == []
 
 
 def test_its_owner_is_notified_before_anything_else():
-    found = verdict(unmarked())
+    found = verdict(marked_minutes_ago=None)
 
     assert (found.verdict, found.alert) == (Verdict.MARK, True)
     assert found.reap_after == NOW + timedelta(minutes=30)
+    assert verdict().replaced
 
 
-def test_after_its_grace_it_is_terminated_even_where_its_group_is_at_its_minimum():
-    """Its group starts another: neither group nor pool falls below anything."""
-    found = verdict(make_instance())
+def test_on_alibaba_cloud_users_are_notified_of_a_group_at_its_minimum():
+    found = verdict(marked_minutes_ago=None, policy=test_alicloud.POLICY)
 
-    assert (found.verdict, found.replaced) == (Verdict.TERMINATE, True)
-
-
-def test_a_pool_that_stops_idle_instances_does_not_keep_a_broken_one():
-    stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=2, grace_minutes=30)
-
-    assert verdict(make_instance(), policy=stopping).verdict is Verdict.TERMINATE
-
-
-@pytest.mark.parametrize("minutes_ago", [1, 5, 29])
-def test_one_on_which_something_worked_lately_stays(minutes_ago):
-    assert verdict(make_instance(), worked(minutes_ago)).verdict in (Verdict.UNMARK, Verdict.KEEP_BUSY)
-    assert verdict(unmarked(), worked(minutes_ago)).verdict is Verdict.KEEP_BUSY
-
-
-def test_one_that_worked_after_its_mark_is_marked_anew_first():
-    marked_early = make_instance(marked_minutes_ago=55)
-
-    assert verdict(marked_early, worked(40)).verdict is Verdict.UNMARK
-
-
-@pytest.mark.parametrize(
-    ("changes", "kept"),
-    [
-        ({"tags": {"gpu-fleet:keep-until": (NOW + timedelta(hours=1)).isoformat()}}, Verdict.KEEP_HELD),
-        ({"tags": {"gpu-fleet:protected": "yes"}}, Verdict.KEEP_PROTECTED),
-        ({"launched_at": NOW - timedelta(minutes=20)}, Verdict.KEEP_YOUNG),
-    ],
-)
-def test_what_protects_an_idle_instance_protects_an_unfit_one(changes, kept):
-    assert verdict(unmarked(**changes)).verdict is kept
-
-
-@pytest.mark.parametrize("group", [None, FROZEN])
-def test_where_nothing_would_take_its_place_a_user_is_notified_instead(group):
-    found = verdict(unmarked(), group=group)
-
-    assert (found.verdict, found.alert) == (Verdict.ALERT, True)
-
-
-def test_a_freeze_that_comes_after_the_mark_takes_the_mark_away():
-    assert verdict(make_instance(), group=FROZEN).verdict is Verdict.UNMARK
-
-
-def test_on_alibaba_cloud_a_group_at_its_minimum_detaches_none():
-    found = verdict(unmarked(), policy=test_alicloud.POLICY)
-
-    assert (found.verdict, found.alert) == (Verdict.ALERT, True)
+    assert found.alert
     assert "at its minimum" in found.reason
 
 
-def test_one_that_was_detached_and_not_terminated_is_terminated_later():
-    assert verdict(make_instance(), group=None).verdict is Verdict.TERMINATE
+def test_no_other_report_replaces_anything():
+    """A silent gate neither: a fit instance and one whose gate never spoke look the same."""
+    others = [
+        History({**dict.fromkeys(MINUTES, CODE_UNFIT), 1: value}) for value in (-1.0, -2.0, -4.0, 0.0, 60.0)
+    ]
 
-
-def test_one_whose_files_are_not_saved_yet_waits():
-    asking = policy(require_acknowledgement=True, idle_after_hours=2, grace_minutes=30)
-
-    assert verdict(make_instance(), policy=asking).verdict is Verdict.WAIT
-
-
-@pytest.mark.parametrize("value", [-1.0, -2.0, -4.0, 0.0, 60.0])
-def test_no_other_report_replaces_anything(value):
-    activity = History({**dict.fromkeys(MINUTES, CODE_UNFIT), 1: value}).activity()
-
-    assert not verdict(make_instance(), activity).replaced
-
-
-def test_a_silent_gate_is_no_verdict():
-    """A fit instance and one whose gate never spoke look the same, and are judged by their use alone."""
-    assert not verdict(make_instance(), idle_history(161).activity()).replaced
+    assert not any(verdict(activity=each.activity()).replaced for each in (*others, idle_history(161)))
 
 
 # a pool
@@ -128,8 +106,8 @@ def test_a_silent_gate_is_no_verdict():
 def test_most_of_a_fleet_failing_at_once_is_the_image_and_trips_the_breaker():
     names = [f"i-{index}" for index in range(6)]
     group = Group("pool", 0, 6, dict.fromkeys(names, "InService"), 6, "dev")
-    fleet = alone(unmarked(), UNFIT).fleet.__class__(tuple(unmarked(name=name) for name in names), (group,))
-    situation = alone(unmarked(), UNFIT).__class__(NOW, fleet, dict.fromkeys(names, UNFIT), POLICY)
+    unmarked = tuple(make_instance(name, marked_minutes_ago=None) for name in names)
+    situation = Situation(NOW, Inventory(unmarked, (group,)), dict.fromkeys(names, UNFIT), POLICY)
 
     plan = decide(situation)
 
@@ -137,29 +115,9 @@ def test_most_of_a_fleet_failing_at_once_is_the_image_and_trips_the_breaker():
     assert {(decision.verdict, decision.alert) for decision in plan.decisions} == {(Verdict.MARK, True)}
 
 
-def test_the_pools_share_of_the_day_is_bounded_and_then_a_user_is_notified():
-    earlier = {f"i-gone-{index}": "dev" for index in range(MOST_REPLACED_IN_A_DAY)}
-
-    found = verdict(make_instance(), replaced=earlier)
-
-    assert (found.verdict, found.alert) == (Verdict.ALERT, True)
-
-
-def test_what_other_pools_replaced_does_not_count():
-    earlier = {f"i-gone-{index}": "train" for index in range(MOST_REPLACED_IN_A_DAY)}
-
-    assert verdict(make_instance(), replaced=earlier).verdict is Verdict.TERMINATE
-
-
-def test_one_whose_replacement_failed_is_tried_again_at_no_further_count():
-    earlier = {"i-1": "dev", "i-gone-1": "dev", "i-gone-2": "dev"}
-
-    assert verdict(make_instance(), replaced=earlier).verdict is Verdict.TERMINATE
-
-
 def test_what_was_replaced_is_remembered_from_sweep_to_sweep_for_a_day():
     memory = SweepMemory()
-    memory.note_ending([verdict(make_instance())], NOW)
+    memory.note_ending([verdict()], NOW)
 
     read = _memory({"memory": json.loads(json.dumps(memory.to_json()))})
 
@@ -177,106 +135,49 @@ def test_a_memory_that_cannot_be_read_is_none(damaged):
 CLOUDS = {"aws": SWEEPING, "alicloud": test_alicloud.POLICY}
 
 
-@pytest.fixture(params=CLOUDS)
-def checked(request):
-    return CLOUDS[request.param]
-
-
-def unfit_world(members: int = 1, *, forever: bool = False) -> World:
-    """A pool whose instances are unfit; ``forever``: those that replace them too."""
+def pool_of_one(**more) -> tuple[World, SimulatedInstance]:
+    """An instance of a group that nobody has used for 70 minutes."""
     world = World()
     world.group("pool", min_size=0)
-    world.unfit_at_start = True
-    for _ in range(members):
-        world.join("pool", TAGS, busy=False)
-    world.unfit_at_start = forever
+    instance = world.join("pool", TAGS, busy=False, **more)
     world.pass_minutes(70)
-    return world
+    return world, instance
 
 
 def sweep_for(world, checked, hours):
+    """Sweep on schedule; what failed."""
+    failed = []
     for _ in range(hours * 6):
-        sweep_world(world, checked)
+        failed += sweep_world(world, checked).done.failures
         world.pass_minutes(10)
+    return failed
 
 
-def test_an_unfit_member_is_replaced_and_its_group_wants_as_many_as_before(checked):
-    world = unfit_world()
-    (unfit,) = world.instances.values()
-
-    sweep_for(world, checked, hours=3)
-
-    assert [ended.id for _, ended, _ in world.ends] == [unfit.id]
-    assert world.groups["pool"]["desired"] == 1
-    (fit,) = world.groups["pool"]["members"]
-    assert fit != unfit.id
-
-
-def test_the_ledger_claims_no_saving_for_a_replacement(checked):
-    world = unfit_world()
-
-    sweep_for(world, checked, hours=3)
-
-    (record,) = [
-        json.loads(body) for key, (body, _) in world.objects.items() if key.endswith("-terminate.json")
-    ]
-    assert record["saved_per_month"] == "0"
-
-
-def test_an_unfit_member_at_work_is_never_terminated(checked):
-    world = unfit_world()
-    (unfit,) = world.instances.values()
-    unfit.busy = True
-
-    sweep_for(world, checked, hours=4)
-
-    assert world.ends == []
-
-
-def test_a_broken_image_costs_a_few_instances_a_day_and_no_more(checked):
-    world = unfit_world(forever=True)
-
-    sweep_for(world, checked, hours=20)
-
-    assert len(world.ends) == MOST_REPLACED_IN_A_DAY
-    assert any("look at image and type" in text for _, text in world.messages)
-
-
-def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(checked):
-    world = unfit_world()
-    (unfit,) = world.instances.values()
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(cloud):
+    world, unfit = pool_of_one(unfit=True)
     unfit.stubborn = True
 
-    sweep_for(world, checked, hours=3)
+    sweep_for(world, CLOUDS[cloud], hours=3)
 
     assert unfit.id not in world.groups["pool"]["members"]
     assert world.groups["pool"]["desired"] == 1
 
 
 def test_one_of_a_pool_that_stops_is_left_in_its_group_where_its_termination_is_locked():
-    world = unfit_world()
-    (unfit,) = world.instances.values()
+    world, unfit = pool_of_one(unfit=True)
     unfit.lock()
-    stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=2, grace_minutes=30)
 
-    failed = []
-    for _ in range(18):
-        failed += sweep_world(world, stopping).done.failures
-        world.pass_minutes(10)
+    assert sweep_for(world, STOPPING, hours=3) == []
 
     assert list(world.groups["pool"]["members"]) == [unfit.id]
-    assert failed == []
     assert "TerminateInstances" not in world.calls
 
 
 def test_an_idle_one_of_a_pool_that_stops_is_stopped_though_its_termination_is_locked():
-    world = World()
-    world.group("pool", min_size=0)
-    idle = world.join("pool", TAGS, busy=False)
+    world, idle = pool_of_one()
     idle.lock()
-    stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=1, grace_minutes=30)
 
-    world.pass_minutes(70)
-    sweep_for(world, stopping, hours=3)
+    sweep_for(world, STOPPING, hours=4)
 
     assert idle.state == "stopped"

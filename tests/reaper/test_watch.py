@@ -12,8 +12,8 @@ from image.reaper.model import TAG_IDLE_SINCE, TAG_POOL, TAG_REAP_AFTER
 from image.reaper.sweep import watch as watching
 from image.reaper.times import format_time
 from tests.reaper.alicloud_world import Bucket
-from tests.reaper.moto_fleet import BUCKET, NOW, client, pool_policy
-from tests.reaper.plays import CLOUDS, POOL, TAGS
+from tests.reaper.moto_fleet import BUCKET, NOW, TAGS, client, pool_policy
+from tests.reaper.plays.stage import CLOUDS, POOL
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.test_sweep_on_moto import AFTER_GRACE, fleet, sweep  # noqa: F401 - fixtures
 from tests.reaper.world import World

@@ -1,0 +1,19 @@
+"""Short plays in a world, one for each promise of the sweep; each asserts, in words, what must not go wrong.
+
+``test_mutants`` breaks one guard at a time and asks that a play sees it.
+"""
+
+from tests.reaper.plays import asked, fleet, one, people
+from tests.reaper.plays.stage import CLOUDS, PLAYS
+
+__all__ = ["CLOUDS", "PLAYS", "asked", "fleet", "one", "people", "perform"]
+
+
+def perform(name: str, cloud: str = "aws") -> list[str]:
+    """What goes wrong in a play."""
+    stage, wrongs = PLAYS[name](cloud), list[str]()
+    try:
+        getattr(stage, name)()
+    except AssertionError as wrong:
+        wrongs.append(str(wrong))
+    return wrongs + stage.world.wrongs + stage.world.floors()
