@@ -204,13 +204,15 @@ def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment,
     assert "event=stopped-by-signal" in log
 
 
-def test_a_wrong_argument_or_a_missing_instance_file_is_one_message(environment, tmp_path):
-    variables = {**environment, "GPU_FLEET_RUN_DIR": str(tmp_path)}
-    nowhere = variables | {"GPU_FLEET_INSTANCE_FILE": "/nowhere.toml"}
-    start = CliRunner().invoke(main, ["agent", "--clock-start", "2026-11-21T08:00:00"], env=variables)
-    missing = CliRunner().invoke(main, ["agent"], env=nowhere)
+def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed():
+    refused = CliRunner().invoke(main, ["agent", "--clock-start", "2026-11-21T08:00:00"])
 
-    assert start.exit_code == 2
-    assert "'2026-11-21T08:00:00'; allowed: ISO 8601 with a zone" in " ".join(start.output.split())
-    assert missing.exit_code == 1
-    assert missing.output == "error: instance file /nowhere.toml: No such file or directory\n"
+    assert refused.exit_code == 2
+    assert "'2026-11-21T08:00:00'; allowed: ISO 8601 with a zone" in " ".join(refused.output.split())
+
+
+def test_a_missing_instance_file_is_one_message(environment, tmp_path):
+    ended = run_agent(environment | {"GPU_FLEET_INSTANCE_FILE": "/nowhere.toml"}, tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stderr == "error: instance file /nowhere.toml: No such file or directory\n"
