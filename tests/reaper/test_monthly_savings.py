@@ -114,10 +114,10 @@ def test_a_damaged_record_is_named(key):
         end_of(damaged, "a/b.json")
 
 
-@pytest.mark.parametrize("text", ["", "2026", "2026-13", "november", "2026-11-01", "0001-01", "9999-12"])
-def test_what_is_no_month_is_refused(text):
-    with pytest.raises(ConfigurationError, match="allowed: YEAR-MONTH, say 2026-11"):
-        parse_month(text)
+def test_what_is_no_month_is_refused():
+    for text in ("", "2026", "2026-13", "november", "2026-11-01", "0001-01", "9999-12"):
+        with pytest.raises(ConfigurationError, match="allowed: YEAR-MONTH, say 2026-11"):
+            parse_month(text)
 
 
 @given(st.datetimes(datetime(2000, 2, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001 - zone given

@@ -89,10 +89,3 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     assert "1 of 2 instances idle, at 1.006 USD an hour" in result.output
     assert re.search(r"^images: ami-[0-9a-f]+ \(2\)$", result.output, re.MULTILINE)
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
-
-
-def test_a_wrong_policy_is_one_message(tmp_path):
-    result = CliRunner().invoke(main, ["status", "--policy", str(tmp_path / "gone.json")])
-
-    assert result.exit_code == 1
-    assert result.output.startswith("error: policy file")
