@@ -92,17 +92,20 @@ def test_a_build_that_failed_its_test_calls_an_operator(look, status):
     assert ecs.started() == []
 
 
-def test_a_builder_without_stock_is_tried_again(look):
-    ecs = Ecs(execution("FAILED", "OperationDenied.NoStock: ecs.c7.2xlarge"))
+@pytest.mark.parametrize(
+    ("made", "begun"),
+    [
+        (execution("FAILED", "OperationDenied.NoStock: ecs.c7.2xlarge"), [token("ip-1", "exec-1")]),
+        (execution("SUCCESS"), []),
+    ],
+)
+def test_a_builder_without_stock_is_tried_again_and_a_build_that_succeeded_is_no_problem(look, made, begun):
+    ecs = Ecs(made)
 
     report, value = look(ecs)
 
-    assert ecs.started() == [{"ImagePipelineId": "ip-1", "ClientToken": token("ip-1", "exec-1")}]
+    assert ecs.started() == [{"ImagePipelineId": "ip-1", "ClientToken": given} for given in begun]
     assert (report["problem"], value) == ("", 0)
-
-
-def test_a_build_that_succeeded_is_no_problem(look):
-    assert look(Ecs(execution("SUCCESS"))) == ({"problem": "", "action": ""}, 0)
 
 
 def test_on_sunday_morning_the_build_of_the_week_is_begun(look, monkeypatch):

@@ -140,21 +140,18 @@ def test_a_red_canary_is_a_problem_and_nothing_is_promoted(look):
     assert asked(cloud, "StartImagePipelineExecution") == asked(cloud, "PutParameter") == []
 
 
-def test_what_failed_while_it_was_built_is_built_once_more(look):
-    failed = {"failed": "curl: (28) timed out", "phase": "BUILD"}
-    cloud = account(made(8, "FAILED", ago(hours=1), buildType="SCHEDULED"), **failed)
+def test_what_failed_while_it_was_built_is_built_once_more_but_not_what_an_operator_cancelled(look):
+    failed, cancelled = (
+        account(made(8, status, ago(hours=1), buildType="SCHEDULED"), failed="curl: (28)", phase="BUILD")
+        for status in ("FAILED", "CANCELLED")
+    )
 
-    look(cloud)
+    look(failed)
 
-    (started,) = asked(cloud, "StartImagePipelineExecution")
+    assert "nothing is promoted" in look(cancelled)["problem"]
+    (started,) = asked(failed, "StartImagePipelineExecution")
     assert started["imagePipelineArn"] == HOME
-
-
-def test_what_an_operator_cancelled_is_not_built_again(look):
-    cloud = account(made(8, "CANCELLED", ago(hours=1), buildType="SCHEDULED"), phase="BUILD")
-
-    assert "nothing is promoted" in look(cloud)["problem"]
-    assert asked(cloud, "StartImagePipelineExecution") == []
+    assert asked(cancelled, "StartImagePipelineExecution") == []
 
 
 def test_a_clean_build_is_promoted(look):

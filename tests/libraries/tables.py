@@ -53,12 +53,16 @@ def table_of(kind: str, tmp_path: Path, run: str = "run", **data: Any) -> dict[s
     return changed({**found, "model": model}, data={"columns": ["input_ids", "labels"], **data})
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
-    kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, workers: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     straight = train_on(2, table_of(kind, tmp_path, "straight"))
     stopped = train_on(2, table_of(kind, tmp_path, "stopped", workers=workers), stop_at=12)
     resumed = train_on(2, table_of(kind, tmp_path, "stopped", workers=workers))
@@ -75,10 +79,7 @@ def test_a_table_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
         ([], "model.name = 'AutoModelForCausalLM': TypeError"),
     ],
 )
-def test_a_wrong_column_is_one_message(
-    columns: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+def test_a_wrong_column_is_one_message(columns: list[str], message: str, tmp_path: Path) -> None:
 
     status, said = tried_alone(table_of("jsonl", tmp_path, columns=columns), tmp_path)
 
@@ -93,10 +94,7 @@ def write_empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_files_without_rows_are_passed_over(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+def test_files_without_rows_are_passed_over(kind: str, tmp_path: Path) -> None:
     table = table_of(kind, tmp_path)
     place = tmp_path / kind
     write_empty(place / f"another.{kind}")
@@ -110,7 +108,6 @@ def test_files_without_rows_are_passed_over(
 
 
 def test_rows_without_a_value_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     rows = [{"input_ids": [1] * 8, "labels": [1] * 8 if number else None} for number in range(40)]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     table = changed(table_of("parquet", tmp_path), data={"path": str(tmp_path / "rows.parquet")})
@@ -121,10 +118,7 @@ def test_rows_without_a_value_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_column_of_numbers_is_learned_by_an_own_loss(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+def test_a_column_of_numbers_is_learned_by_an_own_loss(kind: str, tmp_path: Path) -> None:
     chance = np.random.default_rng(2)
     houses = [
         {"area": area, "rooms": int(9 * area), "price": 2 * area} for area in chance.random(90).tolist()

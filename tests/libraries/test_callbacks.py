@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,17 +20,11 @@ def run(
 
     The environment is this process's.
     """
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    torchrun = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    )
     done = subprocess.run(
-        [
-            python,
-            *(torchrun if ranks > 1 else []),
-            HERE / "loops.py",
-            kind,
-            folder,
-            str(workers),
-            str(stop_at),
-        ],
+        [python, *torchrun, HERE / "loops.py", kind, folder, str(workers), str(stop_at)],
         capture_output=True,
         text=True,
         check=False,
@@ -38,39 +33,47 @@ def run(
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.fixture
+def is_as_if_undisturbed(python: Path, tmp_path: Path) -> Callable[..., None]:
+    """Hold a training that is stopped by a notice and resumed to one without."""
+
+    def hold(
+        kind: str, stop_at: int, workers: int = 0, files: tuple[str, ...] = ("weights.txt",), ranks: int = 1
+    ) -> None:
+        straight, broken = tmp_path / "straight", tmp_path / "broken"
+
+        undisturbed = run(python, kind, straight, workers, ranks=ranks)
+        stopped = run(python, kind, broken, workers, stop_at, ranks=ranks)
+        written = (broken / "weights.txt").exists()
+        resumed = run(python, kind, broken, workers, ranks=ranks)
+
+        ended = 85 if ranks == 1 else 0  # torchrun would start it again at once
+        said = stopped[1] + resumed[1]
+        assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, ended, 0], said
+        assert not written
+        assert [file for file in files if (broken / file).read_text() != (straight / file).read_text()] == []
+        assert "not exact" not in undisturbed[1] + resumed[1]
+
+    return hold
+
+
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
-    library: str, workers: int, python: Path, tmp_path: Path
+    library: str, workers: int, is_as_if_undisturbed: Callable[..., None]
 ) -> None:
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-
-    undisturbed = run(python, library, straight, workers)
-    stopped = run(python, library, broken, workers, stop_at=8)
-    written = (broken / "weights.txt").exists()
-    resumed = run(python, library, broken, workers)
-
-    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
-    assert not written
-    assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
-    assert "not exact" not in undisturbed[1]
+    is_as_if_undisturbed(library, 8, workers)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
-    library: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: str, is_as_if_undisturbed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their gradients are in no checkpoint: the update is waited for."""
     monkeypatch.setenv("ACCUMULATED", "2")
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
 
-    undisturbed = run(python, library, straight, workers=0)
-    stopped = run(python, library, broken, workers=0, stop_at=7)
-    resumed = run(python, library, broken, workers=0)
-
-    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
-    assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
+    is_as_if_undisturbed(library, 7)
 
 
 @pytest.mark.prove
@@ -78,56 +81,29 @@ def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
     ("ranks", "stop_at"), [(1, 6), (2, 9)], ids=["before a validation", "in the second epoch"]
 )
 def test_a_rate_that_follows_the_validation_of_lightning_is_as_if_undisturbed(
-    ranks: int, stop_at: int, python: Path, tmp_path: Path
+    ranks: int, stop_at: int, is_as_if_undisturbed: Callable[..., None]
 ) -> None:
     """Ranks validate uneven numbers of batches, and draw the order of each epoch themselves."""
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    kind = "validated_lightning"
-
-    undisturbed = run(python, kind, straight, workers=0, ranks=ranks)
-    stopped = run(python, kind, broken, workers=0, stop_at=stop_at, ranks=ranks)
-    written = (broken / "weights.txt").exists()
-    resumed = run(python, kind, broken, workers=0, ranks=ranks)
-
-    ended = 85 if ranks == 1 else 0  # torchrun would start it again at once
-    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, ended, 0], stopped[1] + resumed[1]
-    assert not written
-    assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
-    assert "not exact" not in resumed[1]
+    is_as_if_undisturbed("validated_lightning", stop_at, ranks=ranks)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    ("every", "stop_at"),
-    [(11, 13), (4, 6), (4, 15)],
-    ids=["the last", "the first", "the second"],
+    ("every", "stop_at"), [(11, 13), (4, 6), (4, 15)], ids=["the last", "the first", "the second"]
 )
 def test_a_notice_in_an_evaluation_of_the_trainer_ends_it_and_loses_nothing(
-    every: int, stop_at: int, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, stop_at: int, is_as_if_undisturbed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed run begins with it: steps, scores, the best checkpoint and its weights are the same."""
     monkeypatch.setenv("EVALUATE_EVERY", str(every))
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
 
-    undisturbed = run(python, "evaluated_hugging_face", straight, workers=0)
-    stopped = run(python, "evaluated_hugging_face", broken, workers=0, stop_at=stop_at)
-    written = (broken / "weights.txt").exists()
-    resumed = run(python, "evaluated_hugging_face", broken, workers=0)
-
-    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
-    assert not written
-    for file in ("scores.txt", "weights.txt"):
-        assert (broken / file).read_text() == (straight / file).read_text()
+    is_as_if_undisturbed("evaluated_hugging_face", stop_at, files=("scores.txt", "weights.txt"))
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("library", "key"),
-    [
-        ("hugging_face", "arguments.learning_rate"),
-        ("accelerate", "run.rate"),
-        ("lightning", "run.rate"),
-    ],
+    zip(LIBRARIES, ("arguments.learning_rate", "run.rate", "run.rate"), strict=True),
 )
 def test_another_learning_rate_in_the_same_folder_is_refused(
     library: str, key: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,15 +151,8 @@ def test_a_folder_of_hugging_faces_datasets_is_trained_from(python: Path, tmp_pa
     (tmp_path / "job.toml").write_text(table)
 
     def train(directory: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-        words = [
-            python,
-            "-m",
-            "gpu_fleet",
-            "train",
-            tmp_path / "job.toml",
-            "--run.directory",
-            tmp_path / directory,
-        ]
+        words = [python, "-m", "gpu_fleet", "train", tmp_path / "job.toml"]
+        words += ["--run.directory", tmp_path / directory]
         return subprocess.run([*words, *overrides], cwd=HERE, capture_output=True, text=True, check=False)
 
     whole = train("whole")

@@ -11,19 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_tables_and_records_resume_bit_by_bit(python: Path, tmp_path: Path) -> None:
-    words = [
-        "-m",
-        "pytest",
-        "tests/libraries/tables.py",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--basetemp",
-        tmp_path,
-    ]
+    words = ["-m", "pytest", "tests/libraries/tables.py", "-q", "-p", "no:cacheprovider"]
 
     done = subprocess.run(
-        [python, *words],
+        [python, *words, "--basetemp", tmp_path],
         cwd=ROOT,
         check=False,
         capture_output=True,

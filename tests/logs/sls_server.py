@@ -7,14 +7,13 @@ SDK's ``log_logs.proto``, not from what it is to hold: messages are read with pr
 import base64
 import hashlib
 import hmac
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from tests.answering import Answer, Asked, answering
 from tests.reaper.alicloud_server import ENVIRON
 
 SECRET = ENVIRON["ALIBABA_CLOUD_ACCESS_KEY_SECRET"]
@@ -106,29 +105,14 @@ def expected_authorization(method: str, path: str, headers) -> str:
 @contextmanager
 def sls_server() -> Iterator[SlsServer]:
     """Serve on a free port until the block ends."""
-    found: SlsServer
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, code = found.answers.pop(0) if found.answers else (0, "")
-            if not code and (code := found.take(self.path, self.headers, body)):
-                found.refused.append(code)
-            said = f'{{"errorCode": "{code}", "errorMessage": "stand-in"}}'.encode() if code else b""
-            self.send_response(status or (401 if code else 200))
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
+    def answer(asked: Asked) -> Answer:
+        status, code = found.answers.pop(0) if found.answers else (0, "")
+        if not code and (code := found.take(asked.path, asked.headers, asked.body)):
+            found.refused.append(code)
+        said = f'{{"errorCode": "{code}", "errorMessage": "stand-in"}}'.encode() if code else b""
+        return status or (401 if code else 200), {}, said
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found = SlsServer(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield found
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as url:
+        found = SlsServer(url)
+        yield found

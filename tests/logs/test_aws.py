@@ -1,6 +1,7 @@
 """CloudWatch Logs: what is sent, what an answer means, and how much a call takes."""
 
 import json
+from contextlib import nullcontext
 
 import boto3
 import pytest
@@ -69,47 +70,32 @@ def test_a_line_is_an_event_with_its_fields_and_milliseconds():
     }
 
 
-def test_the_stream_is_made_once():
-    logs = Logs()
+@pytest.mark.parametrize("put", [None, "ResourceNotFoundException"])
+def test_the_stream_is_made_once_and_again_where_it_was_deleted(put):
+    logs = Logs(create=["ResourceAlreadyExistsException"], put=[put])  # of an earlier life
     service = CloudWatchLogs(logs, GROUP, STREAM)
 
-    service.send([line()])
-    service.send([line()])
-
-    assert logs.operations == ["CreateLogStream", "PutLogEvents", "PutLogEvents"]
-
-
-def test_a_stream_of_an_earlier_life_is_used():
-    assert sent(Logs(create=["ResourceAlreadyExistsException"])) == 0
-
-
-def test_a_stream_that_was_deleted_is_made_again():
-    logs = Logs(put=["ResourceNotFoundException"])
-    service = CloudWatchLogs(logs, GROUP, STREAM)
-
-    with pytest.raises(LinesNotTakenError):
+    with pytest.raises(LinesNotTakenError) if put else nullcontext():
         service.send([line()])
     service.send([line()])
 
-    assert logs.operations == ["CreateLogStream", "PutLogEvents"] * 2
+    made, sent_again = ["CreateLogStream", "PutLogEvents"], ["PutLogEvents"]
+    assert logs.operations == made + (made if put else sent_again)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        *(
-            "ThrottlingException",
-            "ServiceUnavailableException",
-            "AccessDeniedException",
-            "ExpiredTokenException",
-        ),
-        EndpointConnectionError(endpoint_url="https://logs.us-east-1.amazonaws.com"),
-    ],
-)
+PASSES = [
+    "ThrottlingException",
+    "ServiceUnavailableException",
+    "AccessDeniedException",
+    "ExpiredTokenException",
+]
+
+
 @pytest.mark.parametrize("operation", ["create", "put"])
-def test_what_may_pass_is_tried_again(operation, error):
-    with pytest.raises(LinesNotTakenError):
-        sent(Logs(**{operation: [error]}))
+def test_what_may_pass_is_tried_again(operation):
+    for error in (*PASSES, EndpointConnectionError(endpoint_url="https://logs.us-east-1.amazonaws.com")):
+        with pytest.raises(LinesNotTakenError):
+            sent(Logs(**{operation: [error]}))
 
 
 def test_what_the_service_will_never_take_is_not():

@@ -39,19 +39,12 @@ def texts(batch):
 
 
 def test_lines_come_in_order_and_no_more_than_a_call_takes():
-    found = batches(filled(*(sized(number) for number in range(7))))
+    by_count = batches(filled(*(sized(number) for number in range(7))))
+    by_bytes = batches(filled(sized(0, 600), sized(1, 400), sized(2, 1)))
 
-    assert [texts(batch) for batch in found] == [
-        ["line 0", "line 1", "line 2"],
-        ["line 3", "line 4", "line 5"],
-        ["line 6"],
-    ]
-
-
-def test_the_bytes_of_a_call_are_kept_to():
-    found = batches(filled(sized(0, 600), sized(1, 400), sized(2, 1)))
-
-    assert [len(batch.lines) for batch in found] == [2, 1]
+    lines = [f"line {number}" for number in range(7)]
+    assert [texts(batch) for batch in by_count] == [lines[:3], lines[3:6], lines[6:]]
+    assert [len(batch.lines) for batch in by_bytes] == [2, 1]
 
 
 @pytest.mark.parametrize("step_us", [DAY_US + 1, -DAY_US - 1])
@@ -70,25 +63,16 @@ def test_a_batch_is_sorted_by_time_and_its_cursor_is_of_what_was_read_last():
     assert batch.cursor == "i=1"
 
 
-def test_where_nothing_is_taken_the_oldest_lines_go_and_are_counted():
-    room = 3 * (10 + LINE_BYTES)
+def test_where_nothing_is_taken_the_oldest_lines_go_and_are_counted_once():
+    buffer = filled(*(sized(number) for number in range(10)), most_bytes=3 * (10 + LINE_BYTES))
 
-    found = batches(filled(*(sized(number) for number in range(10)), most_bytes=room))
+    dropped, *lines = [line for batch in batches(buffer) for line in batch.lines]
+    buffer.add(sized(10))
 
-    lines = [line for batch in found for line in batch.lines]
-    assert lines[0].unit == OWN_UNIT
-    assert "event=lines-dropped count=7" in lines[0].text
-    assert [line.text for line in lines[1:]] == ["line 7", "line 8", "line 9"]
-
-
-def test_lines_that_were_dropped_are_counted_once():
-    buffer = filled(sized(0), sized(1), most_bytes=LINE_BYTES + 10)
-    batches(buffer)
-    buffer.add(sized(2))
-
-    (batch,) = batches(buffer)
-
-    assert texts(batch) == ["line 2"]
+    assert dropped.unit == OWN_UNIT
+    assert "event=lines-dropped count=7" in dropped.text
+    assert [line.text for line in lines] == ["line 7", "line 8", "line 9"]
+    assert [texts(batch) for batch in batches(buffer)] == [["line 10"]]
 
 
 def test_it_waits_no_longer_once_a_batch_is_full_or_nothing_more_will_come():
@@ -121,22 +105,16 @@ def test_a_line_says_itself_where_a_batch_ends():
     assert batch.cursor == "i=4"
 
 
-def test_what_is_passed_over_counts_once_no_line_waits_before_it():
+def test_what_is_passed_over_counts_once_no_line_waits_before_it_and_none_came_after_it():
     buffer = filled(sized(0))
     buffer.pass_over("i=1")
     waiting = buffer.passed()
     batches(buffer)
-
-    assert (waiting, buffer.passed()) == ("", "i=1")
-
-
-def test_a_line_after_what_was_passed_over_has_the_later_cursor():
-    buffer = filled()
-    buffer.pass_over("i=1")
+    sent = buffer.passed()
     buffer.add(sized(2))
     batches(buffer)
 
-    assert buffer.passed() == ""
+    assert (waiting, sent, buffer.passed()) == ("", "i=1", "")
 
 
 def left_out(number):
@@ -159,16 +137,13 @@ def test_lines_that_a_unit_wrote_beyond_its_budget_are_counted_where_others_come
 
 
 def test_units_that_wrote_too_much_are_never_more_lines_than_a_call_takes():
-    buffer = filled()
-    for number in range(7):
-        buffer.leave_out(replace(left_out(number), unit=f"trainer@{number}.service"))
+    """No cursor is known of a batch before whose end a line waits."""
+    alone, among = filled(), filled(sized(0))
+    for number in range(1, 8):
+        line = replace(left_out(number), unit=f"trainer@{number}.service")
+        alone.leave_out(line)
+        if number < 4:
+            among.leave_out(line)
 
-    assert [len(batch.lines) for batch in batches(buffer)] == [3, 3, 1]
-
-
-def test_no_cursor_is_known_of_a_batch_before_whose_end_a_line_waits():
-    buffer = filled(sized(0))
-    for number in range(1, 4):
-        buffer.leave_out(replace(left_out(number), unit=f"trainer@{number}.service"))
-
-    assert [batch.cursor for batch in batches(buffer)] == ["", "i=0"]
+    assert [len(batch.lines) for batch in batches(alone)] == [3, 3, 1]
+    assert [batch.cursor for batch in batches(among)] == ["", "i=0"]

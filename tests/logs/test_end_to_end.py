@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from stacks.rehearsal import first_boot
 from stacks.settings import stack_files
 from tests.logs import journal_of_its_own
 from tests.logs.sls_server import sls_server
+from tests.reaper.programs import until
 from tests.stacks import first_boots
 from tests.stacks.first_boots import INSTANCE, boot
 
@@ -72,14 +71,6 @@ def own_journal() -> Iterator[OwnJournal]:
             process.wait(PATIENCE_S)
 
 
-def until(ready: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
-    ends = time.monotonic() + PATIENCE_S
-    while not ready():
-        assert time.monotonic() < ends, "it did not come"
-        threading.Event().wait(0.2)
-
-
 def environment_of(root: Path, services: Mapping[str, str]) -> dict[str, str]:
     state = root / "state"
     state.mkdir(exist_ok=True)
@@ -105,13 +96,13 @@ def lines_of(
     journal.say("trainer@digits.service", f"key {KEY} was printed")
     journal.say(UNIT, "what it says itself")
     journal.start(command, environment)
-    until(lambda: len(sent()) == 2)
+    until(lambda: len(sent()) == 2, "two lines")
     assert journal.stop() == "0"
     journal.say("gpu-run@ada.service", "said while nobody listened")
     journal.start(command, environment)
-    until(lambda: len(sent()) == 3)
+    until(lambda: len(sent()) == 3, "the third line")
     journal.say("gpu-fleet-bootstrap.service", "bootstrap is done")
-    until(lambda: len(sent()) == 4)
+    until(lambda: len(sent()) == 4, "the fourth line")
     for number in range(LAST_WORDS):
         journal.say("gpu-reaper.service", f"last word {number}")
     assert journal.stop() == "0"
@@ -126,6 +117,7 @@ EXPECTED = [
 ]
 
 
+@pytest.mark.prove  # as below; and test_aws.py
 def test_lines_of_an_instance_of_a_shipped_stack_reach_cloudwatch_logs(tmp_path):
     root, name = tmp_path / "instance", "aws-dev"
     with own_journal() as journal, first_boots.aws(name) as cloud:

@@ -19,10 +19,15 @@ print(json.dumps({"MESSAGE": "second", "__CURSOR": "s=1;i=2"}))
 """
 
 
+def program(tmp_path, text):
+    """A journalctl of the test's."""
+    file = tmp_path / "journalctl.py"
+    file.write_text(text)
+    return sys.executable, str(file)
+
+
 def followed(tmp_path, cursor, lives, text=PROGRAM):
     """What is read of so many lives of journalctl."""
-    program = tmp_path / "journalctl.py"
-    program.write_text(text)
     waits = []
 
     def wait(seconds):
@@ -30,7 +35,7 @@ def followed(tmp_path, cursor, lives, text=PROGRAM):
         if len(waits) == lives:
             journal.stop()
 
-    journal = Journal(cursor, (sys.executable, str(program)), wait)
+    journal = Journal(cursor, program(tmp_path, text), wait)
     return [entry["MESSAGE"] for entry in journal.entries()]
 
 
@@ -42,19 +47,14 @@ def test_without_a_cursor_all_of_this_boot_is_read_and_then_what_comes():
     assert not {"--follow", "--no-tail"} & set(arguments("", follow=False))
 
 
-def test_it_begins_again_after_what_was_read_last(tmp_path):
+def test_it_begins_again_after_what_was_read_last_and_says_what_is_no_entry(tmp_path, caplog):
     assert followed(tmp_path, "", 2) == ["--boot", "second", "--after-cursor=s=1;i=2", "second"]
+    assert "event=entry-not-read" in caplog.text
 
 
 def test_a_cursor_that_cannot_be_read_is_forgotten(tmp_path, caplog):
     assert followed(tmp_path, "bad", 2) == ["--boot", "second"]
     assert "event=cursor-forgotten" in caplog.text
-
-
-def test_what_is_no_entry_is_said_and_left_out(tmp_path, caplog):
-    followed(tmp_path, "", 1)
-
-    assert "event=entry-not-read" in caplog.text
 
 
 # Follows without end and has given one entry of two; what asks it once gets all after the cursor.
@@ -74,9 +74,7 @@ elif sys.argv[-1] == "--after-cursor=s=1;i=1":
 
 def until_stopped(tmp_path, hold, last_read_s=3600.0):
     """What is read of a journal that is stopped at its first entry."""
-    program = tmp_path / "journalctl.py"
-    program.write_text(SLOW.replace("HOLD", hold))
-    journal = Journal("", (sys.executable, str(program)), last_read_s=last_read_s)
+    journal = Journal("", program(tmp_path, SLOW.replace("HOLD", hold)), last_read_s=last_read_s)
     texts = []
     for entry in journal.entries():
         texts.append(entry["MESSAGE"])
@@ -89,13 +87,11 @@ def test_what_was_not_read_when_it_is_stopped_is_read_once_more(tmp_path):
 
 
 def test_the_last_read_ends_where_journalctl_does_not(tmp_path):
-    assert until_stopped(tmp_path, "signal.pause()", last_read_s=2.0)[0] == "line 1"
+    assert until_stopped(tmp_path, "signal.pause()", last_read_s=0.5)[0] == "line 1"
 
 
 def test_where_it_is_stopped_before_it_began_it_follows_nothing(tmp_path):
-    program = tmp_path / "journalctl.py"
-    program.write_text(SLOW)
-    journal = Journal("", (sys.executable, str(program)))
+    journal = Journal("", program(tmp_path, SLOW))
     journal.stop()
 
     assert list(journal.entries()) == []

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,106 +31,75 @@ def test_an_entry_of_a_unit_is_a_line_with_its_time_and_cursor():
     assert line() == Line(1_795_622_400_680_593, "gpu-run@ada.service", "6", "42", "step 4", "s=1;i=2")
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *("gpu-ready.service", "gpu-reaper.service", "gpu-accounts.service", "gpu-fleet-bootstrap.service"),
-        *("trainer@digits.service", "gpu-run@ada.service", "gpu-queue-node.service", "mig@0.service"),
-        *("gpu-queue-controller.service", "slurmctld.service", "nvidia-fabricmanager.service"),
-    ],
-)
-def test_the_log_gets_units_of_the_fleet(unit):
-    made = line(_SYSTEMD_UNIT=unit)
-
-    assert made
-    assert made.unit == unit
-
-
-@pytest.mark.parametrize(
-    "unit", ["cron.service", "ssh.service", "user@1000.service", "session-3.scope", OWN_UNIT, None]
-)
-def test_the_log_gets_no_other_unit_and_never_its_own(unit):
-    assert line(_SYSTEMD_UNIT=unit) is None
-
-
-def test_what_systemd_says_of_a_unit_is_that_units():
-    made = line(
-        "Failed with result 'oom-kill'.", _PID="1", _SYSTEMD_UNIT="init.scope", UNIT="gpu-ready.service"
-    )
-
-    assert made
-    assert made.unit == "gpu-ready.service"
-
-
-def test_what_a_user_says_of_a_unit_is_not():
-    assert line("a gate that passed", _SYSTEMD_UNIT="session-3.scope", UNIT="gpu-ready.service") is None
+OURS = [
+    *("gpu-ready.service", "gpu-reaper.service", "gpu-accounts.service", "gpu-fleet-bootstrap.service"),
+    *("trainer@digits.service", "gpu-run@ada.service", "gpu-queue-node.service", "mig@0.service"),
+    *("gpu-queue-controller.service", "slurmctld.service", "nvidia-fabricmanager.service"),
+]
+OTHERS = ["cron.service", "ssh.service", "user@1000.service", "session-3.scope", OWN_UNIT, None]
+SESSION = "session-3.scope"
+# (message, fields, the unit of its line)
+OF_UNITS = [
+    *(("step", {"_SYSTEMD_UNIT": unit}, unit) for unit in OURS),
+    *(("step", {"_SYSTEMD_UNIT": unit}, None) for unit in OTHERS),
+    # what systemd says of a unit is that unit's, what a user says of it is not
+    (
+        "Failed with result 'oom-kill'.",
+        {"_PID": "1", "_SYSTEMD_UNIT": "init.scope", "UNIT": "gpu-ready.service"},
+        "gpu-ready.service",
+    ),
+    ("a gate that passed", {"_SYSTEMD_UNIT": SESSION, "UNIT": "gpu-ready.service"}, None),
+    *(
+        (text, {"_TRANSPORT": "kernel", "_SYSTEMD_UNIT": None, "_PID": None}, unit)
+        for text, unit in (
+            ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "kernel"),
+            ("Out of memory: Killed process 4242 (python)", "kernel"),
+            ("eth0: link up", None),
+        )
+    ),
+    ("NVRM: Xid 79", {"_TRANSPORT": "syslog", "_SYSTEMD_UNIT": SESSION}, None),  # only says it is the kernel
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", True),
-        ("Out of memory: Killed process 4242 (python)", True),
-        ("eth0: link up", False),
-    ],
-)
-def test_of_the_kernel_the_log_gets_errors_of_gpus_and_of_memory(text, wanted):
-    made = line(text, _TRANSPORT="kernel", _SYSTEMD_UNIT=None, _PID=None)
+def test_the_log_gets_units_of_the_fleet_and_of_the_kernel_errors_of_gpus_and_of_memory():
+    def unit_of(message, fields):
+        made = line(message, **fields)
+        return made and made.unit
 
-    assert (made is not None) is wanted
-    assert made is None or made.unit == "kernel"
+    assert [(text, fields, unit_of(text, fields)) for text, fields, _ in OF_UNITS] == OF_UNITS
 
 
-def test_what_only_says_that_it_is_the_kernel_is_not():
-    assert line("NVRM: Xid 79", _TRANSPORT="syslog", _SYSTEMD_UNIT="session-3.scope") is None
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
+def test_a_text_is_made_one_that_can_be_sent_and_an_entry_without_one_is_no_line():
+    texts = [
         ([103, 114, 195, 188, 110, 255], "grün\ufffd"),
         (["first", "second"], "first\nsecond"),
         ("\x1b[32mepoch\x1b[0m 3\r", "epoch 3"),
         ("\x1b]0;title\x07epoch 3", "epoch 3"),
         ("tab\tand\nline", "tab\tand\nline"),
         ("half \ud800 a pair", "half ? a pair"),
-    ],
-)
-def test_a_text_is_made_one_that_can_be_sent(message, text):
-    made = line(message)
+    ]
 
-    assert made
-    assert made.text == text
-
-
-@pytest.mark.parametrize("message", [None, "", "\x1b[0m"])
-def test_an_entry_without_a_text_is_no_line(message):
-    assert line(message) is None
+    assert [(message, line(message).text) for message, _ in texts] == texts
+    assert [message for message in (None, "", "\x1b[0m") if line(message) is not None] == []
 
 
 def test_a_long_text_is_cut_and_says_so():
     made = line("ü" * LARGEST_TEXT_BYTES)
 
-    assert made
     assert made.text.endswith("ü [cut]")
     assert len(made.text.encode()) <= LARGEST_TEXT_BYTES + len(" [cut]")
 
 
-def test_a_secret_where_a_text_is_cut_is_seen_before():
+def test_secrets_are_looked_for_by_unit_and_process_before_a_text_is_cut():
+    sources = []
+
     def redact(source, text):
+        sources.append(source)
         return text.replace("hunter2", "*")
 
     made = line_of(entry("a" * (LARGEST_TEXT_BYTES - 3) + "hunter2"), redact)
 
-    assert made
     assert "hun" not in made.text
-
-
-def test_secrets_are_looked_for_by_unit_and_process():
-    sources = []
-
-    line_of(entry(), lambda source, text: sources.append(source) or text)
-
     assert sources == ["gpu-run@ada.service 42"]
 
 

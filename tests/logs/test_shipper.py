@@ -1,6 +1,7 @@
 """Sent once, in order, again until it is taken; and where to go on after a restart."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,31 +13,26 @@ from image.logs.shipper import KEEP_S, LONGEST_WAIT_S, CursorFile, Shipper
 LIMITS = BatchLimits(lines=2, content_bytes=1000, span_us=10**12)
 
 
-class Service:
+def service(*answers):
     """Takes lines, unless an error is up next."""
+    made, left = SimpleNamespace(limits=LIMITS, taken=[], size=lambda line: len(line.text)), list(answers)
 
-    limits = LIMITS
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.taken = []
-
-    def size(self, line):
-        return len(line.text)
-
-    def send(self, lines):
-        answer = self.answers.pop(0) if self.answers else 0
+    def send(lines):
+        answer = left.pop(0) if left else 0
         if isinstance(answer, Exception):
             raise answer
-        self.taken.append([line.text for line in lines])
+        made.taken.append([line.text for line in lines])
         return answer
+
+    made.send = send
+    return made
 
 
 class Played:
     """A shipper over so many lines, with a clock that only counts."""
 
     def __init__(self, folder, *answers, lines=4, stops_after_waits=10**6):
-        self.service, self.waits = Service(*answers), []
+        self.service, self.waits = service(*answers), []
         self.now_s = 0.0
         self.buffer, self.cursor = LineBuffer(), CursorFile(folder)
         for number in range(lines):
@@ -78,27 +74,13 @@ def test_what_was_not_taken_is_sent_again_after_waits_that_grow_to_a_limit(tmp_p
     assert len(set(played.waits)) > 30  # by chance: instances that were refused at once come back apart
 
 
-def test_the_cursor_stays_while_nothing_is_taken(tmp_path):
-    played = Played(tmp_path, *(throttled() for _ in range(9)), stops_after_waits=3)
-
-    played.shipper.send_waiting()
-
-    assert played.cursor.read() == ""
-    assert played.service.taken == []
-
-
-def test_it_ends_soon_while_nothing_is_taken(tmp_path):
-    played = Played(tmp_path, *(throttled() for _ in range(9)), stops_after_waits=1)
-
-    played.shipper.run()
-
-    assert len(played.waits) == 1
-
-
-def test_nothing_is_sent_after_what_was_not_taken_at_the_end(tmp_path):
-    played = Played(tmp_path, throttled(), stops_after_waits=0)
+@pytest.mark.parametrize("waits", [0, 1, 3])
+def test_it_ends_soon_while_nothing_is_taken_and_the_cursor_stays(tmp_path, waits):
+    """Nothing is sent after what was not taken at the end."""
+    played = Played(tmp_path, *(throttled() for _ in range(waits + 1)), stops_after_waits=waits)
 
     assert played.shipper.run() is False
+    assert len(played.waits) == waits
     assert played.service.taken == []
     assert played.cursor.read() == ""
 
@@ -164,22 +146,16 @@ def test_where_nothing_is_wanted_the_cursor_is_kept_from_time_to_time(tmp_path):
     assert kept == ["", "s=1;i=1", "s=1;i=1"]
 
 
-def test_at_the_end_the_cursor_after_what_is_not_wanted_is_kept(tmp_path):
-    played = Played(tmp_path, stops_after_waits=0)
+@pytest.mark.parametrize(("lines", "answers", "kept"), [(4, [], "s=1;i=9"), (2, [throttled()], "")])
+def test_at_the_end_the_cursor_after_what_is_not_wanted_is_kept_but_not_beyond_a_line_not_taken(
+    tmp_path, lines, answers, kept
+):
+    played = Played(tmp_path, *answers, lines=lines, stops_after_waits=0)
     played.buffer.pass_over("s=1;i=9")
 
     played.shipper.run()
 
-    assert played.cursor.read() == "s=1;i=9"
-
-
-def test_no_cursor_is_kept_beyond_a_line_that_was_not_taken(tmp_path):
-    played = Played(tmp_path, throttled(), lines=2, stops_after_waits=0)
-    played.buffer.pass_over("s=1;i=9")
-
-    played.shipper.run()
-
-    assert played.cursor.read() == ""
+    assert played.cursor.read() == kept
 
 
 def test_a_batch_whose_cursor_is_not_known_leaves_the_one_before(tmp_path):

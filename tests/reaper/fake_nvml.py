@@ -3,6 +3,7 @@
 Its error classes, codes and constants are NVIDIA's own: they come from the real module.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pynvml
@@ -14,11 +15,44 @@ ERROR_CODES = {
 }
 
 
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def _refused(code, *_arguments):
+    raise pynvml.NVMLError(code)
+
+
+def _mig_instance(gpu, index):
+    known = index < len(gpu.mig_pids)
+    return SimpleNamespace(pids=gpu.mig_pids[index]) if known else _refused(pynvml.NVML_ERROR_NOT_FOUND)
+
+
+# call -> its answer of a GPU at rest
+ANSWERS = {
+    "nvmlDeviceGetUtilizationRates": lambda gpu: (
+        _refused(NOT_SUPPORTED)
+        if gpu.mig_pids is not None
+        else SimpleNamespace(gpu=gpu.utilisation, memory=0)
+    ),
+    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=20 * 2**30, total=80 * 2**30),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700_000,
+    "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
+    "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
+    "nvmlDeviceGetMigMode": lambda gpu: (
+        _refused(NOT_SUPPORTED) if gpu.mig_pids is None else [pynvml.NVML_DEVICE_MIG_ENABLE] * 2
+    ),
+    "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+    "nvmlDeviceGetMigDeviceHandleByIndex": _mig_instance,
+    "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in gpu.pids],
+}
+
+
 class FakeNvml:
     """GPUs at rest; ``fail`` makes a call answer an error code.
 
     Attributes:
         gpus: index -> values that a test may change.
+        failing: call -> the error code that it answers.
         inits: how often the library was opened.
     """
 
@@ -27,84 +61,27 @@ class FakeNvml:
             SimpleNamespace(utilisation=0, energy_mj=0, power_mw=60_000, pids=[], mig_pids=mig_instances)
             for _ in range(count)
         ]
-        self.inits = 0
-        self._failing = {}
+        self.inits, self.failing = 0, {}
+        self._answers = ANSWERS | {
+            "nvmlInit": self._opened,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: len(self.gpus),
+            "nvmlDeviceGetHandleByIndex": lambda index: self.gpus[index],
+            "nvmlDeviceGetUUID": lambda gpu: f"GPU-{self.gpus.index(gpu)}",
+        }
 
     def __getattr__(self, name):
         if name.startswith(("NVML", "nvmlError")):
             return getattr(pynvml, name)
-        raise AttributeError(name)
+        if name not in self.__dict__.get("_answers", ()):
+            raise AttributeError(name)
+        return partial(_refused, self.failing[name]) if name in self.failing else self._answers[name]
 
     def __dir__(self):
         return dir(pynvml)
 
     def fail(self, call, code):
-        self._failing[call] = code
+        self.failing[call] = code
 
-    def heal(self, call):
-        del self._failing[call]
-
-    def _check(self, call):
-        if call in self._failing:
-            raise pynvml.NVMLError(self._failing[call])
-
-    def nvmlInit(self):  # noqa: N802 - NVIDIA's name, like all below
-        self._check("nvmlInit")
+    def _opened(self):
         self.inits += 1
-
-    def nvmlShutdown(self):  # noqa: N802
-        self._check("nvmlShutdown")
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        self._check("nvmlDeviceGetCount")
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        self._check("nvmlDeviceGetHandleByIndex")
-        return self.gpus[index]
-
-    def nvmlDeviceGetUUID(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetUUID")
-        return f"GPU-{self.gpus.index(gpu)}"
-
-    def nvmlDeviceGetUtilizationRates(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetUtilizationRates")
-        if gpu.mig_pids is not None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(gpu=gpu.utilisation, memory=0)
-
-    def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetMemoryInfo")
-        return SimpleNamespace(used=20 * 2**30, total=80 * 2**30)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetEnforcedPowerLimit")
-        return 700_000
-
-    def nvmlDeviceGetPowerUsage(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetPowerUsage")
-        return gpu.power_mw
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetTotalEnergyConsumption")
-        return gpu.energy_mj
-
-    def nvmlDeviceGetMigMode(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetMigMode")
-        if gpu.mig_pids is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [pynvml.NVML_DEVICE_MIG_ENABLE, pynvml.NVML_DEVICE_MIG_ENABLE]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetMaxMigDeviceCount")
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu, index):  # noqa: N802
-        self._check("nvmlDeviceGetMigDeviceHandleByIndex")
-        if index >= len(gpu.mig_pids):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return SimpleNamespace(pids=gpu.mig_pids[index])
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu):  # noqa: N802
-        self._check("nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=pid) for pid in gpu.pids]

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import termios
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from pathlib import Path
 
@@ -42,9 +42,13 @@ def running(*command, **options):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, start_new_session=True, **(quiet | options)) as process:
         try:
+            # the kernel lets this process go on a moment before it shows the other's name and command line
+            while process.poll() is None and not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                pass
             yield process
         finally:
-            os.killpg(process.pid, 9)
+            with suppress(ProcessLookupError):  # it has ended
+                os.killpg(process.pid, 9)
 
 
 def until(found, what):

@@ -1,12 +1,18 @@
 """Samples and judgements for tests, with everything at rest unless told otherwise."""
 
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 from image.reaper.agent.judge import JudgeMemory, Judgement, Minute
 from image.reaper.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR_AGO = NOON - timedelta(hours=1)
+
+
+def reads(value=None, error=None):
+    """A sensor that reads a value, or fails."""
+    return Mock(read=Mock(return_value=value, side_effect=error))
 
 
 def sample(rates=Rates(), gpus=(), presence=None, failures=(), at=NOON):  # noqa: B008 - frozen

@@ -31,38 +31,24 @@ def test_users_find_state_reasons_and_times_in_it(path):
     assert content["active_fraction"] == 0.25
 
 
-def test_nothing_but_the_file_is_left_behind(path):
-    activity_file.write(path, judgement(), "i-1", "the whole instance")
-    activity_file.write(path, judgement(), "i-1", "the whole instance")
-
-    assert [entry.name for entry in path.parent.iterdir()] == ["activity.json"]
-
-
-def test_a_quick_restart_continues_the_count(path):
-    activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
+def test_a_quick_restart_continues_the_count_and_after_a_gap_or_the_future_it_begins_anew(path):
+    for _ in range(2):
+        activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
 
     assert restored(path) == JudgeMemory(NOON - timedelta(hours=2))
+    for after in (timedelta(minutes=3), timedelta(seconds=-30)):
+        assert restored(path, after) == JudgeMemory(NOON + after)
+    assert [entry.name for entry in path.parent.iterdir()] == ["activity.json"], "nothing else is left behind"
 
 
-@pytest.mark.parametrize("after", [timedelta(minutes=3), timedelta(seconds=-30)])
-def test_after_a_gap_or_with_a_file_of_the_future_it_begins_anew(path, after):
-    activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
-
-    assert restored(path, after) == JudgeMemory(NOON + after)
-
-
-def test_another_instance_s_file_says_nothing(path):
+def test_another_instance_s_file_a_damaged_one_or_none_says_nothing(path):
+    anew = JudgeMemory(NOON + timedelta(seconds=60))
+    missing = restored(path)
     activity_file.write(path, judgement(idle_s=7200.0), "i-2", "the whole instance")
+    found = [missing, restored(path)]
 
-    assert restored(path) == JudgeMemory(NOON + timedelta(seconds=60))
+    for text in ("", "[]", "{", '{"at": 5}', '{"at": "2026-11-21", "last_active_at": "x"}'):
+        path.write_text(text)
+        found.append(restored(path))
 
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"at": 5}', '{"at": "2026-11-21", "last_active_at": "x"}'])
-def test_a_damaged_file_says_nothing(path, text):
-    path.write_text(text)
-
-    assert restored(path) == JudgeMemory(NOON + timedelta(seconds=60))
-
-
-def test_a_missing_file_says_nothing(path):
-    assert restored(path) == JudgeMemory(NOON + timedelta(seconds=60))
+    assert found == [anew] * 7

@@ -12,7 +12,7 @@ from image.reaper.agent.loop import Agent, next_multiple
 from image.reaper.agent.sensors.counters import Counters, RateSensor
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.reading import Rates
-from tests.reaper.samples import NOON, gpu, sample
+from tests.reaper.samples import NOON, gpu, reads, sample
 
 BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
 
@@ -55,25 +55,20 @@ def judged(clock, look=None, minutes=3, **options):
     return outcomes
 
 
-class Mistaken:
-    def read(self, *, keep=False):
-        b"\xe8\xae".decode("utf-8")
-
-
 def test_no_mistake_in_reading_an_instance_ends_the_agent_or_makes_it_idle():
     resting = RateSensor(lambda: Counters(0, 0, 0), lambda: 0.0)
-    sensors = Sensors(resting, SimpleNamespace(read=tuple), Mistaken())
+    mistaken = reads(error=UnicodeDecodeError("utf-8", b"\xe8", 0, 1, "no text"))
 
-    outcomes = judged(FakeClock(), sensors)
+    outcomes = judged(FakeClock(), Sensors(resting, reads(()), mistaken))
 
-    assert {outcome.state for outcome in outcomes} == {Minute.UNKNOWN}
-    assert len(outcomes) == 4
+    assert [outcome.state for outcome in outcomes] == [Minute.UNKNOWN] * 4
 
 
-def test_it_judges_each_whole_minute():
+def test_it_judges_each_whole_minute_and_idle_time_counts_from_the_start():
     outcomes = judged(FakeClock())
 
     assert [outcome.at for outcome in outcomes] == [NOON + timedelta(minutes=m) for m in range(4)]
+    assert [outcome.seconds_since_activity for outcome in outcomes] == [0, 60, 120, 180]
 
 
 def test_it_looks_every_five_seconds_and_at_the_process_table_once_a_minute():
@@ -85,12 +80,6 @@ def test_it_looks_every_five_seconds_and_at_the_process_table_once_a_minute():
     assert sum(everything for _, everything in look.looks) == 1 + 1 + 2
 
 
-def test_idle_time_counts_from_the_start():
-    outcomes = judged(FakeClock())
-
-    assert [outcome.seconds_since_activity for outcome in outcomes] == [0, 60, 120, 180]
-
-
 def test_idle_time_counts_from_the_last_busy_minute():
     busy_until = NOON + timedelta(minutes=1)
     outcomes = judged(FakeClock(), Looking(lambda at: BUSY if at <= busy_until else RESTING))
@@ -99,17 +88,17 @@ def test_idle_time_counts_from_the_last_busy_minute():
     assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
 
 
-@pytest.mark.parametrize("number", range(1, 13))
-def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active(number):
-    at = NOON + timedelta(seconds=5 * number)
-    look = SimpleNamespace(
-        sample=lambda now, *, everything: sample(gpus=[gpu(utilisation=1.0 * (now == at))], at=now)
-    )
+def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active():
+    for number in range(1, 13):
+        at = NOON + timedelta(seconds=5 * number)
+        look = SimpleNamespace(
+            sample=lambda now, *, everything, at=at: sample(gpus=[gpu(utilisation=1.0 * (now == at))], at=now)
+        )
 
-    outcomes = judged(FakeClock(), look, minutes=2)
+        outcomes = judged(FakeClock(), look, minutes=2)
 
-    assert [outcome.state for outcome in outcomes] == [Minute.IDLE, Minute.ACTIVE, Minute.IDLE]
-    assert outcomes[1].reasons == ("gpu 0: utilisation",)
+        assert [outcome.state for outcome in outcomes] == [Minute.IDLE, Minute.ACTIVE, Minute.IDLE]
+        assert outcomes[1].reasons == ("gpu 0: utilisation",)
 
 
 def test_what_is_known_from_before_a_restart_is_kept():

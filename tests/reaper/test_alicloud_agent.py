@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from image.instance import instance_file
 from image.instance.alicloud_credentials import Credentials
-from image.instance.instance_file import load
 from image.instance.metadata import Metadata
 from image.reaper.agent.notices import Notice
 from image.reaper.agent.publish import Publisher, heartbeat
@@ -24,6 +24,7 @@ from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
+from tests.reaper.programs import running
 from tests.reaper.samples import NOON, judgement
 
 INSTANCE = "i-1"
@@ -90,106 +91,95 @@ def metadata(monkeypatch):
         yield server
 
 
-class Listening:
+@pytest.fixture
+def listening(cloud, metadata):
     """The agent's ear, with a clock that stands still."""
-
-    def __init__(self, cloud):
-        self.now = NOON
-        self.notices = Notices(Metadata("alicloud"), clients(cloud), INSTANCE, lambda: self.now)
-
-
-def test_an_instance_in_service_without_a_mark_hears_nothing(cloud, metadata):
-    listening = Listening(cloud)
-
-    assert listening.notices.find() is None
-    assert listening.notices.mark() is None
+    made = SimpleNamespace(now=NOON)
+    made.notices = Notices(Metadata("alicloud"), clients(cloud), INSTANCE, lambda: made.now)
+    made.find, made.mark = made.notices.find, made.notices.mark
+    return made
 
 
-def test_a_spot_notice_says_until_when_with_no_further_call(cloud, metadata):
+def refuse(_):
+    raise RefusedError("Forbidden.RAM", 403)
+
+
+def test_an_instance_is_drained_once_its_group_terminates_it(cloud, listening):
+    found = {}
+    for cloud.actions.state in ("InService", "Removing", "Removing:Wait"):
+        listening.now += timedelta(minutes=2)
+        found[cloud.actions.state] = listening.find()
+
+    leaves = Notice("the scaling group terminates this instance")
+    assert found == {"Protected": None, "Removing": leaves, "Removing:Wait": leaves}
+    assert listening.mark() is None
+
+
+def test_a_spot_notice_says_until_when_with_no_further_call(cloud, metadata, listening):
     metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
 
-    notice = Listening(cloud).notices.find()
-
-    assert notice == Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=5))
+    notice = Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=5))
+    assert listening.find() == notice
     assert not cloud.asked
 
 
-def test_a_spot_notice_that_cannot_be_read_is_reported(cloud, metadata):
+def test_a_spot_notice_that_cannot_be_read_is_reported(metadata, listening):
     metadata.says("instance/spot/termination-time", "soon")
 
     with pytest.raises(CloudError, match="termination-time: 'soon' cannot be read"):
-        Listening(cloud).notices.find()
+        listening.find()
 
 
-@pytest.mark.parametrize("state", ["Removing", "Removing:Wait"])
-def test_an_instance_that_its_group_terminates_is_drained(cloud, metadata, state):
-    cloud.actions.state = state
-
-    assert Listening(cloud).notices.find() == Notice("the scaling group terminates this instance")
-
-
-def test_the_sweep_s_mark_is_read_from_the_instance_s_tags(cloud, metadata):
+def test_the_cloud_is_asked_for_group_and_mark_every_two_minutes_the_metadata_service_each_time(
+    cloud, listening
+):
     cloud.actions.tags = {TAG_REAP_AFTER: format_time(NOON)}
-    listening = Listening(cloud)
-
-    listening.notices.find()
-
-    assert listening.notices.mark() == NOON
-
-
-def test_the_cloud_is_asked_every_two_minutes_the_metadata_service_each_time(cloud, metadata):
-    listening = Listening(cloud)
     for _ in range(25):  # two minutes, every five seconds
-        listening.notices.find()
+        listening.find()
         listening.now += timedelta(seconds=5)
 
     assert cloud.asked["DescribeScalingInstances"] == cloud.asked["DescribeInstances"] == 2
+    assert listening.mark() == NOON
 
 
-def test_an_instance_has_its_group_protect_it_once(cloud, metadata):
-    listening = Listening(cloud)
-
+def test_an_instance_has_its_group_protect_it_once(cloud, listening):
     for _ in range(3):
-        listening.notices.find()
+        listening.find()
         listening.now += timedelta(minutes=2)
 
     assert cloud.actions.state == "Protected"
     assert cloud.asked["SetInstancesProtection"] == 1
 
 
-def test_an_instance_of_the_spot_market_is_left_to_it(cloud, metadata):
+def test_an_instance_of_the_spot_market_is_left_to_it(cloud, listening):
     cloud.actions.strategy = "SpotAsPriceGo"
 
-    Listening(cloud).notices.find()
+    listening.find()
 
     assert cloud.actions.state == "InService"
 
 
-def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, metadata, caplog):
-    def refuse(_):
-        raise RefusedError("Forbidden.RAM", 403)
-
+def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, listening, caplog):
     cloud.actions.set_instances_protection = refuse
     cloud.actions.tags = {TAG_REAP_AFTER: format_time(NOON)}
-    listening = Listening(cloud)
 
-    assert listening.notices.find() is None
-    assert listening.notices.mark() == NOON
+    assert listening.find() is None
+    assert listening.mark() == NOON
     assert "event=not-protected group=asg-1" in caplog.text
 
 
-def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata):
+def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata, listening):
     cloud.actions = None
-    listening = Listening(cloud)
     with pytest.raises(CloudError):
-        listening.notices.find()
+        listening.find()
     metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
 
-    assert listening.notices.find() is not None
+    assert listening.find() is not None
 
 
-def test_the_hook_is_completed_and_its_timeout_begins_anew_by_its_own_token(cloud):
+def test_the_hook_is_prolonged_and_completed_by_its_own_token(cloud):
     hook = Hook(clients(cloud).ess, INSTANCE)
+
     hook.heartbeat()
     hook.complete()
 
@@ -197,20 +187,20 @@ def test_the_hook_is_completed_and_its_timeout_begins_anew_by_its_own_token(clou
     assert cloud.actions.released == [("ash-1", "token", "CONTINUE")]
 
 
-def test_a_token_that_other_instances_hang_on_is_left_alone(cloud):
-    cloud.actions.leaving = [INSTANCE, "i-2"]
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"leaving": [INSTANCE, "i-2"]}, "1 other instances leave by the same token"),
+        ({"state": ""}, "i-1 is in no scaling group"),
+    ],
+)
+def test_a_hook_that_others_hang_on_or_of_no_group_is_left_alone(cloud, change, said):
+    vars(cloud.actions).update(change)
 
-    with pytest.raises(CloudError, match="1 other instances leave by the same token"):
+    with pytest.raises(CloudError, match=said):
         Hook(clients(cloud).ess, INSTANCE).complete()
 
     assert cloud.actions.released == []
-
-
-def test_an_instance_of_no_group_has_no_hook(cloud):
-    cloud.actions.state = ""
-
-    with pytest.raises(CloudError, match="i-1 is in no scaling group"):
-        Hook(clients(cloud).ess, INSTANCE).complete()
 
 
 def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(cloud):
@@ -220,32 +210,19 @@ def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(
     publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), INSTANCE, "dev"), NOON)
 
     sent = {
-        (metric["MetricName"], metric["Dimensions"]): json.loads(metric["Values"])["value"]
+        (metric["MetricName"], metric["Dimensions"], metric["GroupId"]): json.loads(metric["Values"])["value"]
         for metric in cloud.actions.metrics
     }
     assert sent == {
-        ("SecondsSinceActivity_alicloud_dev", '{"InstanceId": "i-1"}'): 600.0,
-        ("ActiveFraction_alicloud_dev", '{"InstanceId": "i-1"}'): 0.0,
-        ("GpuMemoryUsedPercent_alicloud_dev", '{"InstanceId": "i-1"}'): 50.0,
-        ("GpuMemoryUsedPercent", '{"Pool": "dev", "Stack": "alicloud-dev"}'): 50.0,
+        ("SecondsSinceActivity_alicloud_dev", '{"InstanceId": "i-1"}', "0"): 600.0,
+        ("ActiveFraction_alicloud_dev", '{"InstanceId": "i-1"}', "0"): 0.0,
+        ("GpuMemoryUsedPercent_alicloud_dev", '{"InstanceId": "i-1"}', "0"): 50.0,
+        ("GpuMemoryUsedPercent", '{"Pool": "dev", "Stack": "alicloud-dev"}', "4711"): 50.0,
     }
     assert all("Time" not in metric for metric in cloud.actions.metrics), "the time of receipt counts"
-    groups = {metric["MetricName"]: metric["GroupId"] for metric in cloud.actions.metrics}
-    assert groups.pop("GpuMemoryUsedPercent") == "4711"
-    assert set(groups.values()) == {"0"}
-
-
-def test_the_application_group_is_what_the_instance_file_names(tmp_path):
-    path = tmp_path / "instance.toml"
-    path.write_text(INSTANCE_TOML.replace('cloud = "aws"', 'cloud = "alicloud"\nmonitor_group = "4711"'))
-
-    assert load(path).monitor_group == "4711"
 
 
 def test_a_heartbeat_that_is_refused_is_reported_and_dropped(cloud, caplog):
-    def refuse(_):
-        raise RefusedError("Forbidden.RAM", 403)
-
     cloud.actions.put_custom_metric = refuse
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "s"), "", batched=False)
 
@@ -259,24 +236,31 @@ def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
     for name, value in {**ENVIRON, "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url}.items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "instance.toml"
-    path.write_text(INSTANCE_TOML.replace('"aws"', '"alicloud"'))
+    path.write_text(INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"'))
     return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
 
 
-def test_an_instance_reaches_its_bucket_inside_the_network(agent_cloud):
+def test_an_instance_reaches_its_bucket_inside_the_network_and_the_group_that_its_file_names(agent_cloud):
     assert agent_cloud.bucket().meta.endpoint_url == "https://s3.oss-us-east-1-internal.aliyuncs.com"
+    assert agent_cloud.metrics()._group == "4711"
 
 
-@pytest.mark.parametrize("is_open", [False, True])
+def test_an_instance_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
+    agent_cloud.harden(Metadata("alicloud"), INSTANCE)
+
+    assert not cloud.asked
+
+
 def test_an_instance_that_was_started_without_tokens_asks_for_them_from_now_on(
-    cloud, metadata, agent_cloud, caplog, is_open
+    cloud, metadata, agent_cloud, caplog
 ):
-    metadata.open, hardened = is_open, []
+    metadata.open = True
+    hardened = []
     cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
 
     agent_cloud.harden(Metadata("alicloud"), INSTANCE)
 
-    assert hardened == (["required"] if is_open else [])
+    assert hardened == ["required"]
     assert "event=metadata-not-hardened" not in caplog.text
 
 
@@ -327,64 +311,43 @@ def test_an_instance_without_a_role_or_with_keys_that_cannot_be_read_says_so(met
         Credentials({}, Metadata("alicloud")).current()
 
 
-def environment(cloud, metadata, folder):
+@pytest.fixture
+def environment(cloud, metadata, tmp_path):
     """What a program of the instance is started with."""
-    text = (
-        INSTANCE_TOML.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev").replace("s3:", "oss:")
-    )
-    (folder / "instance.toml").write_text(text)
-    (folder / "run").mkdir(mode=0o755)
+    text = INSTANCE_TOML.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev")
+    (tmp_path / "instance.toml").write_text(text.replace("s3:", "oss:"))
+    (tmp_path / "run").mkdir(mode=0o755)
     return {
         **ENVIRON,
         "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
         "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
-        "GPU_FLEET_INSTANCE_FILE": str(folder / "instance.toml"),
-        "GPU_FLEET_RUN_DIR": str(folder / "run"),
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
     }
 
 
-def heartbeats_of_half_an_hour(cloud, environment):
-    """Seconds since the last activity, as a real agent publishes them of a program that does nothing."""
-    sleeper = subprocess.Popen(["sleep", "600"])
-    command = [sys.executable, "-m", "image.reaper", "agent", "--watch-pid", str(sleeper.pid)]
-    try:
-        ended = subprocess.run(
-            [*command, "--clock-speed", "1200", "--duration", "1800"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-    assert ended.returncode == 0, ended.stderr
-    own = [
-        metric
-        for metric in cloud.actions.metrics
-        if metric["MetricName"] == "SecondsSinceActivity_alicloud_dev"
-    ]
-    assert {datum["Dimensions"] for datum in own} == {'{"InstanceId": "i-1"}'}
-    return [json.loads(datum["Values"])["value"] for datum in own]
+def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud, environment, tmp_path):
+    """The gate's own program, on an instance whose GPU is not there; then half an hour of the agent's."""
 
+    def run(*words):
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)
 
-def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud, metadata, tmp_path):
-    """The gate's own program, on an instance whose GPU is not there; then the agent's."""
-    given = environment(cloud, metadata, tmp_path)
-    gate = subprocess.run(
-        [sys.executable, "-m", "image.readiness"], env=given, capture_output=True, check=False
-    )
-    assert gate.returncode == 1
+    gate = run("image.readiness")
+    with running("sleep", "600") as process:
+        watched = ("--watch-pid", str(process.pid), "--clock-speed", "3600", "--duration", "1800")
+        agent = run("image.reaper", "agent", *watched)
+
+    name = "SecondsSinceActivity_alicloud_dev"
+    own = [metric for metric in cloud.actions.metrics if metric["MetricName"] == name]
+    assert (gate.returncode, agent.returncode) == (1, 0), agent.stderr
     assert not json.loads((tmp_path / "run/ready.json").read_text())["checks"]["gpu_count"]["ok"]
-
-    assert heartbeats_of_half_an_hour(cloud, given) == [CODE_UNFIT] * 30
+    assert {metric["Dimensions"] for metric in own} == {'{"InstanceId": "i-1"}'}
+    assert [json.loads(metric["Values"])["value"] for metric in own] == [CODE_UNFIT] * 30
 
 
 def test_the_agent_s_cloud_has_what_aws_s_has():
-    own, other = (
-        {name for name in vars(module.AgentCloud) if not name.startswith("_")}
-        for module in (alicloud_agent, aws_agent)
-    )
+    def public(kind):
+        return {name for name in vars(kind) if not name.startswith("_")}
 
-    assert own == other
+    assert public(alicloud_agent.AgentCloud) == public(aws_agent.AgentCloud)

@@ -100,46 +100,41 @@ def test_each_state_of_a_mark_that_is_due_has_one_next_act():
     assert found == STATES
 
 
-@pytest.mark.parametrize(
-    ("lower_at", "act"),
-    [(None, Act.NOTHING), (ago(-1), Act.NOTHING), (ago(0), Act.LOWER), (ago(1), Act.LOWER)],
-)
-def test_without_a_mark_the_cloud_may_stop_the_instance_once_no_sweep_acts_on_an_old_one(lower_at, act):
-    assert next_act(View(NOW, None, "", Talk(lower_at=lower_at))) is act
+def test_without_a_mark_the_door_is_open_and_a_stop_is_allowed_once_no_sweep_acts_on_an_old_one():
+    acts = {
+        Talk(lower_at=None): Act.NOTHING,
+        Talk(lower_at=ago(-1)): Act.NOTHING,
+        Talk(lower_at=ago(0)): Act.LOWER,
+        Talk(lower_at=ago(1)): Act.LOWER,
+        Talk(closed_at=NOW): Act.OPEN,
+    }
+
+    assert {talk: next_act(View(NOW, None, "", talk)) for talk in acts} == acts
 
 
-@pytest.mark.parametrize(
-    ("talk", "asks_now"),
-    [
-        ({}, True),
-        ({"asked_at": ago(14)}, False),
-        ({"asked_at": ago(15)}, True),
-        ({"asked_at": ago(-1)}, True),  # the clock was set back since
-        ({"asked_at": ago(15), "decision": END}, False),
-        ({"asked_at": ago(15), "over": True}, False),
-    ],
-)
-def test_what_is_decided_is_read_at_once_and_then_every_fifteen_seconds(talk, asks_now):
-    assert asks(View(NOW, MARK, "", Talk(MARK, **talk))) is asks_now
+def test_what_is_decided_is_read_once_the_mark_is_due_at_once_and_then_every_fifteen_seconds():
+    views = {
+        View(NOW, MARK, "", Talk(MARK)): True,
+        View(NOW, MARK, "", Talk(MARK, asked_at=ago(14))): False,
+        View(NOW, MARK, "", Talk(MARK, asked_at=ago(15))): True,
+        View(NOW, MARK, "", Talk(MARK, asked_at=ago(-1))): True,  # the clock was set back since
+        View(NOW, MARK, "", Talk(MARK, asked_at=ago(15), decision=END)): False,
+        View(NOW, MARK, "", Talk(MARK, asked_at=ago(15), over=True)): False,
+        # before it nothing is decided that could be read
+        View(MARK - timedelta(seconds=1), MARK, "", Talk(MARK)): False,
+        View(NOW, None, "", Talk()): False,
+        View(MARK, MARK, "", Talk(MARK)): True,
+    }
 
-
-def test_before_a_mark_is_due_nothing_is_decided_that_could_be_read():
-    assert not asks(View(MARK - timedelta(seconds=1), MARK, "", Talk(MARK)))
-    assert not asks(View(NOW, None, "", Talk()))
-    assert asks(View(MARK, MARK, "", Talk(MARK)))
+    assert {view: asks(view) for view in views} == views
 
 
 def test_before_a_mark_is_due_users_are_notified_and_nothing_else():
-    talk = Talk(mark=MARK)
+    before = MARK - timedelta(seconds=1)
 
-    assert next_act(View(MARK - timedelta(seconds=1), MARK, "", talk)) is Act.NOTIFY
-    assert next_act(View(MARK - timedelta(seconds=1), MARK, "", Talk(MARK, notified=True))) is Act.NOTHING
+    assert next_act(View(before, MARK, "", Talk(MARK))) is Act.NOTIFY
+    assert next_act(View(before, MARK, "", Talk(MARK, notified=True))) is Act.NOTHING
     assert next_act(View(MARK, MARK, "", Talk(MARK, notified=True))) is Act.SAVE
-
-
-@pytest.mark.parametrize(("closed_at", "act"), [(None, Act.NOTHING), (NOW, Act.OPEN)])
-def test_without_a_mark_the_door_is_open(closed_at, act):
-    assert next_act(View(NOW, None, "", Talk(None, closed_at=closed_at))) is act
 
 
 @pytest.mark.parametrize(("said", "act"), [({"saved_at": ago(60)}, Act.NOTHING), (IDLE, Act.WITHDRAW)])
@@ -163,22 +158,20 @@ def test_whoever_typed_and_whatever_began_since_the_mark_was_due_is_a_sign(age_s
     assert [answer.is_new for answer in found] == [counts] * 3
 
 
-@pytest.mark.parametrize(("repeats", "is_known"), [(False, False), (True, True)])
-def test_what_began_lately_but_before_the_mark_was_due_is_not_known_to_be_idle(repeats, is_known):
+@pytest.mark.parametrize("repeats", [False, True])
+def test_what_began_lately_but_before_the_mark_was_due_is_not_known_to_be_idle_unless_it_repeats(repeats):
     began = Presence(started=(Started(7, "sleep", "ada", 601.0, repeats=repeats),))
 
     found = seen(look(began), MARK, Limits())
 
-    assert (found.signs, found.unknown == ()) == ((), is_known)
+    assert (found.signs, found.unknown == ()) == ((), repeats)
 
 
 def test_only_what_the_mark_knows_nothing_of_is_new():
-    busy = Reading(NOW, Rates(cpu_cores=1.0), (), Presence())
+    busy = seen(Reading(NOW, Rates(cpu_cores=1.0), (), Presence()), MARK, Limits())
 
-    found = seen(busy, MARK, Limits())
-
-    assert found.signs
-    assert not found.is_new
+    assert busy.signs
+    assert not busy.is_new
 
 
 def test_where_users_could_not_be_looked_for_is_no_sign_of_use():

@@ -1,6 +1,7 @@
 """How CloudWatch is asked and told: in calls that it takes, with the dimensions that alarms watch."""
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 from image.reaper.aws import metrics
 from image.reaper.aws.metrics import Heartbeats, _batches
@@ -8,17 +9,6 @@ from image.reaper.calls import Calls
 from image.reaper.cloud import COMPLETE, MAX_POINTS, MAX_QUERIES, Query, Span
 from image.reaper.metrics import Figure
 from tests.reaper.samples import NOON
-
-
-class CloudWatch:
-    """Keeps what is published."""
-
-    def __init__(self):
-        self.data = []
-
-    def put_metric_data(self, Namespace, MetricData):  # noqa: N803 - boto3's names
-        self.data += MetricData
-        return {}
 
 
 def queries(count, period_s):
@@ -37,35 +27,26 @@ def test_a_batch_of_queries_is_of_what_one_call_takes():
     assert list(_batches([], day)) == []
 
 
-class EndlessCloudWatch:
-    """Always has one page more, each of which says that it is complete."""
-
-    def __init__(self):
-        self.pages = 0
-
-    def get_metric_data(self, **_):
-        self.pages += 1
-        result = {"Id": "q0", "Timestamps": [NOON], "Values": [0.0], "StatusCode": COMPLETE}
-        return {"MetricDataResults": [result], "NextToken": str(self.pages)}
-
-
 def test_heartbeats_whose_pages_never_end_are_not_believed(monkeypatch):
     monkeypatch.setattr(metrics, "MAX_PAGES", 3)
-    cloudwatch, (query,) = EndlessCloudWatch(), queries(1, 60)
+    result = {"Id": "q0", "Timestamps": [NOON], "Values": [0.0], "StatusCode": COMPLETE}
+    endless = Mock(return_value={"MetricDataResults": [result], "NextToken": "more"}, __name__="get")
+    cloudwatch, (query,) = Mock(get_metric_data=endless), queries(1, 60)
 
     answers, _ = Heartbeats(cloudwatch, Calls(lambda: NOON), "gpu-fleet/test").read(
         [query], Span(NOON - timedelta(hours=1), NOON)
     )
 
-    assert cloudwatch.pages == 3
+    assert endless.call_count == 3
     assert not answers[query].complete
 
 
 def test_a_figure_is_of_its_pool_or_of_the_whole_stack():
-    cloudwatch = CloudWatch()
+    put = Mock(return_value={}, __name__="put")
 
-    Heartbeats(cloudwatch, Calls(lambda: NOON), "gpu-fleet/test").publish(
+    Heartbeats(Mock(put_metric_data=put), Calls(lambda: NOON), "gpu-fleet/test").publish(
         [Figure("HourCost", 2.5, "dev"), Figure("SweepRuns", 1)]
     )
 
-    assert [point["Dimensions"] for point in cloudwatch.data] == [[{"Name": "Pool", "Value": "dev"}], []]
+    data = put.call_args.kwargs["MetricData"]
+    assert [point["Dimensions"] for point in data] == [[{"Name": "Pool", "Value": "dev"}], []]

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from image.payload import PROJECT
-from image.reaper.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand, refuse_changeable
+from image.reaper.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand
 from image.reaper.agent.sensors.look import SensorOptions, Sensors
 from image.reaper.agent.sensors.reading import Presence, Rates
 from image.reaper.errors import SensorError
-from tests.reaper.samples import NOON
-from tests.reaper.test_sensors import Resting, RestingGpus
+from tests.reaper.samples import NOON, reads
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
 
@@ -80,18 +79,14 @@ def command(file, timeout_s=60.0):
     return BusyCommand((str(file),), timeout_s)
 
 
-@pytest.mark.parametrize(("code", "busy"), [(0, True), (1, False)])
-def test_its_exit_code_says_busy_or_not(program, code, busy):
-    assert command(program(f"exit {code}")).is_busy() is busy
+def test_its_exit_code_says_busy_or_not_and_any_other_end_is_unknown(program):
+    answers = [command(program(f"exit {code}")).is_busy() for code in (0, 1)]
+    ends = {"exit 2": "exit code 2", "exit 127": "exit code 127", "kill -9 $$": "killed 137"}
 
-
-@pytest.mark.parametrize(
-    ("script", "ended"),
-    [("exit 2", "exit code 2"), ("exit 127", "exit code 127"), ("kill -9 $$", "killed 137")],
-)
-def test_any_other_end_is_unknown(program, script, ended):
-    with pytest.raises(SensorError, match=f"{ended}; exit code 0 says busy, 1 says not busy"):
-        command(program(script)).is_busy()
+    assert answers == [True, False]
+    for script, ended in ends.items():
+        with pytest.raises(SensorError, match=f"{ended}; exit code 0 says busy, 1 says not busy"):
+            command(program(script)).is_busy()
 
 
 def test_a_unit_that_does_not_start_is_unknown_whatever_was_answered_before(program, systemd):
@@ -103,37 +98,24 @@ def test_a_unit_that_does_not_start_is_unknown_whatever_was_answered_before(prog
         asked.is_busy()
 
 
-@pytest.mark.parametrize("content", ["", "/nowhere\0"])
+@pytest.mark.parametrize("content", [None, "", "/nowhere\0"])
 def test_what_cannot_be_started_says_neither(systemd, content):
-    (systemd / "run/idle-command").write_text(content)
+    if content is not None:
+        (systemd / "run/idle-command").write_text(content)
 
     done = subprocess.run(["bash", str(IDLE_COMMAND), "ask"], capture_output=True, check=False)
 
     assert done.returncode not in (BUSY, NOT_BUSY)
 
 
-def test_without_a_word_of_the_agent_it_says_neither():
-    done = subprocess.run(["bash", str(IDLE_COMMAND), "ask"], capture_output=True, check=False)
-
-    assert done.returncode not in (BUSY, NOT_BUSY)
-
-
-def test_arguments_reach_it_as_they_are(program):
-    file = program('[ "$#" -eq 2 ] && [ "$1" = "a  b" ] && [ "$2" = "" ]')
+def test_it_runs_with_its_arguments_as_they_are_without_rights_and_without_the_agents_environment(
+    program, monkeypatch
+):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "secret")
+    arguments = '[ "$#" -eq 2 ] && [ "$1" = "a  b" ] && [ "$2" = "" ]'
+    file = program(f'{arguments} && [ "$(id -u)" -ne 0 ] && [ -z "$AWS_SESSION_TOKEN" ] && ! cat /etc/shadow')
 
     assert BusyCommand((str(file), "a  b", ""), 60.0).is_busy()
-
-
-def test_a_nul_ends_no_argument(program):
-    with pytest.raises(SensorError, match="a NUL in its arguments"):
-        BusyCommand((str(program("exit 0")), "a\0b"), 60.0).is_busy()
-
-
-def test_it_runs_without_rights_and_without_the_agent_s_environment(program, tmp_path, monkeypatch):
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "secret")
-    file = program('[ "$(id -u)" -ne 0 ] && [ -z "$AWS_SESSION_TOKEN" ] && ! cat /etc/shadow')
-
-    assert command(file).is_busy()
 
 
 def test_a_command_that_takes_too_long_is_killed_with_all_it_started(program, systemd, monkeypatch):
@@ -176,41 +158,30 @@ def _read(path):
         return b""
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_one_that_others_can_change_is_not_run(program, mode):
-    file = program("exit 1")
-    file.chmod(mode)
+def test_what_others_than_root_can_change_or_is_not_there_is_not_run(program, systemd):
+    file, shared, link = program("exit 1"), systemd / "shared", systemd / "link"
+    shared.mkdir()
+    link.symlink_to(file)
+    copies = [Path(shutil.copy(file, place)) for place in (systemd / "group", systemd / "all", shared)]
+    for path, mode in zip((*copies[:2], shared), (0o775, 0o757, 0o777), strict=True):
+        path.chmod(mode)
+    refused = {
+        (file, "a\0b"): "a NUL in its arguments",
+        (copies[0],): "group can be changed by others than root",
+        (copies[1],): "all can be changed by others than root",
+        (copies[2],): "shared can be changed by others than root",
+        (link,): "is a link; name the program itself",
+        ("/usr/local/bin/none",): "/usr/local/bin/none: No such file",
+    }
 
-    with pytest.raises(SensorError, match="can be changed by others than root"):
-        command(file).is_busy()
-
-
-def test_one_in_a_folder_that_others_can_change_is_not_run(tmp_path):
-    folder = tmp_path / "shared"
-    folder.mkdir(mode=0o755)
-    folder.chmod(0o777)
-    (folder / "check").touch(0o755)
-
-    with pytest.raises(SensorError, match=r"shared can be changed by others than root"):
-        refuse_changeable(folder / "check")
-
-
-def test_a_link_is_not_followed(program, tmp_path):
-    link = tmp_path / "check"
-    link.symlink_to(program("exit 0"))
-
-    with pytest.raises(SensorError, match="is a link; name the program itself"):
-        refuse_changeable(link)
-
-
-def test_one_that_is_not_there_is_unknown():
-    with pytest.raises(SensorError, match="/usr/local/bin/none: No such file"):
-        command("/usr/local/bin/none").is_busy()
+    for words, said in refused.items():
+        with pytest.raises(SensorError, match=said):
+            BusyCommand(tuple(map(str, words)), 60.0).is_busy()
 
 
 def test_a_busy_command_is_activity_and_a_broken_one_a_failure(program):
     asked = [SensorOptions(command=command(program("exit 0")))]
-    sensors = Sensors(Resting(Rates()), RestingGpus(), Resting(Presence()), lambda: asked[0])
+    sensors = Sensors(reads(Rates()), reads(()), reads(Presence()), lambda: asked[0])
 
     assert sensors.look(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
     program("exit 3")

@@ -17,24 +17,22 @@ from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.one_instance import one_instance
+from tests.reaper.programs import running
 from tests.reaper.samples import NOON, gpu, presence, sample, use
-from tests.reaper.test_sensors import running
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (None, Cell.SILENT),
-        (CODE_UNKNOWN, Cell.UNKNOWN),
-        (CODE_HUNG, Cell.HUNG),
-        (0.0, Cell.ACTIVE),
-        (59.0, Cell.ACTIVE),
-        (60.0, Cell.IDLE),
-        (86_400.0, Cell.IDLE),
-    ],
-)
-def test_a_period_is_shown_by_its_smallest_value(value, shown):
-    assert timeline.cell(value) is shown
+def test_a_period_is_shown_by_its_smallest_value():
+    cells = {
+        None: Cell.SILENT,
+        CODE_UNKNOWN: Cell.UNKNOWN,
+        CODE_HUNG: Cell.HUNG,
+        0.0: Cell.ACTIVE,
+        59.0: Cell.ACTIVE,
+        60.0: Cell.IDLE,
+        86_400.0: Cell.IDLE,
+    }
+
+    assert {value: timeline.cell(value) for value in cells} == cells
 
 
 def test_a_row_has_half_a_day_at_most_and_ends_with_the_present():
@@ -105,24 +103,18 @@ def test_an_idle_instance_is_explained_with_its_heartbeats(explain, fleet):
     assert "█ active" in lines[-1]
 
 
-def test_a_silent_instance_shows_that_it_is_silent(explain, fleet):
-    _, silent = fleet
+def test_a_silent_instance_shows_that_it_is_silent_and_a_mistyped_one_is_answered_with_the_nearest(
+    explain, fleet
+):
+    idle, silent = fleet
 
-    result = explain(silent)
+    found, mistyped = explain(silent), explain(idle[:-1])
 
-    assert "verdict: KEEP-unknown: no heartbeat in the whole window: does the agent run?" in result.output
-    assert "blank no heartbeat" in result.output
-
-
-def test_a_mistyped_instance_is_answered_with_the_nearest(explain, fleet):
-    idle, _ = fleet
-
-    result = explain(idle[:-1])
-
-    assert result.exit_code == 1
-    assert (
-        f"{idle[:-1]}: no instance that this stack manages and that exists (nearest: {idle})" in result.output
-    )
+    assert "verdict: KEEP-unknown: no heartbeat in the whole window: does the agent run?" in found.output
+    assert "blank no heartbeat" in found.output
+    assert mistyped.exit_code == 1
+    said = f"{idle[:-1]}: no instance that this stack manages and that exists (nearest: {idle})"
+    assert said in mistyped.output
 
 
 def test_live_shows_each_sensor_with_what_makes_it_busy():

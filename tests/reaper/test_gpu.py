@@ -1,9 +1,12 @@
 """GPUs through an NVML that answers, fails and comes back."""
 
+from types import SimpleNamespace
+
 import pynvml
 import pytest
 
 from image.reaper.agent.sensors.gpu import GpuSensor
+from image.reaper.agent.sensors.reading import Gpu
 from image.reaper.errors import SensorError
 from tests.reaper.fake_nvml import ERROR_CODES, FakeNvml
 
@@ -30,79 +33,55 @@ FAILURES = [
 ]
 
 
-class Seconds:
-    """A clock that a test moves."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def seconds():
-    return Seconds()
+    """A clock that a test moves."""
+    return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
 def sensor_of(seconds):
-    return lambda nvml, expected=1, **options: GpuSensor(nvml, expected, seconds, **options)
+    return lambda nvml, expected=1, **options: GpuSensor(nvml, expected, lambda: seconds.now, **options)
+
+
+def failing(call, code, **options):
+    nvml = FakeNvml(**options)
+    nvml.failing[call] = code
+    return nvml
 
 
 def test_a_gpu_is_read_with_its_units(sensor_of):
     nvml = FakeNvml()
     nvml.gpus[0].utilisation, nvml.gpus[0].pids = 37, [42]
 
-    (gpu,) = sensor_of(nvml).read()
-
-    assert gpu.name == "0 (GPU-0)"
-    assert gpu.utilisation_percent == 37.0
-    assert (gpu.memory_used_gib, gpu.memory_total_gib) == (20.0, 80.0)
-    assert (gpu.power_w, gpu.power_limit_w) == (60.0, 700.0)
-    assert gpu.pids == (42,)
+    assert sensor_of(nvml).read() == (Gpu("0 (GPU-0)", 37.0, 20.0, 80.0, 60.0, 700.0, (42,)),)
 
 
 def test_processes_are_asked_for_twice_a_minute(sensor_of, seconds):
     nvml = FakeNvml()
-    sensor = sensor_of(nvml)
-    sensor.read()
-    nvml.gpus[0].pids = [42]
+    sensor, pids = sensor_of(nvml), []
 
-    seconds.now = 20.0
-    assert sensor.read()[0].pids == ()
-    seconds.now = 25.0
-    assert sensor.read()[0].pids == (42,)
+    for seconds.now in (0.0, 20.0, 25.0):
+        pids.append(sensor.read()[0].pids)
+        nvml.gpus[0].pids = [42]
+
+    assert pids == [(), (), (42,)]
 
 
-def test_power_is_the_mean_of_the_energy_counter_between_two_looks(sensor_of, seconds):
+def test_power_is_the_mean_of_the_energy_counter_or_what_it_is_now_where_that_began_anew(sensor_of, seconds):
     nvml = FakeNvml()
-    sensor = sensor_of(nvml)
-    sensor.read()
-    seconds.now, nvml.gpus[0].energy_mj = 5.0, 2_000_000
+    sensor, power_w = sensor_of(nvml), []
 
-    (gpu,) = sensor.read()
+    for seconds.now, nvml.gpus[0].energy_mj in ((0.0, 9_000_000), (5.0, 11_000_000), (10.0, 1_000)):
+        power_w.append(sensor.read()[0].power_w)
 
-    assert gpu.power_w == pytest.approx(400.0)
-
-
-def test_an_energy_counter_that_began_anew_falls_back_to_power_at_the_moment(sensor_of, seconds):
-    nvml = FakeNvml()
-    nvml.gpus[0].energy_mj = 9_000_000
-    sensor = sensor_of(nvml)
-    sensor.read()
-    seconds.now, nvml.gpus[0].energy_mj = 5.0, 1_000
-
-    (gpu,) = sensor.read()
-
-    assert gpu.power_w == 60.0
+    assert power_w == [60.0, pytest.approx(400.0), 60.0]
 
 
 def test_every_error_code_is_a_failure_that_names_it(sensor_of):
     def said(call, name):
-        nvml = FakeNvml()
-        nvml.fail("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        nvml.fail(call, ERROR_CODES[name])
+        nvml = failing("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        nvml.failing[call] = ERROR_CODES[name]
         try:
             return str(sensor_of(nvml).read())
         except SensorError as error:
@@ -114,66 +93,47 @@ def test_every_error_code_is_a_failure_that_names_it(sensor_of):
     assert {row: text for row, text in texts.items() if text.split()[0] != row[1]} == {}
 
 
-def test_a_failure_names_call_and_gpu(sensor_of):
-    nvml = FakeNvml()
-    nvml.fail("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST)
+LIBRARY_NOT_FOUND = ("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+# (an NVML that fails, GPUs expected, what is said)
+SAID = [
+    (
+        failing("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST),
+        1,
+        r"NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 ",
+    ),
+    (
+        failing("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.NVML_ERROR_IN_USE, mig_instances=[[5]]),
+        1,
+        r"NVML_ERROR_IN_USE in MIG instance 0 of GPU 0",
+    ),
+    (failing("nvmlDeviceGetMemoryInfo", 777), 1, "NVML error 777"),  # of a newer driver
+    (failing(*LIBRARY_NOT_FOUND), 8, "no GPU seen, 8 expected"),
+    (FakeNvml(count=7), 8, "7 GPU seen, 8 expected"),
+]
 
-    with pytest.raises(
-        SensorError, match=r"NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 "
-    ):
-        sensor_of(nvml).read()
+
+@pytest.mark.parametrize(("nvml", "expected", "said"), SAID)
+def test_a_failure_names_call_and_gpu_or_how_many_are_missing(sensor_of, nvml, expected, said):
+    with pytest.raises(SensorError, match=said):
+        sensor_of(nvml, expected).read()
 
 
-@pytest.mark.parametrize("call", MAY_LACK)
-def test_a_reading_that_a_gpu_does_not_have_is_no_failure(sensor_of, call):
-    nvml = FakeNvml()
-    nvml.fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED)
+def test_a_reading_that_a_gpu_does_not_have_and_an_instance_without_gpus_are_no_failure(sensor_of):
+    gpus = [sensor_of(failing(call, pynvml.NVML_ERROR_NOT_SUPPORTED)).read()[0] for call in MAY_LACK]
 
-    (gpu,) = sensor_of(nvml).read()
-
-    assert gpu.memory_total_gib == 80.0
-
-
-def test_an_error_code_of_a_newer_driver_is_named_by_its_number(sensor_of):
-    nvml = FakeNvml()
-    nvml.fail("nvmlDeviceGetMemoryInfo", 777)
-
-    with pytest.raises(SensorError, match="NVML error 777"):
-        sensor_of(nvml).read()
+    assert [gpu.memory_total_gib for gpu in gpus] == [80.0] * len(MAY_LACK)
+    assert sensor_of(failing(*LIBRARY_NOT_FOUND), expected=0).read() == ()
 
 
 def test_after_a_failure_the_library_is_opened_anew(sensor_of):
-    nvml = FakeNvml()
+    nvml = failing("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_UNINITIALIZED)
     sensor = sensor_of(nvml)
-    nvml.fail("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_UNINITIALIZED)
     with pytest.raises(SensorError):
         sensor.read()
-    nvml.heal("nvmlDeviceGetUtilizationRates")
+    nvml.failing.clear()
 
-    (gpu,) = sensor.read()
-
-    assert gpu.utilisation_percent == 0.0
+    assert sensor.read()[0].utilisation_percent == 0.0
     assert nvml.inits == 2
-
-
-def test_without_nvml_an_instance_of_no_gpu_is_well(sensor_of):
-    nvml = FakeNvml()
-    nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    assert sensor_of(nvml, expected=0).read() == ()
-
-
-def test_without_nvml_a_gpu_instance_is_unknown(sensor_of):
-    nvml = FakeNvml()
-    nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    with pytest.raises(SensorError, match="no GPU seen, 8 expected"):
-        sensor_of(nvml, expected=8).read()
-
-
-def test_a_gpu_that_fell_off_the_bus_is_missed(sensor_of):
-    with pytest.raises(SensorError, match="7 GPU seen, 8 expected"):
-        sensor_of(FakeNvml(count=7), expected=8).read()
 
 
 def test_a_mig_gpu_reports_the_processes_of_all_its_instances_and_no_utilisation(sensor_of):
@@ -186,21 +146,11 @@ def test_a_mig_gpu_reports_the_processes_of_all_its_instances_and_no_utilisation
     assert sensor.pids == {5, 6, 7}
 
 
-def test_a_mig_instance_that_fails_is_named(sensor_of):
-    nvml = FakeNvml(mig_instances=[[5]])
-    nvml.fail("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.NVML_ERROR_IN_USE)
-
-    with pytest.raises(SensorError, match=r"NVML_ERROR_IN_USE in MIG instance 0 of GPU 0"):
-        sensor_of(nvml).read()
-
-
 def test_of_a_watched_tree_only_the_gpus_it_is_on_are_looked_at(sensor_of):
     nvml = FakeNvml(count=2)
     nvml.gpus[0].pids, nvml.gpus[1].pids = [1], [2]
 
-    gpus = sensor_of(nvml, only_pids=lambda: frozenset({2})).read()
-
-    assert [gpu.pids for gpu in gpus] == [(2,)]
+    assert [gpu.pids for gpu in sensor_of(nvml, only_pids=lambda: frozenset({2})).read()] == [(2,)]
 
 
 def test_the_real_library_is_missing_here_or_answers(sensor_of):

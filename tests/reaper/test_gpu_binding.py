@@ -42,8 +42,8 @@ def read(driver, **more):
     return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
 
 
-def test_a_gpu_that_computes_is_read_in_full(driver):
-    whole, _ = read(driver)
+def test_gpus_are_read_in_full_and_one_in_mig_mode_with_the_processes_of_its_instances(driver):
+    whole, cut = read(driver)
 
     assert whole == {
         "name": "0 (GPU-whole)",
@@ -54,13 +54,7 @@ def test_a_gpu_that_computes_is_read_in_full(driver):
         "power_limit_w": 700.0,
         "pids": [41],
     }
-
-
-def test_a_gpu_in_mig_mode_reports_the_processes_of_its_instances(driver):
-    _, cut = read(driver)
-
-    assert cut["utilisation_percent"] is None
-    assert cut["pids"] == [51, 52]
+    assert (cut["utilisation_percent"], cut["pids"]) == (None, [51, 52])
 
 
 def test_a_lost_gpu_is_named(driver):

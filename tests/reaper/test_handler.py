@@ -1,5 +1,7 @@
 """The sweep as Lambda runs it."""
 
+from unittest.mock import Mock
+
 import pytest
 from moto import mock_aws
 
@@ -7,14 +9,8 @@ from image.reaper.errors import ConfigurationError, PolicyError
 from image.reaper.sweep import handler
 from tests.reaper.moto_fleet import MotoFleet, write_policy
 
-
-class Context:
-    """What Lambda hands to a function."""
-
-    aws_request_id = "request-1"
-
-    def get_remaining_time_in_millis(self):
-        return 120_000
+# what Lambda hands to a function
+CONTEXT = Mock(aws_request_id="request-1", get_remaining_time_in_millis=lambda: 120_000)
 
 
 @pytest.fixture
@@ -30,19 +26,13 @@ def fleet(monkeypatch, tmp_path):
         yield made
 
 
-def test_a_scheduled_sweep_logs_each_instance_and_returns_the_counts(fleet, capsys):
+def test_a_scheduled_sweep_logs_each_instance_returns_the_counts_and_publishes_that_it_ran(fleet, capsys):
     (instance,) = fleet.start()
 
-    summary = handler.handle({}, Context())
+    summary = handler.handle({}, CONTEXT)
 
-    assert summary["failed"] == []
-    assert summary["acted"] == []
+    assert summary["failed"] == summary["acted"] == []
     assert f'"instance_id": "{instance}"' in capsys.readouterr().out
-
-
-def test_a_sweep_publishes_that_it_ran(fleet):
-    handler.handle({}, Context())
-
     metrics = fleet.cloudwatch.list_metrics(Namespace="GpuFleet/test")["Metrics"]
     assert {"SweepRuns", "SweepFailures", "SweepBreakerTrips"} <= {metric["MetricName"] for metric in metrics}
 
@@ -59,11 +49,11 @@ def test_a_sweep_publishes_that_it_ran(fleet):
 )
 def test_a_malformed_event_changes_nothing_and_says_what_is_wrong(fleet, event, message):
     with pytest.raises(ConfigurationError, match=message):
-        handler.handle(event, Context())
+        handler.handle(event, CONTEXT)
 
 
 def test_a_malformed_policy_stops_the_sweep_naming_the_key(fleet, tmp_path):
     write_policy(tmp_path / "policy.json", max_percent=101)
 
     with pytest.raises(PolicyError, match="max_percent = 101; allowed: a whole number from 0 to 100"):
-        handler.handle({}, Context())
+        handler.handle({}, CONTEXT)

@@ -5,13 +5,14 @@ import os
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from image.reaper.agent.sensors import jupyter as sensor
 from image.reaper.agent.sensors.jupyter import kernel_sessions, server_of
 from image.reaper.agent.sensors.processes import Process
+from tests.answering import answering
 
 TOKEN = "0123456789abcdef"
 LONGEST_S = 60.0  # a busy computer may stand still for seconds
@@ -23,34 +24,26 @@ def patience(monkeypatch):
     monkeypatch.setattr(sensor, "TIMEOUT_S", LONGEST_S)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers with what the test says, (status, headers, body), and is silent then until it may end."""
-
-    def do_GET(self):
-        self.server.asked.append((self.path, self.headers.get("Authorization")))
-        status, headers, body = self.server.answer
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-        self.server.answered.set()
-        self.server.may_end.wait(LONGEST_S)
-
-    def log_message(self, *_arguments):
-        pass
-
-
 @contextmanager
-def server(answer):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.answer, made.asked = answer, []
-        made.answered, made.may_end = threading.Event(), threading.Event()
-        made.may_end.set()
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+def server(answer, protocol="HTTP/1.0"):
+    """Answers so, (status, headers, body), and is silent then until it may end."""
+    made = SimpleNamespace(asked=[], answered=threading.Event(), may_end=threading.Event())
+    made.may_end.set()
+
+    def said(asked):
+        made.asked.append((asked.path, asked.headers.get("Authorization")))
+        status, headers, body = answer
+        return status, headers, slowly(body)
+
+    def slowly(body):
+        yield body
+        made.answered.set()
+        made.may_end.wait(LONGEST_S)
+
+    with answering(said, protocol) as base:
+        made.server_port = int(base.rpartition(":")[2])
         yield made
         made.may_end.set()
-        made.shutdown()
 
 
 def kernels(*states, ago_s=600.0):
@@ -98,12 +91,6 @@ def test_a_program_of_any_name_may_have_started_a_kernel(tmp_path, name):
     assert kernel_sessions([kernel], {9: kernel, 7: script}, tmp_path) == ([], [])
 
 
-def test_brackets_within_brackets_are_no_server(notebook):
-    notebook.file.write_text("[" * 60_000)
-
-    assert kernel_sessions([notebook.kernel], {notebook.own.pid: notebook.own}) == ([], [])
-
-
 def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_reported(notebook):
     with server((200, {}, b"[" * 100_000)) as jupyter:
         _, nested = notebook(jupyter.server_port)
@@ -114,17 +101,12 @@ def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_repor
 
 
 def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
-    with server(kernels("busy", ago_s=7200)) as jupyter:
-        (session,), _ = notebook(jupyter.server_port)
+    """One without any connection so far is not."""
+    with server(kernels("busy", "starting", ago_s=7200)) as jupyter:
+        (busy, starting), _ = notebook(jupyter.server_port)
 
-    assert session.unused_s == 0
-
-
-def test_a_kernel_without_any_connection_so_far_is_not_busy(notebook):
-    with server(kernels("starting")) as jupyter:
-        (session,), _ = notebook(jupyter.server_port)
-
-    assert session.unused_s > 500
+    assert busy.unused_s == 0
+    assert starting.unused_s > 7000
 
 
 @pytest.mark.parametrize(
@@ -160,9 +142,8 @@ def test_a_question_whose_answer_does_not_end_is_given_up_with_its_thread(
     notebook, monkeypatch, protocol, headers
 ):
     """Of an answer that is JSON so far, too."""
-    monkeypatch.setattr(Handler, "protocol_version", protocol)
-    asked = []
-    with server((200, headers, b"2\r\n[]" if "Transfer-Encoding" in headers else b"[]")) as jupyter:
+    asked, body = [], b"2\r\n[]" if "Transfer-Encoding" in headers else b"[]"
+    with server((200, headers, body), protocol) as jupyter:
         jupyter.may_end.clear()
         join = sensor._Asking.join
 
@@ -203,20 +184,18 @@ def test_a_server_that_is_not_there_is_unknown(notebook):
     assert "does not answer: ConnectionRefusedError" in unknown
 
 
-def test_a_kernel_without_a_server_is_left_to_the_process_table(notebook):
-    assert kernel_sessions([notebook.kernel], {notebook.own.pid: notebook.own}) == ([], [])
+def test_a_file_that_is_absent_damaged_or_another_users_names_no_server(notebook):
+    """Its kernel is left to the process table."""
+    own = notebook.own
+    stranger = Process(own.pid, ("jupyter-lab",), parent=1, uid=os.getuid() + 1)
+    none = kernel_sessions([notebook.kernel], {own.pid: own})
+    damaged = ["", "[]", "{}", '{"port": "22"}', '{"port": 1, "base_url": 2}', "[" * 60_000]
 
+    def named(content, owner=own):
+        notebook.file.write_text(content)
+        return server_of(notebook.kernel, {owner.pid: owner})
 
-def test_a_file_that_another_user_wrote_is_not_read(notebook):
-    with server(kernels("idle")) as jupyter:
-        notebook(jupyter.server_port)
-    stranger = Process(notebook.own.pid, ("jupyter-lab",), parent=1, uid=os.getuid() + 1)
-
-    assert server_of(notebook.kernel, {stranger.pid: stranger}) is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"port": "22"}', '{"port": 1, "base_url": 2}'])
-def test_a_damaged_file_names_no_server(notebook, content):
-    notebook.file.write_text(content)
-
-    assert server_of(notebook.kernel, {notebook.own.pid: notebook.own}) is None
+    assert none == ([], [])
+    assert [content for content in damaged if named(content) is not None] == []
+    assert named('{"port": 1}')
+    assert named('{"port": 1}', stranger) is None

@@ -39,108 +39,95 @@ def keys(s3):
 
 
 def test_every_file_lies_under_pool_and_instance(s3, folder):
-    assert save(folder, s3, PLACE) == Saved(2, 105, 0)
+    calls = []
+
+    assert save(folder, s3, PLACE, lambda: calls.append(1)) == Saved(2, 105, 0)
     assert keys(s3) == {"dev/keep/i-1/notes.txt": 5, "dev/keep/i-1/deep/über maß.bin": 100}
-
-
-def again(s3, folder, sent):
-    return save(folder, s3, PLACE, sent=sent)
+    assert calls, "progress is reported while bytes move"
 
 
 def copied(s3, name="notes.txt"):
     return s3.get_object(Bucket="data", Key=f"dev/keep/i-1/{name}")["Body"].read()
 
 
-def test_a_second_copy_sends_only_what_changed(s3, folder):
+@pytest.fixture
+def again(s3, folder):
+    """Copies once more; the first copy is made."""
     sent = {}
-    again(s3, folder, sent)
+    save(folder, s3, PLACE, sent=sent)
+    return lambda: save(folder, s3, PLACE, sent=sent)
+
+
+def test_a_second_copy_sends_only_what_changed_or_what_the_bucket_lost(s3, folder, again):
     (folder / "notes.txt").write_text("hullo")
 
-    assert again(s3, folder, sent) == Saved(1, 5, 1)
+    assert again() == Saved(1, 5, 1)
     assert copied(s3) == b"hullo"
-    assert again(s3, folder, sent) == Saved(0, 0, 2)
+    assert again() == Saved(0, 0, 2)
+    s3.delete_object(Bucket="data", Key="dev/keep/i-1/notes.txt")
+    assert again() == Saved(1, 5, 1)
 
 
-def test_an_older_file_of_the_same_size_that_was_put_in_place_of_another_is_sent(s3, folder):
+def test_an_older_file_of_the_same_size_that_was_put_in_place_of_another_is_sent(s3, folder, again):
     """As `mv`, `cp -p` and `rsync -a` do it: checkpoints are all of one size."""
-    sent = {}
-    again(s3, folder, sent)
     better, hours_ago = folder.parent / "better.txt", time.time() - 7200
     better.write_text("hullo")
     os.utime(better, (hours_ago, hours_ago))
     better.replace(folder / "notes.txt")
 
-    again(s3, folder, sent)
+    again()
 
     assert copied(s3) == b"hullo"
 
 
-def test_what_the_bucket_lost_is_sent_again(s3, folder):
-    sent = {}
-    again(s3, folder, sent)
-    s3.delete_object(Bucket="data", Key="dev/keep/i-1/notes.txt")
+def before_upload(monkeypatch, s3, act):
+    """Let something happen as the bucket takes the notes, and what that gives after it."""
+    upload = s3.upload_file
 
-    assert again(s3, folder, sent) == Saved(1, 5, 1)
+    def upload_file(path, bucket, key, **options):
+        after = act() if key.endswith("notes.txt") else None
+        upload(path, bucket, key, **options)
+        if after:
+            after()
+
+    monkeypatch.setattr(s3, "upload_file", upload_file)
 
 
 def test_what_changes_while_it_is_copied_is_not_saved_yet(s3, folder, monkeypatch):
-    sent, upload = {}, s3.upload_file
-
-    def write_on(path, bucket, key, **options):
-        upload(path, bucket, key, **options)
-        if key.endswith("notes.txt"):
-            (folder / "notes.txt").write_text("hello, and more")
-
+    sent = {}
     with monkeypatch.context() as patched:
-        patched.setattr(s3, "upload_file", write_on)
+        before_upload(patched, s3, lambda: lambda: (folder / "notes.txt").write_text("hello, and more"))
         with pytest.raises(CloudError, match=r"1 of 2 files .*notes\.txt: changed while it was copied"):
-            again(s3, folder, sent)
+            save(folder, s3, PLACE, sent=sent)
 
-    assert again(s3, folder, sent) == Saved(1, 15, 1)
+    assert save(folder, s3, PLACE, sent=sent) == Saved(1, 15, 1)
     assert copied(s3) == b"hello, and more"
 
 
-def test_a_folder_that_cannot_be_listed_is_named_and_not_passed_over(s3, folder, monkeypatch):
-    scandir = os.scandir
+@pytest.mark.parametrize("call", [(os, "scandir", "deep"), (Path, "lstat", "notes.txt")])
+def test_what_cannot_be_listed_or_looked_at_is_named_and_not_passed_over(s3, folder, monkeypatch, call):
+    module, name, file = call
+    whole = getattr(module, name)
 
     def broken(path):
-        if str(path).endswith("deep"):
+        if str(path).endswith(file):
             raise OSError(5, "Input/output error", str(path))
-        return scandir(path)
+        return whole(path)
 
-    monkeypatch.setattr(os, "scandir", broken)
+    monkeypatch.setattr(module, name, broken)
 
-    with pytest.raises(CloudError, match=r"were not saved: .*Input/output error.*deep"):
+    with pytest.raises(CloudError, match=rf"were not saved: .*Input/output error.*{file}"):
         save(folder, s3, PLACE)
-
-
-def test_a_file_that_cannot_be_looked_at_is_named(s3, folder, monkeypatch):
-    lstat = Path.lstat
-
-    def broken(path):
-        if path.name == "notes.txt":
-            raise OSError(5, "Input/output error", str(path))
-        return lstat(path)
-
-    monkeypatch.setattr(Path, "lstat", broken)
-
-    with pytest.raises(CloudError, match=r"were not saved: .*Input/output error.*notes"):
-        save(folder, s3, PLACE)
-
-
-def test_a_pipe_is_passed_over(s3, folder):
-    os.mkfifo(folder / "pipe")
-
-    assert save(folder, s3, PLACE).files == 2
 
 
 def test_a_missing_folder_has_nothing_to_save(s3, tmp_path):
     assert save(tmp_path / "none", s3, PLACE) == Saved(0, 0, 0)
 
 
-@pytest.mark.parametrize("target", ["/etc", "/etc/passwd"])
-def test_a_link_that_anybody_may_put_there_is_not_followed_by_root(s3, folder, target):
-    (folder / "everything").symlink_to(target)
+def test_a_pipe_is_passed_over_and_links_that_anybody_may_put_there_are_not_followed_by_root(s3, folder):
+    os.mkfifo(folder / "pipe")
+    (folder / "everything").symlink_to("/etc")
+    (folder / "passwords").symlink_to("/etc/passwd")
 
     assert save(folder, s3, PLACE).files == 2
 
@@ -159,18 +146,23 @@ def swap(path, target):
     path.symlink_to(target)
 
 
+def swap_once_listed(monkeypatch, act):
+    """Let something happen between the list of the files and their opening."""
+    listed = kept_files._listed
+
+    def then_swap(*arguments):
+        act()
+        return listed(*arguments)
+
+    monkeypatch.setattr(kept_files, "_listed", then_swap)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "deep"])
 def test_a_link_put_in_place_of_what_was_looked_at_uploads_nothing_of_roots(
     s3, folder, secret, monkeypatch, name
 ):
     (folder / "deep/shadow").write_text("mine")
-    listed = kept_files._listed
-
-    def then_swap(*arguments):
-        swap(folder / name, secret.parent if name == "deep" else secret)
-        return listed(*arguments)
-
-    monkeypatch.setattr(kept_files, "_listed", then_swap)
+    swap_once_listed(monkeypatch, lambda: swap(folder / name, secret.parent if name == "deep" else secret))
 
     with pytest.raises(CloudError, match="were not saved"):
         save(folder, s3, PLACE)
@@ -178,14 +170,7 @@ def test_a_link_put_in_place_of_what_was_looked_at_uploads_nothing_of_roots(
 
 
 def test_a_link_put_in_place_of_an_opened_file_uploads_what_was_opened(s3, folder, secret, monkeypatch):
-    upload = s3.upload_file
-
-    def swap_first(path, bucket, key, **options):
-        if key.endswith("notes.txt"):
-            swap(folder / "notes.txt", secret)
-        upload(path, bucket, key, **options)
-
-    monkeypatch.setattr(s3, "upload_file", swap_first)
+    before_upload(monkeypatch, s3, lambda: swap(folder / "notes.txt", secret))
 
     with pytest.raises(CloudError, match="changed while it was copied"):
         save(folder, s3, PLACE)
@@ -193,14 +178,11 @@ def test_a_link_put_in_place_of_an_opened_file_uploads_what_was_opened(s3, folde
 
 
 def test_a_pipe_put_in_place_of_a_file_is_not_waited_for(s3, folder, monkeypatch):
-    listed = kept_files._listed
-
-    def then_swap(*arguments):
+    def pipe():
         (folder / "notes.txt").unlink()
         os.mkfifo(folder / "notes.txt")
-        return listed(*arguments)
 
-    monkeypatch.setattr(kept_files, "_listed", then_swap)
+    swap_once_listed(monkeypatch, pipe)
 
     with pytest.raises(CloudError, match=r"notes\.txt.*no regular file"):
         save(folder, s3, PLACE)
@@ -215,14 +197,10 @@ def test_a_link_in_place_of_the_whole_folder_is_not_followed(s3, tmp_path, secre
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_saved(s3, folder, monkeypatch):
-    upload = s3.upload_file
+    def refuse():
+        raise PermissionError(13, "Permission denied", "notes.txt")
 
-    def refuse(path, bucket, key, **options):
-        if key.endswith("notes.txt"):
-            raise PermissionError(13, "Permission denied", key)
-        upload(path, bucket, key, **options)
-
-    monkeypatch.setattr(s3, "upload_file", refuse)
+    before_upload(monkeypatch, s3, refuse)
 
     with pytest.raises(CloudError, match=r"1 of 2 files of .*keep were not saved: .*notes\.txt.*Permission"):
         save(folder, s3, PLACE)
@@ -232,14 +210,6 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_saved(s3, folder, monkeypa
 def test_a_missing_bucket_is_named(s3, folder):
     with pytest.raises(CloudError, match=r"listing s3://gone/x/: .*NoSuchBucket"):
         save(folder, s3, CopyPlace("gone", "x/"))
-
-
-def test_progress_is_reported_while_bytes_move(s3, folder):
-    calls = []
-
-    save(folder, s3, PLACE, lambda: calls.append(1))
-
-    assert calls
 
 
 @pytest.mark.parametrize(

@@ -27,29 +27,15 @@ def service(cloud, monkeypatch):
         yield server
 
 
-def test_an_answer_is_fetched_with_a_token(service, cloud):
-    assert Metadata(cloud).get("instance-id") == "i-1"
-
-
-def test_one_token_serves_many_questions(service, cloud):
+def test_one_token_serves_many_questions_until_it_ran_out_and_is_renewed(service, cloud):
     metadata = Metadata(cloud)
 
-    metadata.get("instance-id")
-    metadata.get("instance-id")
-
-    assert service.tokens == 1
-
-
-def test_a_token_that_ran_out_is_renewed(service, cloud):
-    metadata = Metadata(cloud)
-    metadata.get("instance-id")
+    answers = [metadata.get("instance-id"), metadata.get("instance-id")]
+    tokens = service.tokens
     service.tokens += 1
 
-    assert metadata.get("instance-id") == "i-1"
-
-
-def test_what_is_not_there_is_none(service, cloud):
-    assert Metadata(cloud).get("spot/instance-action") is None
+    assert ([*answers, metadata.get("instance-id")], tokens) == (["i-1"] * 3, 1)
+    assert metadata.get("spot/instance-action") is None, "what is not there"
 
 
 def test_a_failing_service_is_named_with_its_answer(service, cloud):
@@ -61,8 +47,9 @@ def test_a_failing_service_is_named_with_its_answer(service, cloud):
 
 def test_a_service_that_speaks_no_http_is_named(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv(
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}"
+        )
         thread = threading.Thread(target=answer_nonsense, args=(listening,))
         thread.start()
 

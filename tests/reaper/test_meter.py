@@ -25,45 +25,51 @@ from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instan
 DEV_HOUR = Decimal("2.10")
 
 
-def test_an_hour_of_an_instance_costs_its_price_and_its_disks():
-    reading = metered(at_noon(make_instance()), fleet(make_instance()), NOON + HOUR)
-
-    assert reading.month == {"dev": DEV_HOUR, "train": 0, SHARED: Decimal("0.50")}
+def at(hours):
+    return NOON + hours * HOUR
 
 
-def test_sweeps_that_were_missed_lose_no_money():
-    gap = metered(at_noon(make_instance()), fleet(make_instance()), NOON + 30 * HOUR)
-    often = at_noon(make_instance())
-    for hour in range(1, 31):
-        often = metered(often, fleet(make_instance()), NOON + hour * HOUR)
-
-    assert gap.month == often.month
-    assert gap.month["dev"] == 30 * DEV_HOUR
-
-
-def test_an_instance_counts_from_its_launch_in_between():
-    late = make_instance(launched_at=NOON + HOUR / 2)
-
-    assert metered(at_noon(), fleet(late), NOON + HOUR).month["dev"] == DEV_HOUR / 2
-
-
-def test_an_instance_that_came_and_went_in_between_counts_from_launch_to_end():
-    brief = make_instance(launched_at=NOON + HOUR / 4, state="terminated", stopped_at=NOON + HOUR / 2)
-
-    assert metered(at_noon(), fleet(gone=(brief,)), NOON + HOUR).month["dev"] == DEV_HOUR / 4
-
-
-def test_an_instance_that_was_terminated_counts_until_the_cloud_says_it_was_and_once_only():
-    ended = make_instance(state="terminated", stopped_at=NOON + HOUR / 2)
-    once = metered(at_noon(make_instance()), fleet(gone=(ended,)), NOON + HOUR)
-
-    again = metered(once, fleet(gone=(ended,)), NOON + 2 * HOUR)
-
-    assert once.month["dev"] == again.month["dev"] == DEV_HOUR / 2
+ENDED = make_instance(state="terminated", stopped_at=at(0.5))
+BRIEF = make_instance(launched_at=at(0.25), state="terminated", stopped_at=at(0.5))
+# (seen at noon, then at later hours; hours of its price, and of its disks alone)
+COSTS = {
+    "an hour": ([make_instance()], {1: fleet(make_instance())}, 1, 0),
+    "sweeps that were missed": ([make_instance()], {30: fleet(make_instance())}, 30, 0),
+    "launched in between": ([], {1: fleet(make_instance(launched_at=at(0.5)))}, 0.5, 0),
+    "came and went in between": ([], {1: fleet(gone=(BRIEF,))}, 0.25, 0),
+    "until the cloud says it was terminated, once": (
+        [make_instance()],
+        {1: fleet(gone=(ENDED,)), 2: fleet(gone=(ENDED,))},
+        0.5,
+        0,
+    ),
+    "vanished, until it was missed": ([make_instance()], {1: fleet()}, 1, 0),
+    "its disks while it is stopped": (
+        [make_instance()],
+        {3: fleet(make_instance(state="stopped", stopped_at=at(1)))},
+        1,
+        2,
+    ),
+}
 
 
-def test_an_instance_that_vanished_counts_until_it_was_missed():
-    assert metered(at_noon(make_instance()), fleet(), NOON + HOUR).month["dev"] == DEV_HOUR
+def test_an_instance_costs_its_price_from_launch_to_end_and_its_disks_while_it_is_stopped():
+    def cost(begins, later):
+        reading = at_noon(*begins)
+        for hours, seen in later.items():
+            reading = metered(reading, seen, at(hours))
+        return reading.month["dev"]
+
+    found = {name: cost(begins, later) for name, (begins, later, _, _) in COSTS.items()}
+
+    assert found == {
+        name: DEV_HOUR * Decimal(runs) + Decimal("0.10") * Decimal(stopped)
+        for name, (_, _, runs, stopped) in COSTS.items()
+    }
+
+
+def test_what_pools_share_and_a_pool_without_instances_are_metered_too():
+    assert metered(at_noon(), fleet(), at(1)).month == {"dev": 0, "train": 0, SHARED: Decimal("0.50")}
 
 
 def test_an_instance_that_a_sweep_terminated_counts_until_then_where_the_cloud_says_nothing_more():
@@ -97,14 +103,6 @@ def test_an_instance_that_runs_again_saves_no_more():
     assert metered(noted, fleet(make_instance(launched_at=NOON + HOUR)), NOON + 2 * HOUR).saved == {}
 
 
-def test_a_stopped_instance_costs_its_disks():
-    stopped = make_instance(state="stopped", stopped_at=NOON + HOUR)
-
-    reading = metered(at_noon(make_instance()), fleet(stopped), NOON + 3 * HOUR)
-
-    assert reading.month["dev"] == DEV_HOUR + 2 * Decimal("0.10")
-
-
 def test_an_instance_that_was_stopped_all_along_and_then_terminated_did_not_run():
     stopped = make_instance(state="stopped", stopped_at=NOON - HOUR, launched_at=NOON - 2 * HOUR)
     before = metered(metered(None, fleet(stopped), NOON), fleet(stopped), NOON + HOUR)
@@ -117,37 +115,23 @@ def test_an_instance_that_was_stopped_all_along_and_then_terminated_did_not_run(
     }
 
 
-def test_a_spot_instance_counts_at_the_price_of_spot():
-    assert per_hour([make_instance(spot=True)], budget())["dev"] == Decimal("1.10")
-
-
-def test_an_instance_without_a_price_counts_its_disks_and_is_reported():
-    nameless = make_instance(type="p4d.24xlarge", spot=True)
-
-    assert per_hour([nameless], budget())["dev"] == Decimal("0.10")
-    assert unpriced([nameless, make_instance(pool="other"), make_instance()], budget()) == 2
-
-
-def test_a_type_without_a_list_price_counts_what_is_assumed_and_is_not_unpriced():
-    assumed = budget(assumed={"p4d.24xlarge": Decimal(20)})
-    nameless = make_instance(type="p4d.24xlarge", spot=True)
-
-    assert per_hour([nameless], assumed)["dev"] == Decimal("20.10")
-    assert unpriced([nameless], assumed) == 0
-
-
-def test_a_listed_price_comes_before_an_assumed_one():
-    assumed = budget(assumed={"g5.xlarge": Decimal(20)})
-
-    assert per_hour([make_instance()], assumed)["dev"] == DEV_HOUR
-
-
-def test_a_market_price_of_spot_comes_before_an_assumed_one():
-    assumed = budget(assumed={"p4d.24xlarge": Decimal(20)})
-
+def test_an_hour_costs_the_market_price_of_spot_the_listed_one_or_what_is_assumed_in_this_order():
+    nameless, own = make_instance(type="p4d.24xlarge", spot=True), make_instance()
+    assumed = budget(assumed={"p4d.24xlarge": Decimal(20), "g5.xlarge": Decimal(20)})
     market = with_spot_prices(assumed, {"p4d.24xlarge": Decimal(9)})
+    rows = {
+        "1.10": (make_instance(spot=True), budget()),
+        "0.10": (nameless, budget()),  # its disks
+        "20.10": (nameless, assumed),
+        "2.10": (own, assumed),
+        "9.10": (nameless, market),
+    }
 
-    assert per_hour([make_instance(type="p4d.24xlarge", spot=True)], market)["dev"] == Decimal("9.10")
+    assert {text: str(per_hour([row[0]], row[1])["dev"]) for text, row in rows.items()} == {
+        text: text for text in rows
+    }
+    assert unpriced([nameless, make_instance(pool="other"), own], budget()) == 2
+    assert unpriced([nameless], assumed) == 0
 
 
 def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
@@ -173,19 +157,14 @@ def test_what_an_earlier_version_kept_is_read_as_priced():
     assert (read.at_least, read.running["i-1"].priced) == (False, True)
 
 
-def test_at_first_what_runs_counts_from_its_launch_in_this_month():
-    since_october = make_instance(launched_at=datetime(2026, 10, 1, tzinfo=UTC))
+def test_a_month_begins_with_nothing_but_what_ran_in_it_since_its_launch():
+    october = make_instance(launched_at=datetime(2026, 10, 1, tzinfo=UTC))
 
-    reading = metered(None, fleet(since_october), datetime(2026, 11, 2, tzinfo=UTC))
+    first = metered(None, fleet(october), datetime(2026, 11, 2, tzinfo=UTC))
+    next_month = metered(at_noon(october), fleet(october), datetime(2026, 12, 1, 1, tzinfo=UTC))
 
-    assert reading.month["dev"] == 24 * DEV_HOUR
-    assert reading.month[SHARED] == 0
-
-
-def test_a_new_month_begins_with_nothing():
-    reading = metered(at_noon(make_instance()), fleet(make_instance()), datetime(2026, 12, 1, 1, tzinfo=UTC))
-
-    assert reading.month["dev"] == DEV_HOUR
+    assert (first.month["dev"], first.month[SHARED]) == (24 * DEV_HOUR, 0)
+    assert next_month.month["dev"] == DEV_HOUR
 
 
 def test_each_day_that_ends_is_reported_once_with_its_own_hours():
@@ -212,19 +191,14 @@ def test_a_clock_that_is_set_back_changes_nothing():
     assert metered(reading, fleet(), NOON) == reading
 
 
-def test_the_forecast_continues_at_the_pace_of_the_last_day():
+def test_the_forecast_continues_at_the_pace_of_the_last_day_or_of_what_runs_in_the_first_hour():
     start = datetime(2026, 11, 21, tzinfo=UTC)
     old = make_instance(launched_at=start)
     reading = metered(metered(None, fleet(old), start), fleet(old), start + 36 * HOUR)
 
     pace = DEV_HOUR + Decimal("0.50")
     assert forecast(reading, Decimal(0)) == 36 * pace + pace * (240 - 36)
-
-
-def test_the_forecast_of_the_first_hour_counts_what_runs():
-    reading = at_noon(make_instance())
-
-    assert forecast(reading, Decimal(1)) == 9 * 24 + 12
+    assert forecast(at_noon(make_instance()), Decimal(1)) == 9 * 24 + 12
 
 
 @pytest.mark.parametrize("damage", [{"until": "yesterday"}, {"month": None}, {"running": {"i-1": {}}}])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from html.parser import HTMLParser
+from itertools import count
 
 import boto3
 import pytest
@@ -55,58 +56,35 @@ def end(at="2026-11-21T12:00:00+00:00", **changes):
     return end_of(record(at, **changes), "key")
 
 
-def total(*ends, now=LATER):
-    return summarise(ends, NOVEMBER, now).total
+STOPPED = end("2026-11-10T00:00:00+00:00", action="stop")
+STARTED = replace(STOPPED, started_at=datetime(2026, 11, 12, tzinfo=UTC))
+AGAIN = end("2026-11-20T00:00:00+00:00", launched_at="2026-11-12T00:00:00+00:00")
+OTHER_MONTHS = (end("2026-10-31T23:59:59+00:00"), end("2026-12-01T00:00:00+00:00"))
+AT_THREE = datetime(2026, 11, 21, 15, tzinfo=UTC)
+# (ends, the present, hours at 2 USD)
+SAVED = {
+    "a termination, until the month ends": ([end("2026-11-30T14:00:00+00:00")], LATER, 10),
+    "nothing ahead of the present": ([end()], AT_THREE, 3),
+    "nothing of other months": (OTHER_MONTHS, LATER, 0),
+    "stopped and later terminated, once": ([STOPPED, end("2026-11-20T00:00:00+00:00")], LATER, 24 * 21),
+    "stopped until it was started again, as its end shows": ([STOPPED, AGAIN], LATER, 24 * (2 + 11)),
+    "stopped until a sweep saw it start": ([STARTED], LATER, 48),
+    "so, and terminated later": ([STARTED, AGAIN], LATER, 48 + 24 * 11),
+}
 
 
-def test_a_termination_saves_its_price_until_the_month_ends():
-    assert total(end("2026-11-30T14:00:00+00:00")) == Decimal("20.00")
+def test_an_instance_saves_its_price_while_it_does_not_run_for_its_end_counted_once():
+    totals = {name: summarise(ends, NOVEMBER, now).total for name, (ends, now, _) in SAVED.items()}
+
+    assert totals == {name: Decimal("2.00") * hours for name, (_, _, hours) in SAVED.items()}
 
 
-def test_nothing_is_saved_ahead_of_the_present():
-    assert total(end(), now=datetime(2026, 11, 21, 15, tzinfo=UTC)) == Decimal("6.00")
-
-
-def test_ends_of_other_months_are_left_out():
-    assert total(end("2026-10-31T23:59:59+00:00"), end("2026-12-01T00:00:00+00:00")) == 0
-
-
-def test_an_instance_stopped_and_later_terminated_counts_once():
-    stopped = end("2026-11-10T00:00:00+00:00", action="stop")
-    terminated = end("2026-11-20T00:00:00+00:00")
-
-    assert total(stopped, terminated) == Decimal("2.00") * 24 * 21
-
-
-def test_a_stopped_instance_that_was_started_again_saved_until_then():
-    stopped = end("2026-11-10T00:00:00+00:00", action="stop")
-    again = end("2026-11-20T00:00:00+00:00", launched_at="2026-11-12T00:00:00+00:00")
-
-    assert total(stopped, again) == Decimal("2.00") * 24 * (2 + 11)
-
-
-@pytest.mark.parametrize(
-    ("later", "hours"),
-    [([], 48), ([end("2026-11-20T00:00:00+00:00", launched_at="2026-11-12T00:00:00+00:00")], 48 + 24 * 11)],
-    ids=["it works to the end of the month", "it is terminated later"],
-)
-def test_a_stop_saves_until_the_start_that_a_sweep_saw(later, hours):
-    started_at = datetime(2026, 11, 12, tzinfo=UTC)
-    stopped = replace(end("2026-11-10T00:00:00+00:00", action="stop"), started_at=started_at)
-
-    assert total(stopped, *later) == Decimal("2.00") * hours
-
-
-def test_an_unknown_price_saves_nothing_and_is_reported():
-    summary = summarise([end(price_per_hour=None)], NOVEMBER, LATER)
-
-    assert (summary.total, summary.unpriced) == (0, 1)
-
-
-def test_a_month_with_an_unknown_price_says_at_least():
+def test_an_unknown_price_saves_nothing_is_reported_and_makes_the_month_one_of_at_least_so_much():
     known, unknown = end("2026-11-30T23:00:00+00:00"), end(instance_id="i-2", price_per_hour=None)
+    summary = summarise([known, unknown], NOVEMBER, LATER)
 
-    assert "At least 2.00 USD saved" in page(summarise([known, unknown], NOVEMBER, LATER), "aws-dev")
+    assert (summary.total, summary.unpriced) == (2, 1)
+    assert "At least 2.00 USD saved" in page(summary, "aws-dev")
     assert "At least" not in page(summarise([known], NOVEMBER, LATER), "aws-dev")
 
 
@@ -136,10 +114,10 @@ def test_a_damaged_record_is_named(key):
         end_of(damaged, "a/b.json")
 
 
-@pytest.mark.parametrize("text", ["", "2026", "2026-13", "november", "2026-11-01", "0001-01", "9999-12"])
-def test_what_is_no_month_is_refused(text):
-    with pytest.raises(ConfigurationError, match="allowed: YEAR-MONTH, say 2026-11"):
-        parse_month(text)
+def test_what_is_no_month_is_refused():
+    for text in ("", "2026", "2026-13", "november", "2026-11-01", "0001-01", "9999-12"):
+        with pytest.raises(ConfigurationError, match="allowed: YEAR-MONTH, say 2026-11"):
+            parse_month(text)
 
 
 @given(st.datetimes(datetime(2000, 2, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001 - zone given
@@ -169,19 +147,13 @@ ENDS = st.lists(
 
 
 @given(ENDS)
-def test_no_instance_saves_more_than_it_would_have_cost_in_the_month(ends):
+def test_no_instance_saves_more_than_the_month_would_have_cost_and_savings_only_grow_to_the_total(ends):
     summary = summarise(ends, NOVEMBER, LATER)
 
     assert all(saving.amount is None or saving.amount >= 0 for saving in summary.savings)
     instances = len({saving.end.instance_id for saving in summary.savings})
     assert summary.total <= instances * Decimal("32.77") * 720 + len(ends)
     assert sum(summary.by_pool.values()) == sum(summary.by_owner.values()) == summary.total
-
-
-@given(ENDS)
-def test_savings_only_grow_from_day_to_day_and_reach_the_total(ends):
-    summary = summarise(ends, NOVEMBER, LATER)
-
     assert list(summary.by_day) == sorted(summary.by_day)
     assert len(summary.by_day) == 30
     assert abs(summary.by_day[-1] - summary.total) <= Decimal("0.01")
@@ -208,42 +180,43 @@ class Page(HTMLParser):
         self.texts.append(data.strip())
 
 
-def test_the_page_has_total_plots_and_every_end():
-    text = page(summarise([end("2026-11-30T14:00:00+00:00")], NOVEMBER, LATER), "aws-dev")
-
-    shown = Page(text)
-    assert "20.00 USD saved" in shown.texts
-    assert {"i-1", "g5.xlarge", "ada", "terminate", "24.0 h", "20.00"} <= set(shown.texts)
-    assert not shown.open
-    plots = [f"<svg{part.partition('</svg>')[0]}</svg>" for part in text.split("<svg")[1:]]
-    assert len(plots) == 3
-    assert all(ET.fromstring(plot).tag.endswith("svg") for plot in plots)
+def shown(*ends):
+    return page(summarise(ends, NOVEMBER, LATER), "aws-dev")
 
 
-def test_names_from_tags_cannot_break_the_page():
-    text = page(summarise([end(owner="<script>alert(1)</script>")], NOVEMBER, LATER), "aws-dev")
+def test_the_page_has_the_total_every_end_and_plots_that_are_as_large_as_one_another():
+    """A plot that is alone in its row must not grow to the row's width, as flex items do."""
+    text = shown(end("2026-11-30T14:00:00+00:00"))
 
-    assert "<script>" not in text
+    read = Page(text)
+    plots = [ET.fromstring(f"<svg{part.partition('</svg>')[0]}</svg>") for part in text.split("<svg")[1:]]
+    grid, figure = (re.search(rf"  {name} {{ (.*) }}", text)[1] for name in (r"\.plots", "figure"))
+    assert "20.00 USD saved" in read.texts
+    assert {"i-1", "g5.xlarge", "ada", "terminate", "24.0 h", "20.00"} <= set(read.texts)
+    assert not read.open
+    assert (len(plots), len({plot.get("viewBox") for plot in plots})) == (3, 1)
+    assert "display: grid" in grid
+    assert "auto-fill" in grid
+    assert figure == "margin: 0"
 
 
-@pytest.mark.parametrize("owner", ["a$_$b", "$ada", "ada$", "$", "a\\$b$"])
-def test_a_name_with_dollars_is_no_formula(owner):
-    text = page(summarise([end(owner=owner)], NOVEMBER, LATER), "aws-dev")
+def test_names_from_tags_cannot_break_the_page_and_dollars_are_no_formula():
+    owners = ["a$_$b", "$ada", "ada$", "$", "a\\$b$"]
 
-    assert text.count(owner) == 2  # in the plot and in the table
+    assert "<script>" not in shown(end(owner="<script>alert(1)</script>"))
+    # in the plot and in the table
+    assert [owner for owner in owners if shown(end(owner=owner)).count(owner) != 2] == []
 
 
 def test_a_month_without_terminations_says_so():
-    text = page(summarise([], NOVEMBER, LATER), "aws-dev")
+    text = shown()
 
     assert "Nothing saved" in Page(text).texts
     assert "<svg" not in text
 
 
 def test_many_owners_are_summed_up_in_the_plot():
-    ends = [end(instance_id=f"i-{n}", owner=f"owner{n:02}") for n in range(20)]
-
-    assert "8 others" in page(summarise(ends, NOVEMBER, LATER), "aws-dev")
+    assert "8 others" in shown(*(end(instance_id=f"i-{n}", owner=f"owner{n:02}") for n in range(20)))
 
 
 @pytest.fixture(scope="module")
@@ -254,31 +227,21 @@ def s3():
         yield made
 
 
-@pytest.fixture
-def ledger(s3, monkeypatch, request):
-    """Writes records below a prefix of the test's own."""
-    prefix = request.node.name
-    monkeypatch.setenv("GPU_FLEET_LEDGER_URI", f"s3://records/{prefix}")
-    return lambda key, content: s3.put_object(
-        Bucket="records", Key=f"{prefix}/ledger/{key}", Body=json.dumps(content)
-    )
+PLACES = count()
 
 
 @pytest.fixture
-def report(tmp_path):
-    def run(*arguments):
-        output, rules = tmp_path / "page.html", write_policy(tmp_path / "policy.json")
-        arguments_of_report = [
-            "report",
-            "--month",
-            "2020-11",
-            "--output",
-            str(output),
-            "--policy",
-            str(rules),
-            *arguments,
-        ]
-        return CliRunner().invoke(main, arguments_of_report), output
+def report(s3, tmp_path, monkeypatch):
+    """The report of a month with these records, and its page."""
+
+    def run(records=(), *arguments, uri=None):
+        prefix, output = str(next(PLACES)), tmp_path / "page.html"
+        monkeypatch.setenv("GPU_FLEET_LEDGER_URI", f"s3://records/{prefix}" if uri is None else uri)
+        for key, content in dict(records).items():
+            s3.put_object(Bucket="records", Key=f"{prefix}/{key}", Body=json.dumps(content))
+        words = ["report", "--month", "2020-11", "--output", output]
+        words += ["--policy", write_policy(tmp_path / "policy.json"), *arguments]
+        return CliRunner().invoke(main, [*map(str, words)]), output
 
     return run
 
@@ -289,57 +252,53 @@ def old(day, hour=0, **changes):
     )
 
 
-def test_the_month_s_records_make_a_page(ledger, report):
-    ledger("2020/11/30/i-1-x-terminate.json", old(30, 14))
-    ledger("2020/10/31/i-2-x-terminate.json", old(30, 23, instance_id="i-2"))
-    ledger("2020/12/01/i-3-x-terminate.json", old(30, 23, instance_id="i-3"))
-
-    result, output = report()
-
-    assert result.exit_code == 0, result.output
-    assert f"22.00 USD saved by 2 terminations and stops in 2020-11: {output}" in result.output
-    assert "i-2" in output.read_text()
-
-
-def test_an_end_that_failed_saves_nothing(ledger, report):
-    ledger("2020/11/30/i-1-x-terminate.json", old(30, 14))
-    ledger("2020/11/30/i-1-x-terminate.failed.json", {"schema_version": 1, "error": "no"})
-
-    result, _ = report()
-
-    assert "0 - saved by 0 terminations" in result.output
-
-
-def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report):
-    ledger("2020/11/30/i-1-x-terminate.json", old(30, 14))
-    ledger("2020/11/30/i-1-x-terminate.failed.json", {"schema_version": 1, "error": "no"})
-    ledger("2020/11/30/i-1-x-terminate.ended.json", {"schema_version": 1, "at": "2020-11-30T20:00:00+00:00"})
-
-    result, _ = report()
-
-    assert "8.00 USD saved by 1 terminations" in result.output
-
-
-def test_a_stop_whose_instance_was_started_again_saves_until_then(s3, ledger, report, request):
-    ledger("2020/11/30/i-1-x-stop.json", old(30, 14, action="stop") | {"schema_version": 2})
-    ledger("2020/11/30/i-1-x-stop.ended.json", {"schema_version": 1, "at": "2020-11-30T14:00:00+00:00"})
-    key = f"{request.node.name}/started/2020/11/30/i-1-x-stop.json"
-    s3.put_object(Bucket="records", Key=key, Body=json.dumps({"at": "2020-11-30T15:30:00+00:00"}))
-
-    result, _ = report()
-
-    assert "3.00 USD saved by 1 terminations" in result.output
+TERMINATED = "ledger/2020/11/30/i-1-x-terminate"
+STOP = "ledger/2020/11/30/i-1-x-stop"
+FAILED = {"schema_version": 1, "error": "no"}
+INTENT = {"schema_version": 2}
+REPORTED = {
+    "the month's records and no others": (
+        {
+            f"{TERMINATED}.json": old(30, 14),
+            "ledger/2020/10/31/i-2-x-terminate.json": old(30, 23, instance_id="i-2"),
+            "ledger/2020/12/01/i-3-x-terminate.json": old(30, 23, instance_id="i-3"),
+        },
+        "22.00 USD saved by 2 terminations and stops in 2020-11: ",
+    ),
+    "an end that failed saves nothing": (
+        {f"{TERMINATED}.json": old(30, 14), f"{TERMINATED}.failed.json": FAILED},
+        "0 - saved by 0 terminations",
+    ),
+    "one that came about in a later try saves from then on": (
+        {
+            f"{TERMINATED}.json": old(30, 14),
+            f"{TERMINATED}.failed.json": FAILED,
+            f"{TERMINATED}.ended.json": {"schema_version": 1, "at": "2020-11-30T20:00:00+00:00"},
+        },
+        "8.00 USD saved by 1 terminations",
+    ),
+    "a stop saves until its instance was started again": (
+        {
+            f"{STOP}.json": old(30, 14, action="stop") | INTENT,
+            f"{STOP}.ended.json": {"schema_version": 1, "at": "2020-11-30T14:00:00+00:00"},
+            STOP.replace("ledger", "started") + ".json": {"at": "2020-11-30T15:30:00+00:00"},
+        },
+        "3.00 USD saved by 1 terminations",
+    ),
+    "an intent that nothing confirmed saves nothing": (
+        {f"{TERMINATED}.json": old(30, 14) | INTENT},
+        "0 - saved by 0 terminations",
+    ),
+}
 
 
-def test_an_unconfirmed_intent_saves_nothing(ledger, report):
-    ledger("2020/11/30/i-1-x-terminate.json", old(30, 14) | {"schema_version": 2})
+def test_a_month_is_reported_as_its_records_say(report):
+    outputs = {name: report(records)[0].output for name, (records, _) in REPORTED.items()}
 
-    result, _ = report()
-
-    assert "0 - saved by 0 terminations" in result.output
+    assert {name: text for name, text in outputs.items() if REPORTED[name][1] not in text} == {}
 
 
-def test_freezes_of_the_month_stand_on_its_page(s3, ledger, report, request):
+def test_ends_and_freezes_of_the_month_stand_on_its_page(report):
     freeze = {
         "at": "2020-11-20T12:00:00+00:00",
         "action": "freeze",
@@ -348,57 +307,34 @@ def test_freezes_of_the_month_stand_on_its_page(s3, ledger, report, request):
         "by": "sweep",
         "reason": "by the budget's thresholds",
     }
-    key = f"{request.node.name}/budget/2020/11/20/20201120T120000Z-closed.json"
-    s3.put_object(Bucket="records", Key=key, Body=json.dumps(freeze))
+    freezes = {"budget/2020/11/20/20201120T120000Z-closed.json": freeze}
 
-    result, output = report()
+    result, output = report(freezes | {f"{TERMINATED}.json": old(30, 14, instance_id="i-2")})
 
     assert result.exit_code == 0, result.output
-    shown = Page(output.read_text()).texts
-    assert {"2020-11-20 12:00", "freeze", "closed", "1,000.50", "sweep"} <= set(shown)
+    assert str(output) in result.output
+    texts = Page(output.read_text()).texts
+    assert {"i-2", "2020-11-20 12:00", "freeze", "closed", "1,000.50", "sweep"} <= set(texts)
 
 
-def test_a_damaged_record_stops_the_report_and_is_named(ledger, report):
-    ledger("2020/11/30/i-1-x-terminate.json", {"schema_version": 1})
-
-    result, output = report()
+def test_a_damaged_record_stops_the_report_and_is_named(report):
+    result, output = report({f"{TERMINATED}.json": {"schema_version": 1}})
 
     assert result.exit_code == 1
     assert "/ledger/2020/11/30/i-1-x-terminate.json: KeyError('price_per_hour')" in result.output
     assert not output.exists()
 
 
-@pytest.mark.parametrize("uri", ["", "bucket", "s3://"])
-def test_a_ledger_that_is_none_is_refused(ledger, report, uri, monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_LEDGER_URI", uri)
+def test_a_ledger_that_is_none_or_not_there_is_named(report):
+    said = [report(uri=uri)[0] for uri in ("", "bucket", "s3://")]
+    gone, _ = report((), "--ledger", "s3://gone/reaper")
 
-    result, _ = report()
-
-    assert result.exit_code == 1
-    assert "allowed: s3://BUCKET/PREFIX" in result.output
-
-
-def test_a_bucket_that_is_not_there_is_named(ledger, report):
-    result, _ = report("--ledger", "s3://gone/reaper")
-
-    assert result.exit_code == 1
-    assert "error: ledger s3://gone/reaper/: " in result.output
+    assert [result.exit_code for result in (*said, gone)] == [1] * 4
+    assert all("allowed: s3://BUCKET/PREFIX" in result.output for result in said)
+    assert "error: ledger s3://gone/reaper/: " in gone.output
 
 
-def test_every_plot_of_the_page_is_as_large_as_the_others():
-    """A plot that is alone in its row must not grow to the row's width, as flex items do."""
-    text = page(summarise([end()], NOVEMBER, LATER), "aws-dev")
-    boxes = re.findall(r'<svg [^>]*viewBox="([^"]*)"', text)
-    plots, figure = (re.search(rf"  {name} {{ (.*) }}", text)[1] for name in (r"\.plots", "figure"))
-
-    assert len(boxes) == 3
-    assert len(set(boxes)) == 1
-    assert "display: grid" in plots
-    assert "auto-fill" in plots
-    assert figure == "margin: 0"
-
-
-def test_an_instance_without_a_package_for_plots_is_shown_what_to_do(ledger, report, monkeypatch):
+def test_an_instance_without_a_package_for_plots_is_shown_what_to_do(report, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "image.reaper.people.monthly_page")
     monkeypatch.delattr("image.reaper.people.monthly_page")

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError
@@ -80,13 +81,14 @@ class Team:
         return Reach(lambda: self.roster, users, mail, lambda name: f"https://{name}.example.com/x", post)
 
 
-def announce(team, sns, *instance_ids):
-    topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
+def announce(team, sns, *instance_ids, deadline=None, **reach):
+    """Marks these instances, with some ways to reach users replaced."""
+    topic = Topic(sns, Calls(lambda: NOW, deadline=deadline), "arn:aws:sns:::alarms")
     decisions = [
         Decision(make_instance(instance_id, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
         for instance_id in instance_ids
     ]
-    return Notifier(topic, team.reach()).announce("aws-dev", decisions)
+    return Notifier(topic, replace(team.reach(), **reach)).announce("aws-dev", decisions)
 
 
 def ids(decisions):
@@ -94,36 +96,28 @@ def ids(decisions):
 
 
 PEOPLE = {"ada": "ada@example.com", "grace": "grace@example.com", "vision": "lead@example.com"}
-ROOM = Webhook("slack", "team-a")
+SENDER = "fleet@example.com"
+ROOMS = tuple(Webhook("slack", f"team-{name}") for name in "abc")
 ON_I1 = {"i-1": ["ada:login"]}
 
 
-def test_each_user_gets_one_mail_of_their_own_instances_with_the_two_commands():
-    users = {"i-1": ["ada:login"], "i-2": ["grace:process", "ada:launch"]}
-    team = Team(Roster(PEOPLE, sender="fleet@example.com"), users)
+def test_each_user_gets_one_mail_of_their_own_instances_with_who_was_seen_and_the_two_commands():
+    users = {"i-1": ["ada:login+process"], "i-2": ["grace:process", "ada:launch"]}
+    team = Team(Roster(PEOPLE, sender=SENDER), users)
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
     mails = dict(team.mails)
-    assert [address for address, _ in team.mails] == [
-        *("ada@example.com", "grace@example.com", "lead@example.com")
-    ]
+    assert len(team.mails) == 3
+    assert list(mails) == ["ada@example.com", "grace@example.com", "lead@example.com"]
     assert "- i-1 " in mails["ada@example.com"]
+    assert "owner: vision; seen: ada logged in and owned processes" in mails["ada@example.com"]
     assert "- i-2 " in mails["ada@example.com"]
     assert "i-1 " not in mails["grace@example.com"]
+    assert "owner: vision; seen: grace owned processes, ada launched a job" in mails["grace@example.com"]
     assert "gpu-fleet keep 8h --reason" in mails["grace@example.com"]
     assert "gpu-fleet release --instance i-2 --stack aws-dev" in mails["grace@example.com"]
     assert (ids(announced.notified), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
-
-
-def test_who_launched_who_logged_in_and_who_owned_processes_is_distinguished():
-    users = {"i-1": ["ada:login+process", "grace:launch"]}
-    team = Team(Roster(PEOPLE, sender="fleet@example.com"), users)
-
-    announce(team, Sns(), "i-1")
-
-    seen = "owner: vision; seen: ada logged in and owned processes, grace launched a job"
-    assert all(seen in message for _, message in team.mails)
 
 
 def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
@@ -156,22 +150,21 @@ def test_a_grace_period_does_not_begin_while_no_recipient_listens():
 
 
 def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
-    class Silent(Sns):
-        def publish(self, **_):
-            raise ClientError({"Error": {"Code": "AuthorizationError", "Message": "no"}}, "Publish")
+    refused = ClientError({"Error": {"Code": "AuthorizationError", "Message": "no"}}, "Publish")
+    silent = Sns([confirmed("ops@example.com")])
+    silent.publish = Mock(side_effect=refused, __name__="publish")
+    team = Team(Roster(PEOPLE, ("ops@example.com",), SENDER), ON_I1)
 
-    roster = Roster(PEOPLE, ("ops@example.com",), "fleet@example.com")
+    announced = [announce(team, sns, "i-1") for sns in (Sns([pending("ops@example.com")]), silent)]
 
-    unconfirmed = announce(Team(roster, ON_I1), Sns([pending("ops@example.com")]), "i-1")
-    refused = announce(Team(roster, ON_I1), Silent([confirmed("ops@example.com")]), "i-1")
-
-    assert (ids(unconfirmed.notified), list(unconfirmed.unreached)) == (["i-1"], ["the operators"])
-    assert (ids(refused.notified), list(refused.unreached)) == (["i-1"], ["the operators"])
-    assert "AuthorizationError" in refused.unreached["the operators"]
+    assert [(ids(each.notified), list(each.unreached)) for each in announced] == [
+        (["i-1"], ["the operators"])
+    ] * 2
+    assert "AuthorizationError" in announced[1].unreached["the operators"]
 
 
 def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
-    team = Team(Roster({"ada": "ada@example.com"}, sender="fleet@example.com"), ON_I1)
+    team = Team(Roster({"ada": "ada@example.com"}, sender=SENDER), ON_I1)
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
@@ -190,8 +183,7 @@ def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_
 
 
 def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
-    roster = Roster(PEOPLE, sender="fleet@example.com")
-    team = Team(roster, {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
+    team = Team(Roster(PEOPLE, sender=SENDER), {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
 
     announced = announce(team, Sns(), "i-1")
 
@@ -200,55 +192,39 @@ def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
 
 
 def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
-    team = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": ["ada:login"], "i-2": ["grace:login"]})
-    sent = team.reach()
+    team = Team(Roster({"ada": "ada@x", "grace": "g@x"}, sender=SENDER), ON_I1 | {"i-2": ["grace:login"]})
 
-    def mail(sender, address, subject, message):
+    def mail(*words):
         if team.mails:
             raise DeadlineError("no time left for send_email")
-        sent.mail(sender, address, subject, message)
+        team.reach().mail(*words)
 
-    topic = Topic(Sns(), Calls(lambda: NOW, deadline=NOW), "arn:aws:sns:::alarms")
-    found = [Decision(make_instance(instance), Verdict.MARK, "idle") for instance in ("i-1", "i-2")]
-    announced = Notifier(topic, replace(sent, mail=mail)).announce("aws-dev", found)
+    announced = announce(team, Sns(), "i-1", "i-2", deadline=NOW, mail=mail)
 
     assert ids(announced.notified) == ["i-1"]
-    assert announced.problems == ["owner nobody not notified of i-2: no time left for publish"]
+    assert announced.problems == ["owner vision not notified of i-2: no time left for publish"]
 
 
-def test_rooms_hear_one_message_a_sweep_and_one_that_refuses_is_named_without_its_address():
-    team = Team(Roster({}, webhooks=(ROOM, Webhook("slack", "team-b"))), refuses=("team-b",))
+def test_rooms_hear_one_message_a_sweep_and_one_without_it_is_named_without_its_address():
+    team = Team(Roster({}, webhooks=ROOMS), refuses=("team-b",))
 
-    announced = announce(team, Sns(), "i-1", "i-2")
+    def secret(name):
+        if name == "team-c":
+            raise CloudError("GetSecretValue: AccessDenied")
+        return f"https://{name}.example.com/x"
 
-    assert [address for address, _ in team.posts] == [
-        "https://team-a.example.com/x",
-        "https://team-b.example.com/x",
-    ]
-    assert announced.unreached == {"slack webhook 'team-b'": "HTTP 404"}
+    announced = announce(team, Sns(), "i-1", "i-2", secret=secret)
+
+    assert [address for address, _ in team.posts] == [secret("team-a"), secret("team-b")]
+    assert announced.unreached == {
+        "slack webhook 'team-b'": "HTTP 404",
+        "slack webhook 'team-c'": "GetSecretValue: AccessDenied",
+    }
     assert ids(announced.notified) == ["i-1", "i-2"]
 
 
-def test_a_secret_that_cannot_be_read_keeps_no_other_room_from_its_message():
-    team = Team(Roster({}, webhooks=(ROOM, Webhook("slack", "team-b"))))
-
-    def secret(name):
-        if name == "team-b":
-            raise CloudError("GetSecretValue: AccessDenied")
-        return "https://example.com"
-
-    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    reach = replace(team.reach(), secret=secret)
-    announced = Notifier(topic, reach).announce(
-        "aws-dev", [Decision(make_instance("i-1"), Verdict.MARK, "idle")]
-    )
-
-    assert len(team.posts) == 1
-    assert announced.unreached == {"slack webhook 'team-b'": "GetSecretValue: AccessDenied"}
-
-
 def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
-    team = Team(Roster({}, webhooks=(ROOM,)))
+    team = Team(Roster({}, webhooks=ROOMS[:1]))
     many = [f"i-{number:03d}" for number in range(130)]
 
     announced = announce(team, Sns(), *many)
@@ -261,7 +237,7 @@ def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
 
 def test_the_longest_lines_leave_a_rooms_message_whole():
     words = " ".join([f"{'x' * 24}{number}:launch+login+process" for number in range(8)])[:LONGEST].split()
-    team = Team(Roster({}, webhooks=(ROOM,)), {f"i-{number:018d}": words for number in range(130)})
+    team = Team(Roster({}, webhooks=ROOMS[:1]), {f"i-{number:018d}": words for number in range(130)})
 
     announce(team, Sns(), *team.users)
 
@@ -271,7 +247,7 @@ def test_the_longest_lines_leave_a_rooms_message_whole():
 def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
     words = ["ada\n- i-9 is kept:login", "<!channel>:login", "x" * 65 + ":login"]
     words += [f"u{number}:login" for number in range(20)]
-    team = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": words})
+    team = Team(Roster(PEOPLE, sender=SENDER), {"i-1": words})
 
     announced = announce(team, Sns(), "i-1")
 
@@ -280,13 +256,9 @@ def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
 
 
 def test_a_roster_that_cannot_be_read_begins_no_grace_period():
-    def refused():
-        raise CloudError("GetObject: AccessDenied")
+    refused = Mock(side_effect=CloudError("GetObject: AccessDenied"))
 
-    reach = Reach(refused, lambda _: [], lambda *_: None, str)
-    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
-
-    announced = Notifier(topic, reach).announce("aws-dev", [Decision(make_instance(), Verdict.MARK, "idle")])
+    announced = announce(Team(Roster()), Sns(), "i-1", roster=refused)
 
     assert (announced.notified, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
 
@@ -304,24 +276,26 @@ def test_a_roster_that_no_stack_writes_is_refused(content):
         Roster.of(content)
 
 
-@pytest.mark.parametrize("owner", ["ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f"])
-def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same(owner):
-    sns = Sns()
-    topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    instance = Decision(make_instance(tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
+def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same():
+    names = ["ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f"]
+    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
+    instances = [
+        Decision(make_instance(tags={"gpu-fleet:owner": name}), Verdict.MARK, "idle") for name in names
+    ]
 
-    announced = Notifier(topic).announce("aws-dev", [instance])
+    announced = [Notifier(topic).announce("aws-dev", [instance]) for instance in instances]
 
-    assert (announced.notified, announced.problems) == ([instance], [])
+    assert [(each.notified, each.problems) for each in announced] == [([each], []) for each in instances]
+
+
+ALERT = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
 
 
 def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day():
-    alert = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
-    fine = Decision(make_instance(), Verdict.KEEP_BUSY, "busy")
     memory, mails = {}, 0
 
     for number in range(SWEEPS_A_DAY):
-        decisions = [alert if number % 2 else fine]
+        decisions = [replace(ALERT, alert=bool(number % 2))]
         due, memory = due_alerts(decisions, memory, NOW + number * timedelta(minutes=10))
         mails += bool(due)
 
@@ -329,8 +303,7 @@ def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day():
 
 
 def test_what_was_reported_is_forgotten_once_it_may_be_reported_again():
-    alert = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
-    _, memory = due_alerts([alert], {}, NOW)
+    _, memory = due_alerts([ALERT], {}, NOW)
 
     _, later = due_alerts([], memory, NOW + timedelta(days=1))
 
@@ -339,7 +312,7 @@ def test_what_was_reported_is_forgotten_once_it_may_be_reported_again():
 
 def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
     sns = Sns([confirmed("ops@example.com")])
-    team = Team(Roster(operators=("ops@example.com",), webhooks=(ROOM,)))
+    team = Team(Roster(operators=("ops@example.com",), webhooks=ROOMS[:1]))
 
     announce(team, sns, "i-1")
     announce(team, sns, "i-1", "i-2")
@@ -351,31 +324,18 @@ def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
     assert ["each by its own id" in message for message in sns.messages] == [False, True]
 
 
-class Marking:
-    """What marking asks of a cloud."""
-
-    def tag(self, ids, tags):
-        pass
-
-
 def mails_of_marking(team, notified_at):
     """How many mails one more mark of the same idle instance brings."""
     topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    tools = Tools(Marking(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
-    found = Decision(
-        make_instance("i-1"),
-        Verdict.MARK,
-        "idle",
-        idle_since=NOW - timedelta(hours=1),
-        reap_after=NOW + timedelta(hours=1),
-    )
-    before = len(team.mails)
+    tools = Tools(Mock(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
+    hour, before = timedelta(hours=1), len(team.mails)
+    found = Decision(make_instance("i-1"), Verdict.MARK, "idle", idle_since=NOW - hour, reap_after=NOW + hour)
     mark(tools, Plan((found,)), NOW, notified_at, Done())
     return len(team.mails) - before
 
 
 def test_who_came_to_an_instance_after_its_notice_has_one_too():
-    team, notified_at = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": ["ada:login"]}), {}
+    team, notified_at = Team(Roster(PEOPLE, sender=SENDER), {"i-1": ["ada:login"]}), {}
     mails = [mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)]
 
     team.users["i-1"] = ["grace:process", "ada:login"]
@@ -383,9 +343,9 @@ def test_who_came_to_an_instance_after_its_notice_has_one_too():
     assert [*mails, mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)] == [1, 0, 2, 0]
 
 
-@pytest.mark.parametrize(
-    ("caller", "who"), [("AROAMADEUP:i-1", "AROAMADEUP:i-1"), ("*", "all instances together")]
-)
-def test_who_floods_the_records_is_named(caller, who):
-    assert flooding_text(caller, 201).startswith(f"- {who}: wrote more names ")
-    assert "(201 or more)" in flooding_text(caller, 201)
+def test_who_floods_the_records_is_named():
+    for caller, who in {"AROAMADEUP:i-1": "AROAMADEUP:i-1", "*": "all instances together"}.items():
+        text = flooding_text(caller, 201)
+
+        assert text.startswith(f"- {who}: wrote more names ")
+        assert "(201 or more)" in text

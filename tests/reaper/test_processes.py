@@ -1,13 +1,8 @@
 """Which command lines are work, and which are a kernel or a terminal."""
 
-import pytest
+from pathlib import Path
 
 from image.reaper.agent.sensors.processes import Process, is_trainer, is_watched, kernel_id, terminal_path
-
-
-def process(*command, **values):
-    return Process(7, command, **values)
-
 
 WORK = [
     "torchrun --nproc-per-node 8 train.py",
@@ -70,10 +65,8 @@ def command_of(line):
 
 
 def test_work_is_known_by_its_command():
+    """What only waits, or merely looks alike, is not."""
     assert [line for line in WORK if not is_watched(command_of(line))] == []
-
-
-def test_what_only_waits_or_merely_looks_alike_is_not():
     assert [line for line in NO_WORK if is_watched(command_of(line))] == []
 
 
@@ -90,31 +83,25 @@ def test_the_trainer_itself_trains():
     assert not is_trainer(["python", "-m", "http.server"])
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("python -m ipykernel_launcher -f /home/bob/.local/share/jupyter/runtime/kernel-1a-2b.json", "1a-2b"),
-        ("R --slave -e IRkernel::main() --args /tmp/kernel-9.json", "9"),
-        ("jupyter lab", None),
-        ("vim kernel.json", None),
-    ],
-)
-def test_a_kernel_of_any_language_is_known_by_its_connection_file(line, name):
-    assert kernel_id(line.split()) == name
+def test_a_kernel_of_any_language_is_known_by_its_connection_file():
+    folder = "/home/bob/.local/share/jupyter/runtime"
+    kernels = {
+        f"python -m ipykernel_launcher -f {folder}/kernel-1a-2b.json": "1a-2b",
+        "R --slave -e IRkernel::main() --args /tmp/kernel-9.json": "9",
+        "jupyter lab": None,
+        "vim kernel.json": None,
+    }
+
+    assert {line: kernel_id(line.split()) for line in kernels} == kernels
 
 
-@pytest.mark.parametrize(
-    ("number", "path"),
-    [
-        (136 << 8 | 3, "/proc/7/root/dev/pts/3"),
-        (136 << 8 | 0x2C | 1 << 20, "/proc/7/root/dev/pts/300"),
-        (4 << 8 | 1, "/dev/tty1"),
-        (4 << 8 | 64, "/dev/ttyS0"),
-    ],
-)
-def test_a_terminal_is_found_by_its_device_number(number, path):
-    assert str(terminal_path(process("bash", terminal=number))) == path
+def test_a_terminal_is_found_by_its_device_number():
+    paths = {
+        136 << 8 | 3: Path("/proc/7/root/dev/pts/3"),
+        136 << 8 | 0x2C | 1 << 20: Path("/proc/7/root/dev/pts/300"),
+        4 << 8 | 1: Path("/dev/tty1"),
+        4 << 8 | 64: Path("/dev/ttyS0"),
+        0: None,
+    }
 
-
-def test_a_process_without_a_terminal_has_none():
-    assert terminal_path(process("cron")) is None
+    assert {number: terminal_path(Process(7, ("bash",), terminal=number)) for number in paths} == paths

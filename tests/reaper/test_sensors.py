@@ -22,44 +22,35 @@ from image.reaper.agent.sensors.reading import Presence, ProcessUse, Rates
 from image.reaper.errors import ConfigurationError, SensorError
 from image.reaper.model import Tie
 from tests.reaper.fake_nvml import FakeNvml
-from tests.reaper.programs import at_a_terminal, until
-from tests.reaper.samples import NOON
+from tests.reaper.programs import at_a_terminal, running, until
+from tests.reaper.samples import NOON, reads
 
-
-@contextmanager
-def running(*command, **options):
-    pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
-    with subprocess.Popen(command, **(pipes | options)) as process:
-        try:
-            # the kernel lets this process go on a moment before it shows the other's name and command line
-            while process.poll() is None and not Path(f"/proc/{process.pid}/cmdline").read_bytes():
-                pass
-            yield process
-        finally:
-            process.kill()
-
-
-def python(code):
-    return [sys.executable, "-S", "-c", code]
-
-
-# Ends its start before it says so, then waits in a read.
+PIPES = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
+# Each says so once its start is over. This one waits in a read then, the other computes when it is asked to.
 WAITING = "import sys\nprint(1, flush=True)\nsys.stdin.read()"
-# Says so before it computes, which it does once it is asked to, and after it.
 COMPUTING = """
 import sys, time
 print(1, flush=True)
 sys.stdin.readline()
-end = time.process_time() + 0.3
+end = time.process_time() + 0.15
 while time.process_time() < end:
     pass
 print(2, flush=True)
 sys.stdin.read()
 """
+LOST = SensorError("NVML_ERROR_GPU_IS_LOST")
+
+
+@contextmanager
+def started(code, *words, **options):
+    """A Python program that has begun, to whose input and from whose output a test speaks."""
+    with running(sys.executable, "-S", "-c", code, *words, **(PIPES | options)) as process:
+        process.stdout.readline()
+        yield process
 
 
 def let_compute(process):
-    """Returns when a process has computed for 0.3 s."""
+    """Returns when a process has computed for 0.15 s."""
     process.stdin.write(b"go\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"2\n"
@@ -71,66 +62,40 @@ def burn_cpu(seconds):
         pass
 
 
-def counted(values):
-    """Sensor over counters and a clock that are given look by look: (real seconds, counters)."""
-    moments = iter(values)
-    current = {}
-
-    def real_s():
-        current["now"] = next(moments)
-        return current["now"][0]
-
-    return RateSensor(lambda: current["now"][1], real_s)
-
-
-def test_what_our_other_units_use_is_no_users_work_either(tmp_path):
+def test_the_agents_own_use_is_that_of_our_slice_where_the_kernel_counts_one(tmp_path):
+    """What our other units use is no user's work either."""
     stat = tmp_path / "gpu-fleet.slice" / "cpu.stat"
     stat.parent.mkdir()
-    stat.write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+    stat.write_text("usage_usec 999000000\nuser_usec 2000000\nsystem_usec 500000\n")
+    unit = "/gpu-fleet.slice/gpu-reaper.service"
+    others = ["", "/", "/user.slice/user-1000.slice/gpu-fleet.slice/x", "/system.slice"]
 
-    own = OwnUse("/gpu-fleet.slice/gpu-reaper.service", tmp_path)
-
-    assert own.cpu_s() == 2.5
-
-
-@pytest.mark.parametrize(
-    "cgroup", ["", "/", "/user.slice/user-1000.slice/gpu-fleet.slice/x", "/system.slice"]
-)
-def test_outside_of_our_slice_an_agent_counts_itself(cgroup, tmp_path):
-    stat = tmp_path / "gpu-fleet.slice" / "cpu.stat"
-    stat.parent.mkdir()
-    stat.write_text("usage_usec 999000000\n")
-
-    assert OwnUse(cgroup, tmp_path).cpu_s() < 900
+    assert OwnUse(unit, tmp_path).cpu_s() == 999.0
+    assert 0 < OwnUse(unit, tmp_path / "none").cpu_s() < 900
+    assert [cgroup for cgroup in others if OwnUse(cgroup, tmp_path).cpu_s() > 900] == []
 
 
-def test_a_kernel_that_counts_no_slice_leaves_the_agents_own(tmp_path):
-    assert OwnUse("/gpu-fleet.slice/gpu-reaper.service", tmp_path).cpu_s() > 0
+# (seconds, counters, whether it leaves no trace, rates)
+LOOKS = [
+    (0.0, Counters(10, 1e6, 1e3), False, Rates()),
+    (5.0, Counters(12.5, 6e6, 2e3), False, Rates(0.5, 1e6, 200.0)),
+    (5.01, Counters(19, 9e6, 9e3), False, Rates(0.5, 1e6, 200.0)),  # at once: the same
+    (10.0, Counters(12, 0, 3e3), False, Rates(0.0, 0.0, 200.0)),  # two counters began anew
+    (11.0, Counters(12.5, 102_400, 3e3), True, Rates(0.1, 20_480.0, 0.0)),  # a burst is no rate
+    (16.0, Counters(18, 0, 3e3), True, Rates(1.0, 0.0, 0.0)),
+    (18.0, Counters(20, 0, 3e3), False, Rates(1.0, 0.0, 0.0)),  # since the look at 10.0
+]
 
 
-def test_rates_are_differences_over_real_time():
-    sensor = counted([(0.0, Counters(10.0, 1e6, 1e3)), (5.0, Counters(12.5, 6e6, 2e3))])
+def test_rates_are_means_over_real_time_since_the_last_look_that_left_a_trace():
+    now = [LOOKS[0]]
+    sensor = RateSensor(lambda: now[0][1], lambda: now[0][0])
+    rates = []
 
-    first, second = sensor.read(), sensor.read()
+    for now[0] in LOOKS:
+        rates.append(sensor.read(keep=now[0][2]))
 
-    assert first == Rates()
-    assert second == Rates(0.5, 1e6, 200.0)
-
-
-def test_a_counter_that_went_down_counts_as_nothing():
-    sensor = counted([(0.0, Counters(10.0, 1e6, 1e3)), (5.0, Counters(9.0, 0.0, 2e3))])
-
-    sensor.read()
-
-    assert sensor.read() == Rates(0.0, 0.0, 200.0)
-
-
-def test_two_looks_that_follow_at_once_give_the_same_rates():
-    sensor = counted([(0.0, Counters(0, 0, 0)), (5.0, Counters(5, 0, 0)), (5.01, Counters(9, 0, 0))])
-
-    _, second, third = sensor.read(), sensor.read(), sensor.read()
-
-    assert second == third
+    assert rates == [look[3] for look in LOOKS]
 
 
 def test_counters_that_cannot_be_read_are_a_failure_that_says_why():
@@ -141,72 +106,42 @@ def test_counters_that_cannot_be_read_are_a_failure_that_says_why():
         RateSensor(broken, time.monotonic).read()
 
 
-def test_cpu_time_of_any_process_is_seen():
-    counters = InstanceCounters(OwnUse())
-    before = counters()
-
-    # one that this process has waited for would be its own
-    busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
-    with running(*python(busy)) as process:
-        process.stdout.readline()
-
-        assert counters().cpu_s - before.cpu_s >= 0.25
-
-
-def test_the_agent_s_own_cpu_time_is_not():
+def test_cpu_time_of_any_process_but_the_agent_counts():
     own = OwnUse()
-    before = own.cpu_s()
-
+    counters = InstanceCounters(own)
+    before, own_before = counters(), own.cpu_s()
     burn_cpu(0.2)
+    own_s = own.cpu_s() - own_before
 
-    assert own.cpu_s() - before >= 0.15
+    with started(COMPUTING) as process:  # one that this process has waited for would be its own
+        let_compute(process)
+
+        assert counters().cpu_s - before.cpu_s >= 0.1
+    assert own_s >= 0.15
 
 
-def network_of(monkeypatch, own):
-    """Counters whose network bytes a test sets."""
-    bytes_sent = [0]
-    card = SimpleNamespace(bytes_recv=0, bytes_sent=0)
-
-    def read(**_options):
-        card.bytes_sent = bytes_sent[0]
-        return {"eth0": card, "lo": SimpleNamespace(bytes_recv=10**9, bytes_sent=10**9)}
-
-    monkeypatch.setattr(psutil, "net_io_counters", read)
+def test_the_network_counts_but_for_the_loopback_and_while_the_agent_copies(monkeypatch):
+    sent = [0]
+    cards = lambda **_: {  # noqa: E731 - one expression
+        "eth0": SimpleNamespace(bytes_recv=0, bytes_sent=sent[0]),
+        "lo": SimpleNamespace(bytes_recv=10**9, bytes_sent=10**9),
+    }
+    monkeypatch.setattr(psutil, "net_io_counters", cards)
+    own = OwnUse()
     counters = InstanceCounters(own, Path("/nowhere"))
 
     def after(more):
-        bytes_sent[0] += more
+        sent[0] += more
         return counters().network_bytes
 
-    return after
-
-
-def test_the_loopback_is_no_network(monkeypatch):
-    after = network_of(monkeypatch, OwnUse())
-
-    assert [after(100), after(200)] == [100, 300]
-
-
-def test_while_the_agent_copies_the_network_proves_nothing(monkeypatch):
-    own = OwnUse()
-    after = network_of(monkeypatch, own)
-    quiet = after(100)
+    quiet = [after(100), after(200)]
     with own.copying():
         copying = after(10**9)
-    ended = after(10**9)
-
-    assert (quiet, copying, ended) == (100, 100, 100)
-    assert after(50) == 150
-
-
-def test_a_copy_between_two_looks_is_not_missed(monkeypatch):
-    own = OwnUse()
-    after = network_of(monkeypatch, own)
-    after(100)
+    ended = [after(10**9), after(50)]
     with own.copying():
-        pass
+        pass  # a copy between two looks is not missed
 
-    assert after(10**9) == 100
+    assert (quiet, copying, ended, after(10**9)) == ([100, 300], 300, [300, 350], 350)
 
 
 def test_rdma_bytes_count_as_network(tmp_path):
@@ -221,65 +156,57 @@ def test_rdma_bytes_count_as_network(tmp_path):
 
 def test_a_process_that_computes_in_a_child_is_busy():
     child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
-    with running(sys.executable, "-S", "-c", child, COMPUTING) as process:
-        process.stdout.readline()
+    with started(child, COMPUTING) as process:
         counters = TreeCounters(process.pid)
         before = counters()
         let_compute(process)
 
-        assert counters().cpu_s - before.cpu_s >= 0.2
+        assert counters().cpu_s - before.cpu_s >= 0.1
         assert len(counters.pids()) == 2
-        psutil.Process(process.pid).children()[0].kill()
 
 
-def test_a_process_that_sleeps_is_idle():
-    with running(*python(WAITING)) as process:
-        process.stdout.readline()
-        counters = TreeCounters(process.pid)
-        before = counters()
-        burn_cpu(0.2)
+def test_a_process_that_waits_or_is_stopped_is_idle():
+    with started(WAITING) as waiting, started("print(1, flush=True)\nwhile True: pass") as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        trees = [TreeCounters(process.pid) for process in (waiting, stopped)]
+        before = [tree() for tree in trees]
+        burn_cpu(0.1)
+        after = [tree() for tree in trees]
 
-        after = counters()
-        assert after.cpu_s - before.cpu_s <= 0.05  # some ticks: the end of its start
-        assert after.disk_bytes == before.disk_bytes
+    assert after[0].cpu_s - before[0].cpu_s <= 0.05  # some ticks: the end of its start
+    assert after[0].disk_bytes == before[0].disk_bytes
+    assert after[1].cpu_s == before[1].cpu_s
 
 
 def test_files_that_a_process_writes_are_seen(tmp_path):
-    write = f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(2**22))\nprint(1, flush=True)\n"
-    with running(*python("import sys\nsys.stdin.readline()\n" + write + "sys.stdin.read()")) as process:
+    write = f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(2**22))"
+    code = f"import sys\nprint(1, flush=True)\nsys.stdin.readline()\n{write}\nprint(2, flush=True)\n"
+    with started(code + "sys.stdin.read()") as process:
         counters = TreeCounters(process.pid)
         before = counters()
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        process.stdout.readline()
+        let_compute(process)
 
         assert counters().disk_bytes - before.disk_bytes >= 2**22
 
 
-def test_a_tree_that_has_exited_is_idle_and_its_pid_is_not_taken_for_another_s():
+def test_a_tree_that_has_exited_is_idle_and_one_that_never_was_is_refused():
+    """Whoever has the number by then is no part of it."""
     with running("sleep", "600") as process:
         counters = TreeCounters(process.pid)
 
-    assert counters() == Counters(0.0, 0.0, 0.0)
-    assert counters.pids() == frozenset()
-
-
-def test_a_process_that_never_was_is_refused():
-    with running("true") as process:
-        process.wait()
-
+    assert (counters(), counters.pids()) == (Counters(0.0, 0.0, 0.0), frozenset())
     with pytest.raises(ConfigurationError, match=f"--watch-pid {process.pid}: there is no such process"):
         TreeCounters(process.pid)
 
 
-def table(pids=(), root="/", real_s=time.monotonic):
-    return ProcessTable(lambda: frozenset(pids), real_s, lambda *_arguments: ([], []), root=Path(root))
+def table(pids=(), real_s=time.monotonic):
+    return ProcessTable(lambda: frozenset(pids), real_s, lambda *_arguments: ([], []))
 
 
 def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
-    program = tmp_path / "rsync"
-    program.symlink_to("/usr/bin/sleep")
-    with running(str(program), "600") as process:
+    (tmp_path / "rsync").symlink_to("/usr/bin/sleep")
+    with running(str(tmp_path / "rsync"), "600") as process:
         seen = table().read()
 
     assert any(f"({process.pid}," in name for name in seen.watched)
@@ -290,101 +217,68 @@ def use_of(presence, pid):
     return use
 
 
-@contextmanager
-def looked_at(code):
-    """A process that has begun, a table that has looked at it, and the seconds of that table's clock."""
+def test_a_gpu_process_gets_on_where_it_did_more_than_hold_memory_since_the_last_look_that_left_a_trace():
     seconds = [0.0]
-    with running(*python(code)) as process:
-        process.stdout.readline()
-        look = table([process.pid], real_s=lambda: seconds[0])
-        look.read()
-        yield process, look, seconds
-
-
-def test_a_gpu_process_that_computes_gets_on():
-    with looked_at(COMPUTING) as (process, look, seconds):
+    with started(COMPUTING) as process:
+        look = table([process.pid], lambda: seconds[0])
+        at_first = use_of(look.read(), process.pid).gets_on
         let_compute(process)
-        seconds[0] = 5.0
+        later = []
+        for seconds[0], keep in ((5.0, True), (6.0, False), (11.0, False)):
+            later.append(use_of(look.read(keep=keep), process.pid).gets_on)
 
-        assert use_of(look.read(), process.pid).gets_on
-
-
-def test_a_gpu_process_that_only_holds_memory_does_not():
-    with looked_at(WAITING) as (process, look, seconds):
-        seconds[0] = 5.0
-
-        assert not use_of(look.read(), process.pid).gets_on
+    assert (at_first, later) == (False, [True, True, False])
 
 
-def test_a_gpu_process_is_judged_from_the_second_look_on():
-    assert not use_of(table([os.getpid()]).read(), os.getpid()).gets_on
-
-
-def test_a_look_in_between_does_not_hide_what_was_done_before_it():
-    with looked_at(COMPUTING) as (process, look, seconds):
-        let_compute(process)
-        seconds[0] = 5.0
-
-        assert use_of(look.read(keep=True), process.pid).gets_on
-        seconds[0] = 10.0
-        assert use_of(look.read(), process.pid).gets_on
-        seconds[0] = 15.0
-        assert not use_of(look.read(), process.pid).gets_on
+def connected(status, *there):
+    return SimpleNamespace(status=status, laddr=("10.0.0.4", 5), raddr=there)
 
 
 def test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alone(monkeypatch):
-    with running(*python(WAITING), env={"WORLD_SIZE": "16", "RANK": "3"}) as process:
-        process.stdout.readline()
-        alone = use_of(table([process.pid]).read(), process.pid)
-        connection = SimpleNamespace(status="ESTABLISHED", laddr=("10.0.0.4", 5), raddr=("10.0.0.9", 29500))
+    """And from one that is no rank, whatever it is connected to."""
+    with started(WAITING, env={"WORLD_SIZE": "16", "RANK": "3"}) as rank, started(WAITING, env={}) as other:
+        alone = use_of(table([rank.pid]).read(), rank.pid)
+        connection = connected("ESTABLISHED", "10.0.0.9", 29500)
         monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: [connection])
-        waiting = use_of(table([process.pid]).read(), process.pid)
+        seen = table([rank.pid, other.pid]).read()
 
+    waiting = use_of(seen, rank.pid)
     assert (alone.ranks, alone.peers) == (16, 0)
     assert (waiting.ranks, waiting.peers) == (16, 1)
+    assert use_of(seen, other.pid).peers == 0
 
 
-def test_a_gpu_process_that_is_no_rank_waits_for_no_peer_whatever_it_is_connected_to(monkeypatch):
-    connection = SimpleNamespace(status="ESTABLISHED", laddr=("10.0.0.4", 5), raddr=("10.0.0.9", 443))
-    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: [connection])
-    with running(*python(WAITING), env={}) as process:
-        process.stdout.readline()
-        seen = table([process.pid]).read()
+def test_a_number_of_ranks_that_no_launcher_sets_is_none(monkeypatch):
+    environment = {"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"}
+    monkeypatch.setattr(psutil.Process, "environ", lambda _process: environment)
 
-    assert use_of(seen, process.pid).peers == 0
+    assert use_of(table([os.getpid()]).read(), os.getpid()).ranks == 8
 
 
 def test_a_connection_within_the_instance_or_of_no_process_is_to_no_peer(monkeypatch):
-    here = ("10.0.0.4", 5)
     connections = [
-        SimpleNamespace(status=status, laddr=here, raddr=there)
-        for status, there in (
-            ("ESTABLISHED", ("10.0.0.4", 9)),
-            ("ESTABLISHED", ()),
-            ("ESTABLISHED", ("10.0.0.9", 9)),
-            ("SYN_SENT", ("10.0.0.8", 9)),
-            ("CLOSE_WAIT", ("10.0.0.7", 9)),
-        )
+        connected("ESTABLISHED", "10.0.0.4", 9),
+        connected("ESTABLISHED"),
+        connected("ESTABLISHED", "10.0.0.9", 9),
+        connected("SYN_SENT", "10.0.0.8", 9),
+        connected("CLOSE_WAIT", "10.0.0.7", 9),
     ]
     monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: connections)
 
     assert processes._peers(Process(os.getpid(), ("python",))) == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "who"),
-    [
-        (("/usr/bin/ssm-session-worker", "ada-0123", "i-1"), ["ada-0123"]),
-        (("/usr/bin/ssm-session-worker",), ["77"]),
-        (("/usr/bin/ssm-agent-worker", "ada-0123"), []),
-    ],
-)
-def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch, command, who):
-    monkeypatch.setattr(processes, "processes", lambda _root: iter([Process(77, command)]))
+def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch):
+    listed = [
+        Process(76, ("/usr/bin/ssm-session-worker", "ada-0123", "i-1")),
+        Process(77, ("/usr/bin/ssm-session-worker",)),
+        Process(78, ("/usr/bin/ssm-agent-worker", "bob-0123")),
+    ]
+    monkeypatch.setattr(processes, "processes", lambda _root: iter(listed))
 
     sessions = [session for session in table().read().sessions if session.kind == "session-manager"]
 
-    assert [(session.who, session.unused_s) for session in sessions] == [(name, 0.0) for name in who]
+    assert [(session.who, session.unused_s) for session in sessions] == [("ada-0123", 0.0), ("77", 0.0)]
 
 
 def test_training_processes_are_those_of_a_launcher_or_of_our_own_trainer(monkeypatch):
@@ -401,37 +295,26 @@ def test_training_processes_are_those_of_a_launcher_or_of_our_own_trainer(monkey
 
 def test_who_is_connected_is_logged_in_and_whose_program_holds_a_gpu_runs_it(monkeypatch):
     look = table()
-    uses = [
-        ProcessUse(kind, "x", 9.0, 0.0, 0.0, user=user) for kind, user in (("gpu", "eve"), ("ssh", "bob"))
-    ]
+    uses = [ProcessUse(kind, "x", 9.0, user=user) for kind, user in (("gpu", "eve"), ("ssh", "bob"))]
     monkeypatch.setattr(look, "_uses", lambda *_arguments, **_more: uses)
 
     assert {("eve", Tie.RUNS), ("bob", Tie.LOGGED_IN)} <= set(look.read().users)
 
 
-@pytest.mark.parametrize(
-    ("before", "rates"),
-    [
-        (_Used(10.0, 1.0, 2.0, 1000.0), (0.25, 50.0)),
-        (_Used(20.0, 1.0, 2.0, 1000.0), (0.0, 0.0)),
-        (_Used(10.0, 0.5, 2.0, 1000.0), (0.0, 0.0)),  # another process had its id
-        (_Used(10.0, 1.0, 9.0, 9000.0), (0.0, 0.0)),
-    ],
-)
-def test_what_a_process_used_since_a_look_is_none_of_another_s(before, rates):
-    assert _Used(20.0, 1.0, 4.5, 1500.0).rates_since(before) == rates
+def test_what_a_process_used_since_a_look_is_none_of_another_s():
+    rates = {
+        _Used(10.0, 1.0, 2.0, 1000.0): (0.25, 50.0),
+        _Used(20.0, 1.0, 2.0, 1000.0): (0.0, 0.0),
+        _Used(10.0, 0.5, 2.0, 1000.0): (0.0, 0.0),  # another process had its id
+        _Used(10.0, 1.0, 9.0, 9000.0): (0.0, 0.0),
+    }
 
-
-def test_a_number_of_ranks_that_no_launcher_sets_is_none():
-    with running(*python(WAITING), env={"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"}) as process:
-        process.stdout.readline()
-
-        assert use_of(table([process.pid]).read(), process.pid).ranks == 8
+    assert {before: _Used(20.0, 1.0, 4.5, 1500.0).rates_since(before) for before in rates} == rates
 
 
 @contextmanager
 def terminal():
-    """(the end to type at, the terminal's place), with a shell that reads from it."""
+    """(the end to type at, the terminal's place), with a program that reads from it."""
     master, slave = pty.openpty()
     place = os.ttyname(slave)
     with running("cat", stdin=slave, stdout=slave):
@@ -441,10 +324,9 @@ def terminal():
 
 
 def unused_s(place):
-    (found,) = [
-        session for session in table().read().sessions if session.who.endswith(place.removeprefix("/dev/"))
-    ]
-    return found.unused_s
+    sessions = table().read().sessions
+    (found,) = [each.unused_s for each in sessions if each.who.endswith(place.removeprefix("/dev/"))]
+    return found
 
 
 def test_a_terminal_counts_from_its_last_input():
@@ -471,14 +353,17 @@ def test_what_a_terminal_shows_is_no_input():
         assert unused_s(place) > 3500
 
 
-def test_a_process_that_began_lately_is_reported_if_it_is_a_user_s():
-    nobody, person = 65534, 1234
-    with running("sleep", "600", user=person) as own, running("sleep", "601", user=0) as root:
-        started = {process.pid: process for process in table().read().started}
+def test_a_process_is_reported_if_it_is_a_user_s_apart_by_whether_it_began_lately(monkeypatch):
+    with running("sleep", "600", user=1234) as own, running("sleep", "601", user=0) as root:
+        lately = {process.pid: process for process in table().read().started}
+        monkeypatch.setattr(processes, "STARTED_LATELY_S", -1.0)  # nothing began so lately
+        found = table().read()
 
-    assert nobody > person
-    assert started[own.pid].age_s < 60
-    assert root.pid not in started
+    older = {process.pid: process for process in found.older}
+    assert lately[own.pid].age_s < 60
+    assert (older[own.pid].name, older[own.pid].age_s < 60) == ("sleep", True)
+    assert root.pid not in lately | older
+    assert found.started == ()
 
 
 def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_for_one():
@@ -490,118 +375,41 @@ def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_
             lambda: called <= {process.name for process in processes.processes() if process.terminal},
             "both names",
         )
-        started = {process.name for process in table().read().started}
+        begun = {process.name for process in table().read().started}
 
-    assert called & started == {"roots-own-job"}
-
-
-def test_a_user_s_process_that_began_earlier_is_reported_as_such(monkeypatch):
-    with running("sleep", "600", user=1234) as own, running("sleep", "601", user=0) as root:
-        monkeypatch.setattr(processes, "STARTED_LATELY_S", -1.0)  # nothing began so lately
-        found = table().read()
-
-    older = {process.pid: process for process in found.older}
-    assert (older[own.pid].name, older[own.pid].age_s < 60) == ("sleep", True)
-    assert root.pid not in older
-    assert found.started == ()
-
-
-class Broken:
-    """A sensor that fails."""
-
-    def read(self, *, keep=False):
-        raise SensorError("NVML_ERROR_GPU_IS_LOST")
-
-
-class Resting:
-    """A sensor that gives what it was made with."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def read(self, *, keep=False):
-        return self.value
-
-
-class RestingGpus:
-    def read(self, *, fresh=False):
-        return ()
+    assert called & begun == {"roots-own-job"}
 
 
 def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
-    reading = Sensors(Resting(Rates(1.0)), BrokenGpus(), Broken()).look(NOON)
+    reading = Sensors(reads(Rates(1.0)), reads(error=LOST), reads(error=LOST)).look(NOON)
 
     assert reading.rates == Rates(1.0)
-    assert reading.failures == ("gpu: NVML_ERROR_GPU_IS_LOST", "processes: NVML_ERROR_GPU_IS_LOST")
-
-
-class BrokenGpus:
-    def read(self, *, fresh=False):
-        raise SensorError("NVML_ERROR_GPU_IS_LOST")
-
-
-class Mistaken:
-    def read(self, *, keep=False):
-        raise ZeroDivisionError("token 0123")
+    assert reading.failures == (f"gpu: {LOST}", f"processes: {LOST}")
 
 
 def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(caplog):
-    sensors = Sensors(Resting(Rates(1.0)), RestingGpus(), Mistaken())
+    sensors = Sensors(reads(Rates(1.0)), reads(()), reads(error=ZeroDivisionError("token 0123")))
 
-    first, second, third = [sensors.look(NOON) for _ in range(3)]
+    looks = [sensors.look(NOON) for _ in range(3)]
 
-    assert first.rates == Rates(1.0)
-    assert first.failures == second.failures == third.failures
-    assert first.failures == (
-        "processes: ZeroDivisionError, which the agent did not expect; its log says where",
-    )
+    assert looks[0].rates == Rates(1.0)
+    assert {look.failures for look in looks} == {
+        ("processes: ZeroDivisionError, which the agent did not expect; its log says where",)
+    }
     assert caplog.text.count("event=sensor-crashed sensor=processes") == 1
 
 
 def test_the_process_table_is_read_only_when_asked_for():
-    sensors = Sensors(Resting(Rates()), RestingGpus(), Broken())
+    sensors = Sensors(reads(Rates()), reads(()), reads(error=LOST))
 
     assert sensors.sample(NOON, everything=False).failures == ()
-
-
-def test_a_look_in_between_leaves_the_rates_of_the_next_sample_alone():
-    steps = [(0.0, Counters(0, 0, 0)), (6.0, Counters(6, 0, 0)), (8.0, Counters(8, 0, 0))]
-    sensor = counted(steps)
-
-    sensor.read()
-    between = sensor.read(keep=True)
-
-    assert between.cpu_cores == 1.0
-    assert sensor.read().cpu_cores == 1.0
-
-
-def test_a_look_within_a_second_takes_no_burst_for_a_rate():
-    sensor = counted([(0.0, Counters(0, 0, 0)), (1.0, Counters(0.1, 102_400, 0))])
-
-    sensor.read()
-    look = sensor.read(keep=True)
-
-    assert look.cpu_cores == 0.1 / 5
-    assert look.disk_bytes_per_s == 102_400 / 5
-
-
-def test_a_stopped_process_is_idle():
-    with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        counters = TreeCounters(process.pid)
-        before = counters()
-        burn_cpu(0.1)
-
-        assert counters().cpu_s == before.cpu_s
 
 
 def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():
     """A minute's sample may know of it 25 s late; the look for a mark may be the last one."""
     nvml, now = FakeNvml(), [0.0]
     gpus = GpuSensor(nvml, 1, lambda: now[0])
-    sensors = Sensors(Resting(Rates(0.0)), gpus, Resting(Presence()))
+    sensors = Sensors(reads(Rates(0.0)), gpus, reads(Presence()))
     sensors.sample(NOON, everything=True)
     nvml.gpus[0].pids, now[0] = [42], 1.0
 

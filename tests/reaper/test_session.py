@@ -1,5 +1,7 @@
 """The clients: patient with questions, and never with what ends instances or vouches for a moment."""
 
+from unittest.mock import Mock
+
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, ReadTimeoutError
@@ -20,14 +22,6 @@ CODE = "RequestLimitExceeded"
 THROTTLED = f"<Response><Errors><Error><Code>{CODE}</Code></Error></Errors></Response>".encode()
 
 
-class Body:
-    """What urllib3 gives a client."""
-
-    @staticmethod
-    def stream(**_size):
-        yield THROTTLED
-
-
 @pytest.fixture
 def throttled(monkeypatch):
     """The clients of a region that throttles EC2, and the requests that reached it."""
@@ -38,40 +32,32 @@ def throttled(monkeypatch):
 
     def answer(request, **_more):
         requests.append(request)
-        return AWSResponse(request.url, 503, {}, Body())
+        return AWSResponse(request.url, 503, {}, Mock(stream=lambda **_: iter([THROTTLED])))
 
     for client in (made.ec2, made.ending):
         client.meta.events.register("before-send.ec2.*", answer)
     return made, requests
 
 
-@pytest.mark.parametrize("end", [Instances.stop, Instances.terminate])
-def test_what_ends_instances_is_called_once(throttled, end):
+def test_what_ends_instances_is_called_once_and_a_question_that_is_throttled_is_asked_again(throttled):
     made, requests = throttled
+    instances = Instances(made, Calls(lambda: NOON), "aws-dev")
 
-    with pytest.raises(CloudError, match=CODE):
-        end(Instances(made, Calls(lambda: NOON), "aws-dev"), ["i-1"])
-
-    assert len(requests) == 1
-
-
-def test_a_question_that_is_throttled_is_asked_again(throttled):
-    made, requests = throttled
-
+    for end in (instances.stop, instances.terminate):
+        with pytest.raises(CloudError, match=CODE):
+            end(["i-1"])
+    assert len(requests) == 2
     with pytest.raises(ClientError, match=CODE):
         made.ec2.describe_instances()
 
-    assert len(requests) == ATTEMPTS
+    assert len(requests) == 2 + ATTEMPTS
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
 def test_a_reply_that_the_network_holds_up_is_given_up_within_seconds(cloud, monkeypatch, tmp_path):
     """It vouches for the look before it: whatever began since, a later look says anew."""
-    for name, value in {
-        **ENVIRON,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-    }.items():
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    for name, value in (ENVIRON | keys).items():
         monkeypatch.setenv(name, value)
     sent = []
 

@@ -3,8 +3,7 @@
 import json
 import os
 import pty
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +12,7 @@ import pytest
 from image.reaper.agent.sensors.jupyter import NOTICE, Server, put_notice, remove_notice
 from image.reaper.agent.show import _logged_in, _write, show_all
 from image.reaper.errors import SensorError
+from tests.answering import answering
 
 TOKEN = "0123456789abcdef"
 
@@ -69,65 +69,42 @@ def test_a_message_reaches_the_log_also_where_nothing_can_be_shown(caplog, monke
     assert caplog.text.count("event=notice-not-shown") == 3
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers as Jupyter Server's contents and sessions API does, to those with the token."""
-
-    def _handle(self):
-        path = unquote(urlsplit(self.path).path).removeprefix("/lab/api/")
-        files, method = self.server.files, self.command
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Authorization") != f"token {TOKEN}":
-            return self._answer(403)
-        if path == "sessions":
-            return self._answer(
-                200, [{"path": "nets/a.ipynb"}, {"path": "nets/b.ipynb"}, {"path": "c.ipynb"}]
-            )
-        name = path.removeprefix("contents").removeprefix("/")
-        if method == "PUT":
-            files[name] = json.loads(body)["content"]
-            return self._answer(201, {})
-        if method == "DELETE":
-            return self._answer(204 if files.pop(name, None) is not None else 404)
-        inside = [key.rpartition("/")[2] for key in files if key.rpartition("/")[0] == name]
-        return self._answer(200, {"content": [{"name": item} for item in inside]})
-
-    def _answer(self, status, content=None):
-        self.send_response(status)
-        self.end_headers()
-        if content is not None:
-            self.wfile.write(json.dumps(content).encode())
-
-    do_GET = do_PUT = do_DELETE = _handle  # noqa: N815 - http.server's names
-
-    def log_message(self, *_arguments):
-        pass
-
-
 @pytest.fixture
 def notebooks():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.files = {}
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-        yield made
-        made.shutdown()
+    """Jupyter Server's contents and sessions API, for those with the token: (server, its files)."""
+    files, opened = {}, [{"path": "nets/a.ipynb"}, {"path": "nets/b.ipynb"}, {"path": "c.ipynb"}]
+
+    def answer(asked):
+        path = unquote(urlsplit(asked.path).path).removeprefix("/lab/api/")
+        name = path.removeprefix("contents").removeprefix("/")
+        if asked.headers.get("Authorization") != f"token {TOKEN}":
+            return 403, {}, b""
+        if asked.method == "PUT":
+            files[name] = json.loads(asked.body)["content"]
+            return 201, {}, b"{}"
+        if asked.method == "DELETE":
+            return 204 if files.pop(name, None) is not None else 404, {}, b""
+        inside = [{"name": key.rpartition("/")[2]} for key in files if key.rpartition("/")[0] == name]
+        return 200, {}, json.dumps(opened if path == "sessions" else {"content": inside}).encode()
+
+    with answering(answer) as base:
+        yield Server(os.getpid(), int(base.rpartition(":")[2]), "/lab/", secure=False, token=TOKEN), files
 
 
 def test_a_notice_lies_beside_every_open_notebook_until_it_is_withdrawn(notebooks):
-    server = Server(os.getpid(), notebooks.server_port, "/lab/", secure=False, token=TOKEN)
+    server, files = notebooks
 
     put_notice(server, "idle")
-    laid = dict(notebooks.files)
+    laid = dict(files)
     remove_notice(server)
     remove_notice(server)
 
     assert laid == {NOTICE: "idle", f"nets/{NOTICE}": "idle"}
-    assert notebooks.files == {}
+    assert files == {}
 
 
 def test_a_server_that_refuses_is_named_without_its_token(notebooks):
-    server = Server(os.getpid(), notebooks.server_port, "/lab/", secure=False, token="another" + TOKEN)
-
     with pytest.raises(SensorError, match="its API answers 403") as caught:
-        put_notice(server, "idle")
+        put_notice(replace(notebooks[0], token="another" + TOKEN), "idle")
 
     assert TOKEN not in str(caught.value)

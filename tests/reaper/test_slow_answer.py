@@ -10,8 +10,7 @@ from image.reaper.agent.sensors.processes import ProcessTable
 from image.reaper.agent.sensors.reading import Presence, Rates
 from image.reaper.agent.sensors.slow_answer import LOOK_S, SlowAnswer
 from image.reaper.errors import SensorError
-from tests.reaper.samples import NOON
-from tests.reaper.test_sensors import Resting, RestingGpus
+from tests.reaper.samples import NOON, reads
 
 
 class Question:
@@ -35,10 +34,6 @@ class Question:
         assert self.may_answer.wait(60)
         self.clock += self.takes_s
         return number
-
-    def answers_soon(self):
-        """Lets it answer in a moment, while somebody waits."""
-        threading.Timer(0.05, self.may_answer.set).start()
 
 
 @pytest.fixture
@@ -72,15 +67,18 @@ def test_what_takes_long_is_not_waited_for_while_the_answer_before_is_young(slow
     assert question.asked == 2  # one at a time
 
 
-@pytest.mark.parametrize(("takes_s", "later_s"), [(0.6, 0.7 + LOOK_S), (8.0, 8.1 + LOOK_S), (20.0, 5.1)])
-def test_an_answer_that_is_too_old_is_none(slow, question, takes_s, later_s):
+@pytest.mark.parametrize(
+    ("takes_s", "later_s", "key"),
+    [(0.6, 0.7 + LOOK_S, None), (8.0, 8.1 + LOOK_S, None), (20.0, 5.1, None), (0.0, 0.0, "another question")],
+)
+def test_an_answer_that_is_too_old_or_to_another_question_is_none(slow, question, takes_s, later_s, key):
     question.takes_s = takes_s
     slow.get(question)
     question.may_answer.clear()
     question.clock += later_s
-    question.answers_soon()
+    threading.Timer(0.05, question.may_answer.set).start()  # while somebody waits
 
-    assert slow.get(question) == 2
+    assert slow.get(question, key=key) == 2
 
 
 def test_what_was_asked_at_an_old_look_and_answered_since_is_asked_anew(slow, question):
@@ -96,14 +94,6 @@ def test_what_was_asked_at_an_old_look_and_answered_since_is_asked_anew(slow, qu
     assert slow.get(question) == 3
 
 
-def test_the_answer_to_another_question_is_none(slow, question):
-    slow.get(question, key="before")
-    question.may_answer.clear()
-    question.answers_soon()
-
-    assert slow.get(question, key="now") == 2
-
-
 def test_what_asking_raised_is_raised_until_there_is_an_answer(slow, question, monkeypatch):
     monkeypatch.setattr(slow_answer, "PATIENCE_S", 60)
 
@@ -115,25 +105,17 @@ def test_what_asking_raised_is_raised_until_there_is_an_answer(slow, question, m
     assert slow.get(question) == 1
 
 
-class Taking:
-    """An ``idle.command`` during which something begins."""
-
-    def __init__(self, meanwhile):
-        self.command = ("/usr/local/bin/is-busy",)
-        self.meanwhile = meanwhile
-
-    def is_busy(self):
-        self.meanwhile()
-        return False
-
-
 def test_a_look_sees_what_began_while_the_command_ran():
-    presence = Resting(Presence())
+    presence = reads(Presence())
 
-    def begin():
-        presence.value = Presence(watched=("torchrun (7)",))
+    class Command:
+        command = ("/usr/local/bin/is-busy",)
 
-    sensors = Sensors(Resting(Rates()), RestingGpus(), presence, lambda: SensorOptions(command=Taking(begin)))
+        def is_busy(self):
+            presence.read.return_value = Presence(watched=("torchrun (7)",))
+            return False
+
+    sensors = Sensors(reads(Rates()), reads(()), presence, lambda: SensorOptions(command=Command()))
 
     assert sensors.look(NOON).presence.watched == ("torchrun (7)",)
 

@@ -45,6 +45,13 @@ def stored(world, key):
     return json.loads(world.objects[f"reaper/{key}"][0])
 
 
+def denied(operation):
+    def deny():
+        raise refusal("AccessDenied", operation)
+
+    return deny
+
+
 def records(world, prefix):
     return [
         json.loads(body) for key, (body, _) in world.objects.items() if key.startswith(f"reaper/{prefix}/")
@@ -103,36 +110,22 @@ def test_sweeps_that_fail_for_hours_lose_no_money(world):
     assert grown == pytest.approx(14 * HOUR_OF_ONE, rel=Decimal("0.001"))
 
 
-def spot_world(**prices):
-    """One spot instance, and the market's prices by zone."""
-    made = World()
-    made.start(TAGS, spot=True)
-    made.pass_minutes(1)
-    made.spot_prices = {"g5.xlarge": prices}
-    return made
-
-
-def test_spot_counts_at_the_price_of_the_dearest_zone():
-    rates = swept(spot_world(a="0.20", b="0.30"), rules()).spending.rates
-
-    assert rates["dev"] == Decimal("0.32")
-
-
-def test_spot_never_counts_for_more_than_the_policy_says():
-    assert swept(spot_world(a="3.00"), rules()).spending.rates["dev"] == Decimal("0.523")
-
-
-def test_spot_counts_at_the_policys_price_where_the_market_gives_none_and_a_refusal_shows():
-    world = spot_world()
-
-    def deny():
-        raise refusal("UnauthorizedOperation", "DescribeSpotPriceHistory")
+@pytest.mark.parametrize(
+    ("prices", "rate"), [({"a": "0.20", "b": "0.30"}, "0.32"), ({"a": "3.00"}, "0.523"), ({}, "0.523")]
+)
+def test_spot_counts_at_the_dearest_zones_price_and_never_for_more_than_the_policys(prices, rate):
+    """Which counts where the market gives none; that it refuses to shows."""
+    world = World()
+    world.start(TAGS, spot=True)
+    world.pass_minutes(1)
+    world.spot_prices = {"g5.xlarge": prices}
 
     first = swept(world, rules())
-    world.on_call("DescribeSpotPriceHistory", deny, number=1)
+    world.on_call("DescribeSpotPriceHistory", denied("DescribeSpotPriceHistory"), number=1)
     second = swept(world, rules())
 
-    assert first.spending.rates["dev"] == second.spending.rates["dev"] == Decimal("0.523")
+    assert first.spending.rates["dev"] == Decimal(rate)
+    assert second.spending.rates["dev"] == Decimal("0.523")
     assert not first.failed
     assert [failure.step for failure in second.done.failures] == ["read spot prices"]
 
@@ -166,30 +159,23 @@ def test_another_sweep_at_the_same_moment_counts_nothing_twice(world):
     assert second.spending.reading.month["dev"] == pytest.approx(2 * HOUR_OF_ONE, rel=Decimal("0.02"))
 
 
-def test_spending_past_the_budget_freezes_within_one_sweep_and_busy_instances_stay(world):
+def test_spending_past_the_budget_freezes_within_one_sweep_is_reported_once_and_busy_instances_stay(world):
     world.pass_minutes(10 * 60)
 
     result = swept(world, rules(monthly="10"))
+    for _ in range(2):
+        world.pass_minutes(10)
+        swept(world, rules(monthly="10"))
 
     assert world.groups["pool"]["max"] == 2
     assert world.groups["pool"]["suspended"] == {"Launch"}
     assert world.ends == []
     assert result.spending.freeze.stage.word == "closed"
-    assert world.published["FreezeStage"] == 2
+    assert world.published["FreezeStage"] == 3 * 2
     (record,) = records(world, "budget")
     assert (record["action"], record["stage"], record["by"]) == ("freeze", "closed", "sweep")
-    assert any("training pools start no new instances" in text for _, text in world.messages)
-
-
-def test_a_freeze_that_holds_is_reported_and_recorded_once(world):
-    world.pass_minutes(10 * 60)
-
-    for _ in range(3):
-        swept(world, rules(monthly="10"))
-        world.pass_minutes(10)
-
-    assert len(records(world, "budget")) == 1
     assert len([text for _, text in world.messages if "spent" in text]) == 1
+    assert any("training pools start no new instances" in text for _, text in world.messages)
 
 
 def test_a_dry_run_meters_and_freezes_nothing(world):
@@ -213,23 +199,14 @@ def test_a_larger_budget_gives_the_groups_their_limits_back(world):
 
 def test_a_group_that_will_not_be_limited_fails_the_sweep_and_is_tried_again(world):
     world.pass_minutes(10 * 60)
+    world.on_call("UpdateAutoScalingGroup", denied("UpdateAutoScalingGroup"), number=1)
 
-    def deny():
-        raise refusal("AccessDenied", "UpdateAutoScalingGroup")
-
-    world.on_call("UpdateAutoScalingGroup", deny, number=1)
     first = swept(world, rules(monthly="10"))
     second = swept(world, rules(monthly="10"))
 
     assert [failure.step for failure in first.done.failures] == ["max of pool = 2"]
     assert not second.failed
     assert world.groups["pool"]["max"] == 2
-
-
-def a_day_later(world, checked):
-    swept(world, checked)
-    world.pass_minutes(24 * 60)
-    return swept(world, checked)
 
 
 def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
@@ -252,32 +229,20 @@ def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
     assert stored(world, "meter.json")["unreported"] == []
 
 
-def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep(world):
-    checked = rules()
-    swept(world, checked)
+def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep_with_samples_for_money_of_a_trainer(world):
+    world.daily[next(iter(world.instances)), METRIC_TRAINING_SAMPLES] = 1_000_000
+    swept(world, rules())
     world.pass_minutes(24 * 60)
+    world.on_call("Publish", denied("Publish"), number=1)
 
-    def deaf():
-        raise refusal("InternalError", "Publish")
-
-    world.on_call("Publish", deaf, number=1)
-    first = swept(world, checked)
+    first = swept(world, rules())
     world.pass_minutes(10)
-    second = swept(world, checked)
+    second = swept(world, rules())
 
     assert [failure.step for failure in first.done.failures] == ["report the day"]
     assert not second.failed
-    assert len([text for _, text in world.messages if "GPU hours busy" in text]) == 1
-
-
-def test_samples_for_money_are_reported_where_a_trainer_publishes_them(world):
-    checked = rules()
-    first = next(iter(world.instances))
-    world.daily[first, METRIC_TRAINING_SAMPLES] = 1_000_000
-    result = a_day_later(world, checked)
-
-    assert not result.failed
-    assert any("samples per USD." in text for _, text in world.messages)
+    (mail,) = [text for _, text in world.messages if "GPU hours busy" in text]
+    assert "samples per USD." in mail
 
 
 def test_what_the_reaper_terminated_counts_as_saved_from_then_on(world):

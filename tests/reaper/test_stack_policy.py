@@ -54,25 +54,18 @@ def test_the_stack_s_programs_command_and_limits_count():
     )
 
 
-@pytest.mark.parametrize(
-    ("terms", "rule"),
-    [
-        (
-            {"idle_after_hours": 2, "coverage_percent": 90, "action": "stop", "grace_minutes": 30},
-            "pool dev: marked after 2.0 h idle with 90 % of the heartbeats, stop 30 min later",
-        ),
-        ({"idle_after_hours": "soon", "coverage_percent": 90, "action": "stop", "grace_minutes": 30}, ""),
-        ({}, ""),
-    ],
-)
-def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it(terms, rule):
-    content = document()
-    content["pools"]["dev"] |= terms
-    policy = Bucket(content).policy()
+def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it():
+    terms = {"idle_after_hours": 2, "coverage_percent": 90, "action": "stop", "grace_minutes": 30}
 
-    policy.asked()
+    def rule(**said):
+        content = document()
+        content["pools"]["dev"] |= said
+        policy = Bucket(content).policy()
+        policy.asked()
+        return policy.rule
 
-    assert policy.rule == rule
+    assert rule(**terms) == "pool dev: marked after 2.0 h idle with 90 % of the heartbeats, stop 30 min later"
+    assert rule(**terms | {"idle_after_hours": "soon"}) == rule() == ""
 
 
 def test_a_change_reaches_a_running_agent():
@@ -88,13 +81,6 @@ def test_a_change_reaches_a_running_agent():
     assert bucket.reads == 2
 
 
-def test_before_it_was_read_once_the_instance_is_unknown():
-    policy = Bucket(CloudError("AccessDenied")).policy()
-
-    assert policy.asked() == SensorOptions(problem="policy of the stack: AccessDenied")
-    assert policy.limits().cpu_cores == 0.1
-
-
 def test_what_was_read_last_holds_while_the_bucket_is_silent():
     bucket = Bucket(document())
     policy = bucket.policy()
@@ -107,11 +93,13 @@ def test_what_was_read_last_holds_while_the_bucket_is_silent():
     assert policy.asked().watch == frozenset()
 
 
-def test_an_instance_that_knows_no_place_of_the_policy_keeps_the_agent_s_own_limits():
-    policy = StackPolicy(None, "dev", lambda: 0.0)
+def test_before_it_was_read_once_the_instance_is_unknown_and_one_without_a_place_of_it_has_the_agents_own():
+    silent = Bucket(CloudError("AccessDenied")).policy()
+    placeless = StackPolicy(None, "dev", lambda: 0.0)
 
-    assert policy.asked() == SensorOptions()
-    assert policy.limits().cpu_cores == 0.1
+    assert silent.asked() == SensorOptions(problem="policy of the stack: AccessDenied")
+    assert placeless.asked() == SensorOptions()
+    assert silent.limits().cpu_cores == placeless.limits().cpu_cores == 0.1
 
 
 def test_a_policy_from_before_the_sensors_means_the_agent_s_own():

@@ -47,30 +47,22 @@ def test_what_is_not_known_is_not_invented(rules):
     assert (made.owner, made.idle, made.ends, made.an_hour) == ("nobody", "", "never", "unknown")
 
 
-def test_an_unmarked_instance_is_terminated_after_idle_time_and_grace(rules):
-    assert ends_if_unused(decision(idle_s=3600.0), rules, NOON) == "in 90 min"  # 2 h + 30 min - 1 h
+SOON = {TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"}
+ENDS = [
+    (decision(idle_s=3600.0), "in 90 min"),  # 2 h + 30 min - 1 h
+    (decision(Verdict.WAIT, reap_after=NOON + timedelta(minutes=12)), "in 12 min"),
+    (decision(Verdict.STOP, reap_after=NOON), "with the next sweep"),
+    (decision(Verdict.TERMINATE, reap_after=NOON), "with the next sweep"),
+    (decision(Verdict.KEEP_UNKNOWN), "not before it is known to be idle"),
+    (decision(Verdict.ALERT), "not before it is known to be idle"),
+    (decision(Verdict.KEEP_HELD, tags=SOON), "kept until 2026-11-22 12:00"),
+]
 
 
-def test_a_marked_instance_is_terminated_when_its_mark_says(rules):
-    marked = decision(Verdict.WAIT, reap_after=NOON + timedelta(minutes=12))
+def test_an_instance_is_terminated_when_idle_time_and_grace_mark_or_hold_say(rules):
+    said = [(made, ends_if_unused(made, rules, NOON)) for made, _ in ENDS]
 
-    assert ends_if_unused(marked, rules, NOON) == "in 12 min"
-
-
-@pytest.mark.parametrize("verdict", [Verdict.STOP, Verdict.TERMINATE])
-def test_an_instance_past_its_grace_period_is_terminated_by_the_next_sweep(rules, verdict):
-    assert ends_if_unused(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
-
-
-@pytest.mark.parametrize("verdict", [Verdict.KEEP_UNKNOWN, Verdict.ALERT])
-def test_an_instance_that_is_not_known_to_be_idle_has_no_time_of_termination(rules, verdict):
-    assert ends_if_unused(decision(verdict), rules, NOON) == "not before it is known to be idle"
-
-
-def test_a_held_instance_is_not_terminated_before_its_hold_ends(rules):
-    held = decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"})
-
-    assert ends_if_unused(held, rules, NOON) == "kept until 2026-11-22 12:00"
+    assert said == ENDS
 
 
 def test_a_hold_that_cannot_be_read_holds_and_warns(rules):
@@ -97,10 +89,3 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     assert "1 of 2 instances idle, at 1.006 USD an hour" in result.output
     assert re.search(r"^images: ami-[0-9a-f]+ \(2\)$", result.output, re.MULTILINE)
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
-
-
-def test_a_wrong_policy_is_one_message(tmp_path):
-    result = CliRunner().invoke(main, ["status", "--policy", str(tmp_path / "gone.json")])
-
-    assert result.exit_code == 1
-    assert result.output.startswith("error: policy file")

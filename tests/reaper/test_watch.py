@@ -62,17 +62,11 @@ def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_li
     assert second["watched_until"] == format_time(NOW + WEEK)
 
 
-def test_the_days_count_from_the_first_sweep_however_often_it_runs(fleet, sweep, idle):  # noqa: F811
-    for minutes in (0, 10, 20):
-        sweep(NOW + timedelta(minutes=minutes), watch_days=7)
-
-    assert watched()["began"] == format_time(NOW)
-
-
-def test_it_is_reported_once(fleet, sweep, past_grace):  # noqa: F811
+def test_the_days_count_from_the_first_sweep_and_it_is_reported_once(fleet, sweep, past_grace):  # noqa: F811
     for minutes in range(3):
         sweep(AFTER_GRACE + timedelta(minutes=minutes), watch_days=7)
 
+    assert watched()["began"] == format_time(NOW)
     assert len(fleet.heard()) == 1
 
 
@@ -127,16 +121,11 @@ def test_after_the_last_day_it_sums_up_marks_and_acts(fleet, sweep, idle, past_g
     assert len(subjects) == 3
 
 
-def test_a_stack_without_the_key_acts_at_once(fleet, sweep, idle):  # noqa: F811
+def test_a_stack_without_the_key_acts_at_once_and_its_marks_are_removed_where_it_watches(fleet, sweep, idle):  # noqa: F811
     _, report = sweep(NOW)
-
-    assert report["marked"] == [idle]
-
-
-def test_marks_from_before_the_watch_are_removed(fleet, sweep, idle):  # noqa: F811
-    sweep(NOW)
     sweep(NOW, watch_days=7)
 
+    assert report["marked"] == [idle]
     assert not {TAG_IDLE_SINCE, TAG_REAP_AFTER} & fleet.tags(idle).keys()
 
 
