@@ -22,6 +22,7 @@ from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
+A10G = Expected(gpus=1, gpu_memory_gib=24)
 SOUND = ProbedInstance(
     gpus=(ProbedGpu("0", 39.4, 0, 0, 1300.0), ProbedGpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4
 )
@@ -35,68 +36,54 @@ def bent(**changes):
     return replace(SOUND, gpus=(SOUND.gpus[0], replace(SOUND.gpus[1], **changes)))
 
 
-def test_a_healthy_instance_passes_every_check():
-    assert failed(SOUND) == {}
-
-
-def test_an_instance_without_its_gpus_says_how_many_and_why():
-    seen = ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded")
-
-    assert failed(seen, Expected(gpus=8)) == {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"}
-
-
-def test_a_gpu_with_less_memory_than_its_type_is_named():
-    assert failed(bent(memory_gib=19.5)) == {"gpu_memory": "GPU 1 has 19.5 GiB"}
-
-
-def test_an_uncorrected_memory_error_fails():
-    assert failed(bent(uncorrected_ecc_errors=3)) == {"ecc": "GPU 1: 3"}
-
-
-def test_a_link_that_is_down_fails():
-    assert failed(bent(inactive_nvlinks=2)) == {"nvlink": "GPU 1: 2 down"}
-
-
-def test_the_links_of_an_only_gpu_lead_nowhere_and_may_be_down():
-    alone = replace(SOUND, gpus=(replace(SOUND.gpus[0], inactive_nvlinks=18),))
-
-    assert failed(alone, replace(EXPECTED, gpus=1)) == {}
-
-
-def test_a_gpu_on_which_cuda_runs_nothing_fails():
-    assert failed(bent(copy_gib_per_s=None, cuda_problem="Error 802: system not yet initialized")) == {
-        "cuda": "GPU 1: Error 802: system not yet initialized"
-    }
-
-
-def test_a_gpu_much_slower_than_its_neighbours_fails():
-    assert failed(bent(copy_gib_per_s=900.0)) == {"bandwidth": "GPU 1: 900 GiB/s"}
-
-
-def test_gpus_that_are_all_slow_alike_are_named_with_what_slows_them():
-    gpus = (
-        ProbedGpu("0", 80, 0, 0, 900.0, 2900.0, ("power brake",)),
-        ProbedGpu("1", 80, 0, 0, 910.0, 2900.0),
+ALONE = replace(SOUND.gpus[0], inactive_nvlinks=18, fabric_to_come="fabric not started")
+SLOW = (
+    ProbedGpu("0", 80, 0, 0, 900.0, 2900.0, ("power brake",)),
+    ProbedGpu("1", 80, 0, 0, 910.0, 2900.0),
+)
+NO_CUDA = "Error 802: system not yet initialized"
+# what is seen -> (what of it fails; how many GPUs are expected)
+JUDGED = {
+    "sound": (SOUND, {}, 2),
+    "no driver": (
+        ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded"),
+        {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"},
+        8,
+    ),
+    "less memory": (bent(memory_gib=19.5), {"gpu_memory": "GPU 1 has 19.5 GiB"}, 2),
+    "an uncorrected error": (bent(uncorrected_ecc_errors=3), {"ecc": "GPU 1: 3"}, 2),
+    "links down": (bent(inactive_nvlinks=2), {"nvlink": "GPU 1: 2 down"}, 2),
+    "an only GPU, whose links lead nowhere": (replace(SOUND, gpus=(ALONE,)), {}, 1),
+    "no CUDA": (bent(copy_gib_per_s=None, cuda_problem=NO_CUDA), {"cuda": f"GPU 1: {NO_CUDA}"}, 2),
+    "slower than its neighbours": (bent(copy_gib_per_s=900.0), {"bandwidth": "GPU 1: 900 GiB/s"}, 2),
+    "all slow alike, with what slows them": (
+        replace(SOUND, gpus=SLOW),
+        {"bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"},
+        2,
+    ),
+    "less than the peak": (bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75), {}, 2),
+    "no card": (replace(SOUND, efa_interfaces=3), {"fabric": "3 of 4 EFA interfaces"}, 2),
+    "an error of a program": (
+        replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n"),
+        {},
+        2,
+    ),
+} | {
+    f"fatal error {code}": (
+        replace(SOUND, kernel_log=f"NVRM: Xid (PCI:0000:10:1c): {code}, pid='<unknown>'\n" * 2),
+        {"xid": f"Xid {code} on PCI:0000:10:1c"},
+        2,
     )
-
-    assert failed(replace(SOUND, gpus=gpus)) == {
-        "bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"
-    }
+    for code in checks.FATAL_XIDS
+}
 
 
-def test_healthy_gpus_reach_less_than_the_peak_of_their_memory():
-    assert failed(bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75)) == {}
-
-
-def test_missing_network_cards_fail():
-    assert failed(replace(SOUND, efa_interfaces=3)) == {"fabric": "3 of 4 EFA interfaces"}
-
-
-@pytest.mark.parametrize("code", sorted(checks.FATAL_XIDS))
-def test_a_fatal_error_in_the_kernels_log_fails(code):
-    log = f"NVRM: Xid (PCI:0000:10:1c): {code}, pid='<unknown>'\n" * 2
-
-    assert failed(replace(SOUND, kernel_log=log)) == {"xid": f"Xid {code} on PCI:0000:10:1c"}
+def test_each_finding_fails_its_check_alone_and_says_what_was_found():
+    assert {
+        key: found
+        for key, (seen, expected, gpus) in JUDGED.items()
+        if (found := failed(seen, replace(EXPECTED, gpus=gpus))) != expected
+    } == {}
 
 
 LINK = "NVRM: Xid (PCI:0000:10:1c): {}, NETIR_LINK_EVT {} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
@@ -107,12 +94,14 @@ def recovery(before, after):
     return f"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {before} to {after}\n"
 
 
-@pytest.mark.parametrize("code", range(144, 151))
-def test_an_error_of_blackwells_links_fails_where_the_driver_calls_it_fatal(code):
-    assert failed(replace(SOUND, kernel_log=LINK.format(code, "Fatal"))) == {
-        "xid": f"Xid {code} on PCI:0000:10:1c"
+def test_an_error_of_blackwells_links_fails_where_the_driver_calls_it_fatal():
+    codes = range(144, 151)
+    logs = {(code, kind): LINK.format(code, kind) for code in codes for kind in ("Fatal", "Nonfatal")}
+
+    assert {key: failed(replace(SOUND, kernel_log=log)) for key, log in logs.items()} == {
+        (code, kind): {"xid": f"Xid {code} on PCI:0000:10:1c"} if kind == "Fatal" else {}
+        for code, kind in logs
     }
-    assert failed(replace(SOUND, kernel_log=LINK.format(code, "Nonfatal"))) == {}
 
 
 def test_a_gpu_that_the_driver_wants_reset_or_rebooted_fails_until_it_wants_nothing():
@@ -146,10 +135,6 @@ def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_p
 
     assert gate.main(["health"]) == 0
     assert capsys.readouterr().out == "aws: 169.254.169.254 answers users with 200\n"
-
-
-def test_an_error_of_a_program_is_not_the_instances_fault():
-    assert failed(replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n")) == {}
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
@@ -267,36 +252,32 @@ def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
     assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
 
 
-def test_a_piece_of_a_gpu_has_no_peak_of_its_own(tmp_path):
+def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_path):
     cut = one_gpu(nvmlDeviceGetMigMode=answering((pynvml.NVML_DEVICE_MIG_ENABLE, 0)))
+    brake = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+    braked = one_gpu(nvmlDeviceGetCurrentClocksEventReasons=answering(brake))
 
     assert probes.look(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
-
-
-def test_what_holds_a_gpu_back_is_named(tmp_path):
-    braked = one_gpu(
-        nvmlDeviceGetCurrentClocksEventReasons=answering(pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown)
-    )
-
     assert probes.look(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
 
 
-@pytest.mark.parametrize(
-    ("state", "status", "to_come", "problem"),
-    [
-        ("NOT_SUPPORTED", 0, "", ""),
-        ("NOT_STARTED", 0, "fabric not started", ""),
-        ("IN_PROGRESS", 0, "fabric in progress", ""),
-        ("COMPLETED", 0, "", ""),
-        ("COMPLETED", pynvml.NVML_ERROR_UNKNOWN, "", "fabric failed: NVML error 999"),
-    ],
-)
-def test_the_state_of_the_fabric_is_read(tmp_path, state, status, to_come, problem):
-    fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
+# state and status of NVML -> what is to come, what has failed
+FABRIC = {
+    ("NOT_SUPPORTED", 0): ("", ""),
+    ("NOT_STARTED", 0): ("fabric not started", ""),
+    ("IN_PROGRESS", 0): ("fabric in progress", ""),
+    ("COMPLETED", 0): ("", ""),
+    ("COMPLETED", pynvml.NVML_ERROR_UNKNOWN): ("", "fabric failed: NVML error 999"),
+}
 
-    (gpu,) = probes.look(one_gpu(fabric=fabric), sys=tmp_path).gpus
 
-    assert (gpu.fabric_to_come, gpu.fabric_problem) == (to_come, problem)
+def test_the_state_of_the_fabric_is_read(tmp_path):
+    def read(state, status):
+        fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
+        (gpu,) = probes.look(one_gpu(fabric=fabric), sys=tmp_path).gpus
+        return gpu.fabric_to_come, gpu.fabric_problem
+
+    assert {given: read(*given) for given in FABRIC} == FABRIC
 
 
 def in_this_process(count):
@@ -307,7 +288,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     """As torch behaves without a fabric manager: it counts no GPU, and fails where it is used."""
 
     def refuse(_):
-        raise RuntimeError("Error 802: system not yet initialized\nCompile with TORCH_USE_CUDA_DSA")
+        raise RuntimeError(f"{NO_CUDA}\nCompile with TORCH_USE_CUDA_DSA")
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -315,9 +296,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
 
     seen = probes.look(OneGpu, in_this_process, tmp_path)
 
-    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {
-        "cuda": "GPU 0 (00:1e.0): Error 802: system not yet initialized"
-    }
+    assert failed(seen, A10G) == {"cuda": f"GPU 0 (00:1e.0): {NO_CUDA}"}
 
 
 def environment(folder, program, *, complete=True):
@@ -333,36 +312,20 @@ def environment(folder, program, *, complete=True):
     return python
 
 
-def test_a_torch_without_cuda_measures_nothing(tmp_path):
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has CUDA")
-
-    python = environment(tmp_path, sys.executable)
-
-    seen = probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path)
-
-    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
-
-
-def test_before_the_trainers_environment_is_there_nothing_is_measured(tmp_path):
-    assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
-
-
-def test_an_environment_that_does_not_answer_is_a_finding(tmp_path):
-    python = environment(tmp_path, "/bin/true")
-
-    seen = probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path)
-
-    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)).keys() == {"cuda"}
-
-
-def test_an_environment_that_was_installed_in_part_says_nothing_of_the_gpus(tmp_path):
+def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_not_whole(tmp_path):
     """A sound instance that cannot reach PyPI, say, and was rebooted: it is not to be replaced for that."""
-    python = environment(tmp_path, "/bin/false", complete=False)
 
-    seen = probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path)
+    def checks_failed(name, program, *, complete=True):
+        python = environment(tmp_path / name, program, complete=complete)
+        return failed(
+            probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path), A10G
+        ).keys()
 
-    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
+    assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
+    assert checks_failed("silent", "/bin/true") == {"cuda"}
+    assert checks_failed("in part", "/bin/false", complete=False) == set()
+    if torch.version.cuda is None:  # it measures nothing
+        assert checks_failed("whole", sys.executable) == set()
 
 
 def test_the_recipe_says_last_that_the_environment_is_complete():
@@ -390,7 +353,7 @@ LATE = replace(SOUND, efa_interfaces=3)
 TRAINING = bent(fabric_to_come="fabric in progress", inactive_nvlinks=18)
 OPEN = replace(SOUND, metadata_problem="169.254.169.254 answers users with 401")
 NO_SESSION = replace(SOUND, credentials_problem="http://127.0.0.1:823/credentials: 503 AccessDenied")
-NOT_READY = bent(copy_gib_per_s=None, cuda_problem="Error 802: system not yet initialized")
+NOT_READY = bent(copy_gib_per_s=None, cuda_problem=NO_CUDA)
 BROKEN = bent(uncorrected_ecc_errors=3)
 
 
@@ -435,41 +398,28 @@ def test_what_never_comes_up_fails_after_the_stated_time_and_says_so(late):
     assert instance.copies == 0
 
 
-def test_cuda_that_is_not_ready_is_waited_for():
-    assert Instance(SOUND, copied=NOT_READY).judged() == {
-        "cuda": "GPU 1: Error 802: system not yet initialized; still so after 300 s"
-    }
-
-
-def test_cuda_that_fails_otherwise_is_not_waited_for():
-    lost = bent(
-        copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy or unavailable"
-    )
+def test_cuda_is_waited_for_where_it_is_not_ready_and_not_where_it_fails_otherwise():
+    lost = bent(copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy")
     instance = Instance(SOUND, copied=lost)
 
+    assert Instance(SOUND, copied=NOT_READY).judged() == {"cuda": f"GPU 1: {NO_CUDA}; still so after 300 s"}
     assert instance.judged().keys() == {"cuda"}
     assert instance.clock_s == 0
 
 
-@pytest.mark.parametrize("seen", [BROKEN, replace(BROKEN, efa_interfaces=0)])
-def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen):
+@pytest.mark.parametrize(
+    ("seen", "check"),
+    [
+        (BROKEN, "ecc"),
+        (replace(BROKEN, efa_interfaces=0), "ecc"),
+        (bent(fabric_problem="fabric failed: NVML error 999"), "nvswitch"),
+    ],
+)
+def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen, check):
     instance = Instance(seen)
 
-    assert "ecc" in instance.judged()
+    assert check in instance.judged()
     assert instance.clock_s == 0
-
-
-def test_a_fabric_that_failed_is_not_waited_for():
-    instance = Instance(bent(fabric_problem="fabric failed: NVML error 999"))
-
-    assert instance.judged() == {"nvswitch": "GPU 1: fabric failed: NVML error 999"}
-    assert instance.clock_s == 0
-
-
-def test_an_only_gpu_waits_for_no_fabric():
-    alone = replace(SOUND, gpus=(replace(SOUND.gpus[0], fabric_to_come="fabric not started"),))
-
-    assert failed(alone, replace(EXPECTED, gpus=1)) == {}
 
 
 # the report
@@ -485,21 +435,18 @@ def finding(ok, *, waiting=False):
     return [CheckResult("fabric", ok=ok, detail="as found", waiting=waiting)]
 
 
-def test_only_a_gate_that_passed_lets_trainers_start(run_dir):
-    gate.report(finding(ok=False, waiting=True))
-    while_it_waits = (run_dir / "ready").exists()
-    gate.report(finding(ok=True))
-    passed = (run_dir / "ready").exists()
-    gate.report(finding(ok=False))
+def test_only_a_gate_that_passed_lets_trainers_start_and_no_second_look_stops_them_while_it_waits(run_dir):
+    ready = []
+    for result in (
+        finding(ok=False, waiting=True),
+        finding(ok=True),
+        finding(ok=False, waiting=True),
+        finding(ok=False),
+    ):
+        gate.report(result)
+        ready.append((run_dir / "ready").exists())
 
-    assert (while_it_waits, passed, (run_dir / "ready").exists()) == (False, True, False)
-
-
-def test_a_second_look_keeps_no_trainer_from_starting_while_it_waits(run_dir):
-    gate.report(finding(ok=True))
-    gate.report(finding(ok=False, waiting=True))
-
-    assert (run_dir / "ready").exists()
+    assert ready == [False, True, True, False]
 
 
 def test_while_the_gate_waits_the_agent_knows_of_no_verdict(run_dir):
@@ -540,22 +487,18 @@ def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
 
 
-def test_a_missing_instance_file_is_one_line(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-
-    assert gate.main() == 1
-    assert "instance.toml" in caplog.text
-    assert "Traceback" not in caplog.text
-
-
-def test_a_report_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, caplog):
-    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+@pytest.mark.parametrize(("there", "said"), [(False, "instance.toml"), (True, "event=no-report")])
+def test_a_missing_instance_file_and_a_report_that_cannot_be_written_are_one_line(
+    there, said, tmp_path, monkeypatch, caplog
+):
+    if there:
+        (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
     monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)
 
     assert gate.main() == 1
-    assert "event=no-report" in caplog.text
+    assert said in caplog.text
     assert "Traceback" not in caplog.text
 
 

@@ -116,15 +116,11 @@ def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
     return found
 
 
-def test_short_steps_share_an_exchange(one_of_two: World) -> None:
+def test_short_steps_share_an_exchange_of_eight_at_most_and_long_ones_have_one_each(
+    one_of_two: World,
+) -> None:
     assert exchanges(one_of_two, every_s=0.25, step_s=[0.06] * 16) == [0, 1, 5, 9, 13]
-
-
-def test_long_steps_have_an_exchange_each(one_of_two: World) -> None:
     assert exchanges(one_of_two, every_s=0.25, step_s=[0.2] * 6) == [0, 1, 2, 3, 4, 5]
-
-
-def test_the_shortest_steps_share_an_exchange_no_longer_than_eight_do(one_of_two: World) -> None:
     assert exchanges(one_of_two, every_s=0.25, step_s=[0.001] * 24) == [0, 1, 9, 17]
 
 
@@ -275,13 +271,6 @@ def test_a_checkpoint_of_something_else_is_refused(
         train_rank(changed(table, **change))
 
 
-def test_without_resume_a_run_begins_at_the_first_step(tokens: Path, tmp_path: Path) -> None:
-    table = gpt_table(tokens, tmp_path, steps=1)
-    train_rank(table)
-
-    assert train_rank(changed(table, checkpoint={"resume": False}))["resumed_from_step"] is None
-
-
 def test_what_an_earlier_run_left_is_never_taken_for_that_of_a_run_that_began_anew(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +279,7 @@ def test_what_an_earlier_run_left_is_never_taken_for_that_of_a_run_that_began_an
     anew = changed(table, checkpoint={"resume": False})
 
     stopped = train_rank(anew, stop_at=1)
+    assert stopped["resumed_from_step"] is None
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     restarted = train_rank(anew, stop_at=1)
 

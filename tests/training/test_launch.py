@@ -141,36 +141,24 @@ def dry_run(config_file: Path, *arguments: str):
     return CliRunner().invoke(cli.main, ["launch", str(config_file), "--dry-run", *arguments])
 
 
-def test_every_instance_of_the_pool_meets_at_the_lowest_address(pool, config_file):
-    result = dry_run(config_file, "--nproc-per-node", "8")
+def test_every_instance_of_the_pool_meets_at_the_lowest_address_which_alone_hosts_the_rendezvous(
+    pool, config_file
+):
+    """With the network variables of the type, and overrides that reach the trainer unchanged."""
+    words = (config_file, "--nproc-per-node", "8", "--run.seed", "7")
+    guest = dry_run(*words)
+    pool.update(speaker(members()[0]))
+    host = dry_run(*words)
 
     lowest = members()[0]["PrivateIpAddress"]
-    assert result.exit_code == 0, result.output
-    assert f"--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={lowest}:29400" in result.output
-    assert "--rdzv-id=aws-dev.train.first" in result.output
-    assert "--nproc-per-node=8" in result.output
-
-
-def test_only_the_lowest_address_hosts_the_rendezvous(pool, config_file):
-    guest = dry_run(config_file, "--nproc-per-node", "8").output
-    pool.update(speaker(members()[0]))
-    host = dry_run(config_file, "--nproc-per-node", "8").output
-
-    assert "is_host=false" in guest
-    assert "is_host=true" in host
-
-
-def test_overrides_reach_the_trainer_unchanged(pool, config_file):
-    result = dry_run(config_file, "--nproc-per-node", "8", "--run.seed", "7")
-
-    assert result.output.strip().endswith(f"-m gpu_fleet train {config_file} --run.seed 7")
-
-
-def test_the_command_carries_the_network_variables_of_the_type(pool, config_file):
-    result = dry_run(config_file, "--nproc-per-node", "8")
-
-    assert "FI_PROVIDER=efa" in result.output
-    assert "FI_EFA_USE_DEVICE_RDMA=1" in result.output
+    assert guest.exit_code == 0, guest.output
+    assert f"--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={lowest}:29400" in guest.output
+    assert "--rdzv-id=aws-dev.train.first" in guest.output
+    assert "--nproc-per-node=8" in guest.output
+    assert ("is_host=false" in guest.output, "is_host=true" in host.output) == (True, True)
+    assert "FI_PROVIDER=efa" in guest.output
+    assert "FI_EFA_USE_DEVICE_RDMA=1" in guest.output
+    assert guest.output.strip().endswith(f"-m gpu_fleet train {config_file} --run.seed 7")
 
 
 def test_an_instance_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
@@ -198,17 +186,22 @@ def test_an_instance_without_a_group_trains_alone(pool, config_file):
     assert "--standalone" in dry_run(config_file, "--nproc-per-node", "8").output
 
 
-def test_an_instance_that_leaves_is_left_out(pool, config_file):
-    leaving = members()[0]["InstanceId"]
+def put_on_standby(instance_id):
     boto3.client("autoscaling", region_name="us-east-1").enter_standby(
-        AutoScalingGroupName="aws-dev-train", InstanceIds=[leaving], ShouldDecrementDesiredCapacity=True
+        AutoScalingGroupName="aws-dev-train", InstanceIds=[instance_id], ShouldDecrementDesiredCapacity=True
     )
 
-    result = dry_run(config_file, "--nproc-per-node", "8")
 
-    assert (
-        f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={members()[1]['PrivateIpAddress']}" in result.output
-    )
+def test_an_instance_that_leaves_is_left_out_and_starts_nothing_itself(pool, config_file):
+    put_on_standby(members()[0]["InstanceId"])
+    without_it = dry_run(config_file, "--nproc-per-node", "8").output
+    put_on_standby(pool["instance-id"])
+    itself = dry_run(config_file, "--nproc-per-node", "8")
+
+    lowest = members()[1]["PrivateIpAddress"]
+    assert f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={lowest}" in without_it
+    assert itself.exit_code == 75
+    assert "is Standby in its group, not InService" in itself.output
 
 
 def test_a_missing_member_is_counted_instead_of_left_out():
@@ -218,19 +211,6 @@ def test_a_missing_member_is_counted_instead_of_left_out():
 
     with pytest.raises(LaunchError, match="2 of 3 instances are InService; wait for i-3"):
         members_in_service(members, instance)
-
-
-def test_an_instance_on_its_way_out_starts_nothing(pool, config_file):
-    boto3.client("autoscaling", region_name="us-east-1").enter_standby(
-        AutoScalingGroupName="aws-dev-train",
-        InstanceIds=[pool["instance-id"]],
-        ShouldDecrementDesiredCapacity=True,
-    )
-
-    result = dry_run(config_file, "--nproc-per-node", "8")
-
-    assert result.exit_code == 75
-    assert "is Standby in its group, not InService" in result.output
 
 
 def test_an_instance_that_is_being_terminated_starts_nothing(config_file, monkeypatch, tmp_path):
@@ -243,19 +223,15 @@ def test_an_instance_that_is_being_terminated_starts_nothing(config_file, monkey
     assert result.output == "error: This instance is idle and is being terminated\n"
 
 
-def test_chosen_peers_replace_the_pool(pool, config_file):
+def test_chosen_peers_replace_the_pool_and_this_instance_is_one_of_them(pool, config_file):
     first, last = members()[0]["PrivateIpAddress"], members()[-1]["PrivateIpAddress"]
 
-    result = dry_run(config_file, "--nproc-per-node", "8", "--peers", f"{last},{first}")
+    chosen = dry_run(config_file, "--nproc-per-node", "8", "--peers", f"{last},{first}")
+    others = dry_run(config_file, "--nproc-per-node", "8", "--peers", "10.9.9.9")
 
-    assert f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={first}:29400" in result.output
-
-
-def test_peers_without_this_instance_are_refused(pool, config_file):
-    result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "10.9.9.9")
-
-    assert result.exit_code == 75
-    assert f"this instance, {pool['local-ipv4']}, is not among them" in result.output
+    assert f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={first}:29400" in chosen.output
+    assert others.exit_code == 75
+    assert f"this instance, {pool['local-ipv4']}, is not among them" in others.output
 
 
 def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, monkeypatch):
@@ -287,27 +263,16 @@ def test_a_wrong_key_of_the_instance_file_is_named(instance_file):
         read_identity()
 
 
-def test_rdma_is_set_up_only_where_the_pool_has_the_interfaces():
-    assert "FI_PROVIDER" not in environment("p4d.24xlarge", Expected(gpus=8), {})
-    assert "FI_PROVIDER" in environment("p4d.24xlarge", Expected(gpus=8, efa_interfaces=4), {})
-
-
-def test_the_longest_match_of_the_table_counts():
+def test_the_network_variables_are_those_of_type_and_interfaces_and_what_a_user_has_set_stays():
     one_gpu = environment("p5.4xlarge", Expected(efa_interfaces=1), {})
     eight_gpus = environment("p5.48xlarge", Expected(efa_interfaces=32), {})
+    erdma = environment("ecs.ebmgn8v.48xlarge", Expected(erdma_interfaces=2), {})
 
-    assert "FI_EFA_USE_DEVICE_RDMA" not in one_gpu
+    assert "FI_PROVIDER" not in environment("p4d.24xlarge", Expected(gpus=8), {})
+    assert "FI_PROVIDER" in environment("p4d.24xlarge", Expected(gpus=8, efa_interfaces=4), {})
+    assert "FI_EFA_USE_DEVICE_RDMA" not in one_gpu  # the longest match of the table counts
     assert eight_gpus["FI_EFA_USE_DEVICE_RDMA"] == "1"
-
-
-def test_elastic_rdma_uses_the_verbs_inside_nccl():
-    found = environment("ecs.ebmgn8v.48xlarge", Expected(erdma_interfaces=2), {})
-
-    assert found["NCCL_IB_HCA"] == "erdma"
-    assert found["NCCL_SOCKET_IFNAME"] == "eth0"
-
-
-def test_what_a_user_has_set_stays():
+    assert (erdma["NCCL_IB_HCA"], erdma["NCCL_SOCKET_IFNAME"]) == ("erdma", "eth0")
     assert "NCCL_SOCKET_IFNAME" not in environment("p5.48xlarge", Expected(), {"NCCL_SOCKET_IFNAME": "ens5"})
 
 
@@ -321,14 +286,17 @@ def test_gloo_listens_where_the_other_instances_look_for_it(pool, config_file):
     assert control_environment("192.0.2.1", {}) == {}  # kept for documentation: nobody has it
 
 
-def test_the_status_of_torchrun_is_passed_on(tmp_path, restored_signals):
-    assert launch.run([sys.executable, "-c", "raise SystemExit(3)"], {}, tmp_path) == 3
-
-
-def test_a_killed_torchrun_is_reported_as_a_shell_does(tmp_path, restored_signals):
-    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-
-    assert launch.run([sys.executable, "-c", suicide], {}, tmp_path) == 128 + signal.SIGKILL
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
+        ("import os, sys; sys.exit(7 if os.environ['FI_PROVIDER'] == 'efa' else 1)", 7),
+    ],
+)
+def test_torchrun_has_the_variables_and_its_status_is_passed_on(code, status, tmp_path, restored_signals):
+    assert launch.run([sys.executable, "-c", code], {"FI_PROVIDER": "efa"}, tmp_path) == status
+    assert "FI_PROVIDER" not in os.environ
 
 
 @pytest.mark.parametrize(("begins", "status"), [(True, 5), (False, 85)], ids=["in its steps", "before"])
@@ -379,13 +347,6 @@ def restored_signals():
         signal.signal(number, handler)
 
 
-def test_the_added_variables_reach_the_child(tmp_path, restored_signals):
-    child = "import os, sys; sys.exit(7 if os.environ['FI_PROVIDER'] == 'efa' else 1)"
-
-    assert launch.run([sys.executable, "-c", child], {"FI_PROVIDER": "efa"}, tmp_path) == 7
-    assert "FI_PROVIDER" not in os.environ
-
-
 WRITES_RESULT = """
 import json, pathlib, sys
 pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": sys.argv[2]}))
@@ -393,8 +354,11 @@ sys.exit(1)
 """
 
 
-def test_a_run_that_saved_and_stopped_wants_to_be_run_again(tmp_path, restored_signals):
-    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "stopped"], {}, tmp_path) == 85
+@pytest.mark.parametrize(("word", "status"), [("stopped", 85), ("finished", 1)])
+def test_a_run_that_saved_and_stopped_is_to_be_run_again_and_one_that_failed_stays_failed(
+    word, status, tmp_path, restored_signals
+):
+    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), word], {}, tmp_path) == status
 
 
 FAILS_FOR_GOOD = """
@@ -544,19 +508,6 @@ def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_stopped(
     monkeypatch.setattr(launch, "LEAVE_S", 0.1)
 
     assert launch.run([sys.executable, "-c", STOPS_AND_WAITS, str(tmp_path)], {}, tmp_path) == 85
-
-
-def test_a_run_that_failed_stays_failed(tmp_path, restored_signals):
-    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "finished"], {}, tmp_path) == 1
-
-
-def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
-    for name in ("result.json", "failure.json"):
-        earlier = tmp_path / name
-        earlier.write_text('{"outcome": "stopped"}')
-        os.utime(earlier, (0, 0))
-
-    assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1
 
 
 def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):

@@ -114,24 +114,15 @@ def dry_run(tmp_path):
     return CliRunner().invoke(cli.main, ["launch", config_file, "--dry-run", "--nproc-per-node", "8"])
 
 
-def test_the_scaling_group_meets_at_its_lowest_address(cloud, tmp_path):
+def test_the_scaling_group_meets_at_its_lowest_address_by_calls_that_the_role_signs(cloud, tmp_path):
     result = dry_run(tmp_path)
 
     assert result.exit_code == 0, result.output
     assert "--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.9:29400" in result.output
     assert "--rdzv-id=alicloud-dev.train.first" in result.output
-
-
-def test_elastic_rdma_is_set_up(cloud, tmp_path):
-    assert "NCCL_IB_HCA=erdma" in dry_run(tmp_path).output
-
-
-def test_calls_are_signed_with_the_keys_of_the_role(cloud, tmp_path):
-    dry_run(tmp_path)
-
-    assert cloud.queries
+    assert "NCCL_IB_HCA=erdma" in result.output
     assert {query["SecurityToken"] for query in cloud.queries} == {"token"}
-    assert len({query["Signature"] for query in cloud.queries}) == len(cloud.queries)
+    assert len({query["Signature"] for query in cloud.queries}) == len(cloud.queries) > 0
 
 
 def test_a_member_on_its_way_in_is_waited_for(cloud, tmp_path):

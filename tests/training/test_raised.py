@@ -1,11 +1,14 @@
 """What a user's code may raise in the midst of a run: one line with file and number, and the right status."""
 
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from gpu_fleet import Run
 from gpu_fleet.files import may_pass
 from tests.training.commands import tried_alone
 from tests.training.ranks import run_ranks
@@ -27,7 +30,7 @@ PLACES = {
 }
 KEYS: dict[str, dict[str, dict[str, Any]]] = {
     "model": {},
-    "loss": {"loss": {"name": "mine.py:own"}},
+    "loss": {"loss": {"name": "mine.py:own"}, "data": {"workers": 1}},
     "data": {"data": {"workers": 0}},
     "reader": {"data": {"workers": 1}},
 }
@@ -47,8 +50,22 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize("error", RAISED)
-@pytest.mark.parametrize("where", PLACES)
+@pytest.fixture(autouse=True)
+def no_reader_is_left() -> Iterator[None]:
+    """The frames of an error hold what reads their batches; its processes have ended with the run."""
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        (where, error)
+        for where in PLACES
+        for error in RAISED
+        if where in ("model", "reader") or error in ("OSError(5, 'Input/output error')", "SystemExit(0)")
+    ],
+)
 def test_what_own_code_raises_is_one_line_with_its_place(
     where: str, error: str, place: Callable[[str], Path]
 ) -> None:
@@ -95,6 +112,14 @@ def test_a_reader_that_is_killed_may_be_tried_again(place: Callable[[str], Path]
     assert status == 75
     assert "error: a reader process of the data has ended: DataLoader worker (pid" in said
     assert "Traceback" not in said
+
+
+def test_readers_end_with_a_loop_of_ones_own_though_its_batches_are_still_held(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", model=nn.Linear(1, 1)) as run:
+        batches = run.batches([*range(9)], batch_size=2, workers=1)
+        next(batches)
+
+    assert multiprocessing.active_children() == []
 
 
 def raised_from(cause: Exception) -> Exception:

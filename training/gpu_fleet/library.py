@@ -39,7 +39,7 @@ from gpu_fleet.checkpoint.manager import FOLDER
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.containers import plain, shaped
-from gpu_fleet.data.loader import RankShare, batches, training_slices
+from gpu_fleet.data.loader import RankShare, batches, end_readers, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, IdentityError, TrainingError
@@ -460,6 +460,7 @@ class Run:
             if isinstance(error, TrainingError):
                 self._fail(error)
         finally:
+            end_readers()
             self._release()
             self._interruption.__exit__(kind, error, trace)
 

@@ -28,6 +28,7 @@ from gpu_fleet.data.loader import (
     Reader,
     ReadsBatches,
     batches,
+    end_readers,
     reader_processes,
     training_slices,
 )
@@ -232,6 +233,7 @@ def opened(
         )
         at_end.callback(writer.close)
         at_end.callback(checkpoints.abandon)
+        at_end.callback(end_readers)
         with trace:
             yield PreparedRun(
                 settings,

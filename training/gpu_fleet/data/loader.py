@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
@@ -23,6 +24,7 @@ BLOCK = 4096  # positions per call for their order: 0.3 ms, while a few alone ta
 # Returns over how many items of a batch its loss is the mean; None means its samples.
 CountOf = Callable[[Any], int | None]
 log = logging.getLogger(__name__)
+_reading = set[_MultiProcessingDataLoaderIter]()  # those whose reader processes have not ended
 
 
 @dataclass(frozen=True)
@@ -220,11 +222,31 @@ def _loader(
 
 
 def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
+    read = iter(loader)
+    if isinstance(read, _MultiProcessingDataLoaderIter):
+        _reading.add(read)
     try:
-        yield from loader
+        yield from read
     except (DataError, OwnCodeError) as error:  # torch adds the traceback of a reader process to its text
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from error
+    finally:
+        if isinstance(read, _MultiProcessingDataLoaderIter):
+            _end(read)
+
+
+def end_readers() -> None:
+    """End the reader processes of this process, whoever still holds their batches, as an error's frames do.
+
+    Where the garbage collector ends them, it waits 5 s for each: it breaks up their queues first.
+    """
+    for read in [*_reading]:
+        _end(read)
+
+
+def _end(read: _MultiProcessingDataLoaderIter) -> None:
+    _reading.discard(read)
+    read._shutdown_workers()  # torch calls it when the iterator is deleted; there is no other way
 
 
 def _leave_process_group(_worker: int) -> None:
