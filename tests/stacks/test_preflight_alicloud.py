@@ -160,6 +160,7 @@ def account(**changes: Any) -> Account:
         "DescribeImages": {"Images": {"Image": [IMAGE]}},
         "GetKmsInstance": {"KmsInstance": {"Status": "Connected"}},
         "DescribeKey": Refusal("Forbidden.AliasNotFound", "alias not found"),
+        "DescribeInstances": {"Instances": {"Instance": []}, "TotalCount": 0},
     }
     return Account(answers | changes)
 
@@ -194,6 +195,7 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
         "image",
         "KMS instance",
         "key",
+        "instances",
     ]
     assert cloud.unsigned == []
 
@@ -834,3 +836,20 @@ def test_an_existing_cpfs_needs_a_mount_target_and_no_encryption_which_it_takes_
     )
 
     assert found["scratch"].says == f"{CPFS} has a mount target in {VPC}"
+
+
+def test_instances_that_are_older_than_the_user_role_of_their_pool_are_named():
+    def started(name, at):
+        tags = {"gpu-fleet:stack": "test", "gpu-fleet:pool": "dev"}
+        tagged = [{"TagKey": key, "TagValue": value} for key, value in tags.items()]
+        return {"InstanceId": name, "CreationTime": at, "Tags": {"Tag": tagged}}
+
+    running = [started("i-old", "2026-11-25T23:59Z"), started("i-new", "2026-11-26T00:01Z")]
+    of_users = {"Role": {"RoleName": "a role", "CreateDate": "2026-11-26T00:00:30Z"}}
+    listed = {"Instances": {"Instance": running}, "TotalCount": 2}
+
+    old = look(stack(), account(DescribeInstances=listed, GetRole=of_users))["instances"]
+    without = look(stack(), account(DescribeInstances=listed, GetRole=Refusal("EntityNotExist.Role", "no")))
+
+    assert (old.rating, old.says.partition(":")[0]) == (Rating.PROBLEM, "i-old")
+    assert without["instances"].says.startswith("i-new, i-old: older than the user role of their pool")

@@ -1,7 +1,7 @@
 """Is there room on AWS: what each answer of the cloud becomes, and that every problem is told at once."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -108,6 +108,7 @@ def test_where_there_is_room_every_answer_is_fine():
         "image",
         "key",
         "budget",
+        "instances",
     ]
 
 
@@ -980,3 +981,34 @@ def test_an_existing_lustre_is_there_by_its_name_and_lets_the_subnets_in(cloud, 
     finding = look(settings, cloud)["scratch"]
 
     assert (finding.rating, finding.says) == (rating, says)
+
+
+MADE = datetime(2026, 11, 26, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def started(name: str, pool_name: str, at: datetime, **more: Any) -> dict[str, Any]:
+    tags = {"gpu-fleet:stack": "test", "gpu-fleet:pool": pool_name}
+    tagged = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return {"InstanceId": name, "LaunchTime": at, "Tags": tagged, **more}
+
+
+def test_instances_that_are_older_than_the_user_role_of_their_pool_are_named():
+    disk = [{"Ebs": {"AttachTime": MADE - DAY}}]
+    running = [
+        started("i-old", "dev", MADE - DAY),
+        started("i-started-anew", "dev", MADE + DAY, BlockDeviceMappings=disk),
+        started("i-new", "dev", MADE + DAY),
+        started("i-of-a-pool-without", "dev-large", MADE + DAY),
+    ]
+    role = {"Path": "/", "RoleName": "gpu-fleet-test-dev-user-0a1b2c3", "RoleId": "AROA0123456789ABCDEF"}
+    roles = [role | {"Arn": f"arn:aws:iam::{ID}:role/{role['RoleName']}", "CreateDate": MADE}]
+    settings = stack(pools=[pool(), pool(name="dev-large")])
+    cloud = account(
+        ec2_DescribeInstances={"Reservations": [{"Instances": running}]}, iam_ListRoles={"Roles": roles}
+    )
+
+    finding = look(settings, cloud)["instances"]
+
+    assert finding.rating is Rating.PROBLEM
+    assert finding.says.startswith("i-of-a-pool-without, i-old, i-started-anew: older than the user role")
