@@ -1,6 +1,7 @@
 """Check what the account must have on Alibaba Cloud: credentials, image, key, senders of messages."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ KMS_PRICE = (
     "bought by hand and in no estimate here, since stacks share it: 500 USD a month by subscription, or 4.50 "
     "USD a day and 0.03 USD a day and key version (price list of 2025-01-10)"
 )
+PAGE = 100  # DescribeInstances
 MAIL_CONSOLE = "https://dm.console.aliyun.com"
 BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
 
@@ -40,6 +42,8 @@ def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
     yield guarded("image", partial(_image, stack, cloud))
     yield guarded("KMS instance", partial(_key_instance, stack, cloud))
     yield guarded("key", partial(_key, stack, cloud))
+    if stack.image.managed:
+        yield guarded("instances", partial(_instances, stack, cloud))
     if stack.notify.sender is not None:
         yield guarded("sender", partial(_sender, cloud, stack.notify.sender))
     for room in stack.notify.webhooks:
@@ -90,6 +94,31 @@ def _key(stack: Stack, cloud: Alicloud) -> Finding:
         enable=f"aliyun kms EnableKey {which}",
         cancel_deletion=f"aliyun kms CancelKeyDeletion {which}",
     )
+
+
+def _instances(stack: Stack, cloud: Alicloud) -> Finding:
+    """Check the age of instances."""
+    tags = {"Tag.1.Key": f"{naming.PROJECT}:stack", "Tag.1.Value": stack.name}
+    listing = partial(cloud.numbered, "ecs", "DescribeInstances", "Instances", "Instance", size=PAGE)
+    started = {}
+    for each in listing(RegionId=stack.region, **tags):
+        of = {tag["TagKey"]: tag["TagValue"] for tag in each["Tags"]["Tag"]}
+        if (pool := of.get(f"{naming.PROJECT}:pool")) in {known.name for known in stack.pools}:
+            started[each["InstanceId"]] = str(pool), datetime.fromisoformat(each["CreationTime"])
+    return usable.instances(stack, started, partial(_user_roles, stack, cloud))
+
+
+def _user_roles(stack: Stack, cloud: Alicloud) -> dict[str, datetime]:
+    """Return pool -> when its user role was made."""
+    made = {}
+    for pool in stack.pools:
+        name = naming.prefixed(stack.name, pool.name, "user")
+        role = usable.unless_missing(
+            partial(cloud.ask, "ram", "GetRole", RoleName=name), "EntityNotExist.Role"
+        )
+        if role:
+            made[pool.name] = datetime.fromisoformat(role["Role"]["CreateDate"])
+    return made
 
 
 def _sender(cloud: Alicloud, sender: str) -> Finding:

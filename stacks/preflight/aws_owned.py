@@ -1,6 +1,7 @@
 """Check what the account must have on AWS: credentials, name, image, key, budget, senders of messages."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,8 @@ def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
     yield guarded("image", partial(_image, stack, aws))
     yield guarded("key", partial(_key, stack, aws))
     yield guarded("budget", partial(_budget, stack, aws))
+    if stack.image.managed:
+        yield guarded("instances", partial(_instances, stack, aws))
     if stack.notify.sender is not None:
         yield guarded("sender", partial(_sender, stack, aws, stack.notify.sender))
     for room in stack.notify.webhooks:
@@ -121,6 +124,30 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
     known = next((budget for budget in budgets if budget["BudgetName"] == name), None)
     now = "none of that name yet" if known is None else f"now {known['BudgetLimit']['Amount']}"
     return Finding("budget", Rating.FINE, f"{name}: {wanted} {stack.budget.currency} a month, {now}")
+
+
+def _instances(stack: Stack, aws: Aws) -> Finding:
+    """Check the age of instances; a stop and start makes an instance no younger than its root volume."""
+    pools = {pool.name for pool in stack.pools}
+    states = ["pending", "running", "stopping", "stopped"]
+    chosen = {f"tag:{naming.PROJECT}:stack": [stack.name], "instance-state-name": states}
+    filters = [{"Name": name, "Values": values} for name, values in chosen.items()]
+    started = {}
+    for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=filters):
+        for each in reservation["Instances"]:
+            tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
+            disks = [disk["Ebs"]["AttachTime"] for disk in each.get("BlockDeviceMappings", [])]
+            if (pool := tags.get(f"{naming.PROJECT}:pool")) in pools:
+                started[each["InstanceId"]] = str(pool), min([each["LaunchTime"], *disks])
+    return usable.instances(stack, started, partial(_user_roles, stack, aws))
+
+
+def _user_roles(stack: Stack, aws: Aws) -> dict[str, datetime]:
+    """Return pool -> when its user role was made; IAM lists all, and names end as Pulumi likes."""
+    names = {naming.prefixed(stack.name, pool.name, "user"): pool.name for pool in stack.pools}
+    roles = aws.pages("iam", "list_roles", "Roles", "Marker")
+    made = {role["RoleName"][: -naming.AUTONAME_SUFFIX_LENGTH]: role["CreateDate"] for role in roles}
+    return {pool: made[name] for name, pool in names.items() if name in made}
 
 
 def _sender(stack: Stack, aws: Aws, sender: str) -> Finding:

@@ -1,6 +1,7 @@
 """Rules of either cloud for a usable account, image or key. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from stacks.calls.errors import CannotCheckError
@@ -47,6 +48,24 @@ def image(named: str, wrong: Sequence[str], build: str) -> Finding:
     if not wrong:
         return Finding("image", Rating.FINE, named)
     return Finding("image", Rating.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {build}")
+
+
+def instances(
+    stack: Stack, started: Mapping[str, tuple[str, datetime]], roles: Callable[[], Mapping[str, datetime]]
+) -> Finding:
+    """Check that no instance is older than its pool's user role: users there have nothing to save by.
+
+    Args:
+        started: instance -> its pool and its first start.
+        roles: asks for pool -> when its user role was made; without those that have none yet.
+    """
+    made = roles() if started else {}
+    old = sorted(each for each, (pool, at) in started.items() if pool not in made or at < made[pool])
+    if not old:
+        return Finding("instances", Rating.FINE, f"{len(started)}, none older than its users' role")
+    says = f"{', '.join(old)}: older than the user role of their pool, so that users there can save nothing"
+    remedy = f"replace them: size 0 until they are gone, or gpu-fleet give-back ID --stack {stack.name}"
+    return Finding("instances", Rating.PROBLEM, says, remedy)
 
 
 def how_booted(stack: Stack, *, is_built: bool) -> str:

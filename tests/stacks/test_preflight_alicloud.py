@@ -131,6 +131,7 @@ def account(**changes: Any) -> Account:
         "DescribeImages": {"Images": {"Image": [IMAGE]}},
         "GetKmsInstance": {"KmsInstance": {"Status": "Connected"}},
         "DescribeKey": Refusal("Forbidden.AliasNotFound", "alias not found"),
+        "DescribeInstances": {"Instances": {"Instance": []}, "TotalCount": 0},
     }
     return Account(answers | changes)
 
@@ -174,7 +175,7 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
         *("account", "role AliyunServiceRoleForAutoScaling", "role AliyunECSDiskEncryptDefaultRole"),
         *("flow logs", "KMS", "Simple Log Service", "OSS", "OSS from here", "name"),
         *("vCPUs for dev, postpaid", "elastic addresses", "VPCs", "types of dev"),
-        *("image", "KMS instance", "key"),
+        *("image", "KMS instance", "key", "instances"),
     ]
     assert "500 USD a month" in answers["KMS instance"].says
     assert cloud.unsigned == []
@@ -652,3 +653,20 @@ def test_a_client_is_kept_until_the_session_is_renewed(monkeypatch):
 
     assert [parameters["AccessKeyId"] for _, parameters in cloud.asked] == ["test", "test", "renewed"]
     assert len(made) == 2
+
+
+def test_instances_that_are_older_than_the_user_role_of_their_pool_are_named():
+    def started(name, at):
+        tags = {"gpu-fleet:stack": "test", "gpu-fleet:pool": "dev"}
+        tagged = [{"TagKey": key, "TagValue": value} for key, value in tags.items()]
+        return {"InstanceId": name, "CreationTime": at, "Tags": {"Tag": tagged}}
+
+    running = [started("i-old", "2026-11-25T23:59Z"), started("i-new", "2026-11-26T00:01Z")]
+    of_users = {"Role": {"RoleName": "a role", "CreateDate": "2026-11-26T00:00:30Z"}}
+    listed = {"Instances": {"Instance": running}, "TotalCount": 2}
+
+    old = found(stack(), account(DescribeInstances=listed, GetRole=of_users))["instances"]
+    without = found(stack(), account(DescribeInstances=listed, GetRole=Refusal("EntityNotExist.Role", "no")))
+
+    assert (old.rating, old.says.partition(":")[0]) == (PROBLEM, "i-old")
+    assert without["instances"].says.startswith("i-new, i-old: older than the user role of their pool")

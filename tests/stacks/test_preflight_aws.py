@@ -1,6 +1,6 @@
 """Is there room on AWS: what each answer of the cloud becomes, and that every problem is told at once."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -27,7 +27,7 @@ def test_where_there_is_room_every_answer_is_fine():
     assert {finding.rating for finding in answers.values()} == {FINE}
     assert list(answers) == [
         *("account", "vCPUs for dev", "elastic addresses", "VPCs", "functions at once"),
-        *("types of dev", "name", "image", "key", "budget"),
+        *("types of dev", "name", "image", "key", "budget", "instances"),
     ]
 
 
@@ -406,3 +406,34 @@ def test_against_moto_whatever_it_knows_is_answered():
     assert {rating for subject, rating in answers.items() if subject.startswith("vCPUs")} == {UNCHECKED}
     known = ("account", "VPCs", "types of shared", "image", "key")
     assert {answers[subject] for subject in known} == {FINE}
+
+
+MADE = datetime(2026, 11, 26, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def started(name: str, pool_name: str, at: datetime, **more: Any) -> dict[str, Any]:
+    tags = {"gpu-fleet:stack": "test", "gpu-fleet:pool": pool_name}
+    tagged = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return {"InstanceId": name, "LaunchTime": at, "Tags": tagged, **more}
+
+
+def test_instances_that_are_older_than_the_user_role_of_their_pool_are_named():
+    disk = [{"Ebs": {"AttachTime": MADE - DAY}}]
+    running = [
+        started("i-old", "dev", MADE - DAY),
+        started("i-started-anew", "dev", MADE + DAY, BlockDeviceMappings=disk),
+        started("i-new", "dev", MADE + DAY),
+        started("i-of-a-pool-without", "dev-large", MADE + DAY),
+    ]
+    role = {"Path": "/", "RoleName": "gpu-fleet-test-dev-user-0a1b2c3", "RoleId": "AROA0123456789ABCDEF"}
+    roles = [role | {"Arn": f"arn:aws:iam::{ID}:role/{role['RoleName']}", "CreateDate": MADE}]
+    settings = stack(pools=[pool(), pool(name="dev-large")])
+    cloud = account(
+        ec2_DescribeInstances={"Reservations": [{"Instances": running}]}, iam_ListRoles={"Roles": roles}
+    )
+
+    finding = found(settings, cloud)["instances"]
+
+    assert finding.rating is PROBLEM
+    assert finding.says.startswith("i-of-a-pool-without, i-old, i-started-anew: older than the user role")
