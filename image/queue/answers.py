@@ -174,6 +174,8 @@ def answer(text: str) -> JobList:
     raws = content.get("jobs") if isinstance(content, Mapping) else None
     if not isinstance(raws, list):
         raise SlurmError(f"{COMMAND}: jobs = {_short(raws)}; allowed: a list")
+    if content.get("errors"):  # which come with an empty list of jobs
+        raise SlurmError(f"{COMMAND}: errors = {_short(content['errors'])}; allowed: none")
     jobs, unread = [], []
     for raw in raws:
         try:

@@ -104,26 +104,43 @@ def test_the_log_is_the_file_that_slurm_writes(changes, log):
     assert one(RUNNING, **changes).job.log == log
 
 
-def test_the_shape_of_23_11_is_read_too():
-    """Numbers are objects there, states and sharing lists."""
-    number = lambda value: {"set": value is not None, "infinite": False, "number": value or 0}  # noqa: E731
-    numbers = {name: number(value) for name, value in MEMORY.items() if name in NUMBERS}
+# Fields that 23.11 writes as objects or lists: JOB_INFO of src/plugins/data_parser/v0.0.40/parsers.c, tag
+# slurm-23-11-4-1, those of UINT16_NO_VAL, UINT32_NO_VAL, MEM_PER_* and TIMESTAMP_NO_VAL, and lists of flags.
+OBJECTS = """
+array_job_id array_max_tasks array_task_id cores_per_socket cpus eligible_time end_time het_job_id max_nodes
+memory_per_cpu memory_per_node minimum_cpus_per_node minimum_tmp_disk_per_node node_count priority
+sockets_per_node start_time submit_time tasks tasks_per_core tasks_per_node tasks_per_socket threads_per_core
+time_limit
+"""
+LISTS = "job_state shared"
 
-    listed = one(MEMORY, **numbers, job_state=["PENDING"], shared=["none"])
 
-    assert listed.request == JobRequest(min_cpus=1, gpus=2, memory_per_gpu=102_400, exclusive=True)
-    assert (listed.job.state, listed.eligible_s) == ("PENDING", MEMORY["eligible_time"])
+def of_23_11(job: dict) -> dict:
+    """The job as 23.11 writes it: what is not set or unlimited has the number 0."""
+    written = {
+        name: {"set": job[name] is not None, "infinite": False, "number": job[name] or 0}
+        for name in OBJECTS.split()
+    }
+    lists = {name: [job[name]] * bool(job[name]) for name in LISTS.split()}
+    return job | written | lists
 
 
-NUMBERS = (
-    "array_job_id",
-    "array_max_tasks",
-    "array_task_id",
-    "cpus",
-    "eligible_time",
-    "max_nodes",
-    "memory_per_cpu",
+@pytest.mark.parametrize("job", SAID["jobs"], ids=lambda job: str(job["job_id"]))
+def test_the_shape_of_23_11_says_the_same(job):
+    assert one(of_23_11(job)) == one(job)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"job_state": ["RUNNING", "COMPLETING"]}, {}),
+        ({"max_nodes": {"set": False, "infinite": True, "number": 0}}, {"max_nodes": 0}),
+        ({"tres_per_node": "gres/gpu:1"}, {}),
+        ({"standard_output": "/home/ada/slurm-44.out"}, {}),
+    ],
 )
+def test_what_23_11_says_by_other_words_is_the_same(changes, same):
+    assert one(of_23_11(RUNNING) | changes) == one(RUNNING, **same)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +149,7 @@ NUMBERS = (
         ("slurm_load_jobs error", "squeue --json: no JSON"),
         ("[]", "squeue --json: jobs = None; allowed: a list"),
         ('{"jobs": {"1": {}}}', "squeue --json: jobs = {'1': {}}; allowed: a list"),
+        ('{"jobs": [], "errors": [{"error": "down"}]}', "squeue --json: errors = [{'error': 'down'}]"),
         ('{"jobs": [7]}', "squeue --json: jobs: 7; allowed: objects"),
         ('{"jobs": [{"job_id": 7}]}', "squeue --json: job 7: field 'array_task_string' is missing"),
     ],
