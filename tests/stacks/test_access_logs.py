@@ -1,24 +1,19 @@
 """Who asked what of the stack's buckets: where it is written, who may write it, and how long it stays."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
-import boto3
 import pytest
 
-from stacks.aws.stack import build
 from stacks.crossguard import encryption_rules
 from stacks.crossguard.model import Profile, Resource
 from stacks.errors import SettingsError
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.rehearsal.program import Rehearsed
 from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples, iam
-from tests.stacks.registrations import declared
+from tests.stacks.registrations import declared, stood
 
-REGION, ACCOUNT = "us-east-1", "123456789012"
+ACCOUNT = "123456789012"
 KINDS = ("data", "checkpoints", "records")
 LOGS = f"gpu-fleet-logged-access-logs-{ACCOUNT}"
 BUCKET = "alicloud:oss/bucket:Bucket"
@@ -32,55 +27,42 @@ def own(kind: str) -> str:
     return f"gpu-fleet-logged-{kind}-{ACCOUNT}"
 
 
-@dataclass(frozen=True)
-class Logged:
-    """A stack in moto, and what S3 says of its buckets."""
-
-    rehearsed: Rehearsed
-    targets: dict[str, Any]
-    of_logs: dict[str, Any]
-
-
 @pytest.fixture(scope="module")
-def logged() -> Logged:
-    with moto_server(REGION), conditions_left_out():
-        rehearsed = run_program("logged", program=lambda: build(settings(retention_days=400)), config={})
-        s3 = boto3.client("s3", region_name=REGION)
-        targets = {kind: s3.get_bucket_logging(Bucket=own(kind)).get("LoggingEnabled") for kind in KINDS}
-        encryption = s3.get_bucket_encryption(Bucket=LOGS)["ServerSideEncryptionConfiguration"]["Rules"]
-        of_logs = {
-            "logging": s3.get_bucket_logging(Bucket=LOGS).get("LoggingEnabled"),
-            "encryption": encryption[0]["ApplyServerSideEncryptionByDefault"],
-            "public": s3.get_public_access_block(Bucket=LOGS)["PublicAccessBlockConfiguration"],
-            "rules": s3.get_bucket_lifecycle_configuration(Bucket=LOGS)["Rules"],
-        }
-        return Logged(rehearsed, targets, of_logs)
+def logged() -> Rehearsed:
+    """A stack with such logs, as it is registered in moto."""
+    return stood(settings(retention_days=400))
+
+
+def of_bucket(found: Rehearsed, kind: str, bucket: str = LOGS) -> list[dict[str, Any]]:
+    """The inputs of a bucket's settings of a kind."""
+    token = f"aws:s3/{kind[0].lower()}{kind[1:]}:{kind}"
+    return [made.inputs for made in found.of_type(token) if made.inputs["bucket"] == bucket]
 
 
 def test_every_bucket_writes_below_its_own_prefix_and_the_logs_log_nothing(logged):
-    assert logged.targets == {kind: {"TargetBucket": LOGS, "TargetPrefix": f"{kind}/"} for kind in KINDS}
-    assert logged.of_logs["logging"] is None
+    for kind in KINDS:
+        (written,) = of_bucket(logged, "BucketLogging", own(kind))
+        assert (written["targetBucket"], written["targetPrefix"]) == (LOGS, f"{kind}/")
+    assert of_bucket(logged, "BucketLogging") == []
 
 
 def test_the_logs_are_private_under_keys_of_s3_and_go_when_the_setting_says(logged):
-    (rule,) = logged.of_logs["rules"]
+    (encryption,) = of_bucket(logged, "BucketServerSideEncryptionConfiguration")
+    (public,) = of_bucket(logged, "BucketPublicAccessBlock")
+    (lifecycle,) = of_bucket(logged, "BucketLifecycleConfiguration")
 
-    assert logged.of_logs["encryption"] == {"SSEAlgorithm": "AES256"}
-    assert set(logged.of_logs["public"].values()) == {True}
-    assert rule["Expiration"]["Days"] == 400
+    (rule,) = encryption["rules"]
+    assert rule["applyServerSideEncryptionByDefault"] == {"sseAlgorithm": "AES256"}
+    assert {value for key, value in public.items() if key != "bucket"} == {True}
+    assert [rule["expiration"]["days"] for rule in lifecycle["rules"]] == [400]
 
 
-def may(logged: Logged, principal: str, action: str, **context: str) -> bool:
+def may(logged: Rehearsed, principal: str, action: str, **context: str) -> bool:
     """By the policy of the logs' bucket alone."""
-    (policy,) = [
-        part.inputs["policy"]
-        for part in logged.rehearsed.of_type("aws:s3/bucketPolicy:BucketPolicy")
-        if part.inputs["bucket"] == LOGS
-    ]
-    request = iam.Request(
-        action, f"arn:aws:s3:::{LOGS}/data/2026", principal, {"aws:SecureTransport": "true"} | context
-    )
-    return iam.decide(request, [], [policy], [], resource_must_allow=True) is iam.Verdict.ALLOWED
+    (bucket,) = of_bucket(logged, "BucketPolicy")
+    secure = {"aws:SecureTransport": "true"}
+    request = iam.Request(action, f"arn:aws:s3:::{LOGS}/data/2026", principal, secure | context)
+    return iam.decide(request, [], [bucket["policy"]], [], resource_must_allow=True) is iam.Verdict.ALLOWED
 
 
 DELIVERY = "logging.s3.amazonaws.com"
@@ -105,19 +87,20 @@ def test_nothing_else_is_let_in_by_the_policy(logged):
 
 
 def test_instances_have_no_right_on_the_logs(logged):
-    for policy in logged.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy"):
-        assert LOGS not in policy.inputs["policy"]
+    policies = [made.inputs["policy"] for made in logged.of_type("aws:iam/rolePolicy:RolePolicy")]
+
+    assert policies
+    assert [policy for policy in policies if LOGS in policy] == []
 
 
 def test_a_bucket_is_logged_once_the_policy_stands_by_which_s3_delivers(logged):
     (policy,) = [
-        part
-        for part in logged.rehearsed.of_type("aws:s3/bucketPolicy:BucketPolicy")
-        if part.inputs["bucket"] == LOGS
+        part for part in logged.of_type("aws:s3/bucketPolicy:BucketPolicy") if part.inputs["bucket"] == LOGS
     ]
 
-    for part in logged.rehearsed.of_type("aws:s3/bucketLogging:BucketLogging"):
-        assert policy.urn in part.dependencies
+    assert all(
+        policy.urn in part.dependencies for part in logged.of_type("aws:s3/bucketLogging:BucketLogging")
+    )
 
 
 def test_without_the_setting_there_is_no_such_bucket():
@@ -130,44 +113,30 @@ def test_without_the_setting_there_is_no_such_bucket():
 # Alibaba Cloud
 
 
-def on_alibaba_cloud() -> dict[str, Any]:
-    """Each bucket's inputs, by its kind."""
-    made = alicloud_examples.stack("logged", logs={"bucket_access": True, "retention_days": 400})
-    found = declared(made)
-    return {bucket.name.removeprefix("gpu-fleet-logged-"): bucket.inputs for bucket in found.of_type(BUCKET)}
-
-
-def test_oss_writes_below_each_buckets_prefix_into_a_private_bucket_under_its_own_keys():
-    found = on_alibaba_cloud()
-    logs = found.pop("access-logs")
-
-    assert {kind: bucket["logging"] for kind, bucket in found.items()} == {
-        kind: {"targetBucket": logs["bucket"], "targetPrefix": f"{kind}/"} for kind in KINDS
-    }
-    assert "logging" not in logs
-    assert logs["serverSideEncryptionRule"] == {"sseAlgorithm": "AES256"}
-    assert logs["lifecycleRules"][0]["expirations"] == [{"days": 400}]
-
-
-def test_the_logs_on_oss_are_neither_public_nor_reached_without_tls():
-    found = declared(alicloud_examples.stack("logged", logs={"bucket_access": True}))
+def test_oss_writes_below_each_buckets_prefix_into_a_private_bucket_under_its_own_keys_behind_tls():
+    logs = {"bucket_access": True, "retention_days": 400}
+    found = declared(alicloud_examples.stack("logged", logs=logs))
+    name = "gpu-fleet-logged-access-logs"
 
     def part(kind: str) -> dict[str, Any]:
-        (inputs,) = [
-            item.inputs for item in found.of_type(kind) if item.name == "gpu-fleet-logged-access-logs"
-        ]
+        token = f"alicloud:oss/{kind[0].lower()}{kind[1:]}:{kind}"
+        (inputs,) = [made.inputs for made in found.of_type(token) if made.name == name]
         return inputs
 
-    policy = json.loads(part("alicloud:oss/bucketPolicy:BucketPolicy")["policy"])
-
-    assert part("alicloud:oss/bucketAcl:BucketAcl")["acl"] == "private"
-    assert part("alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock")["blockPublicAccess"]
-    assert part("alicloud:oss/bucketHttpsConfig:BucketHttpsConfig")["tlsVersions"] == ["TLSv1.2", "TLSv1.3"]
-    (statement,) = policy["Statement"]
-    assert (statement["Effect"], statement["Condition"]) == (
-        "Deny",
-        {"Bool": {"acs:SecureTransport": ["false"]}},
-    )
+    of_logs = part("Bucket")
+    writing = {made.name: made.inputs.get("logging") for made in found.of_type(BUCKET)}
+    assert writing == {name: None} | {
+        f"gpu-fleet-logged-{kind}": {"targetBucket": of_logs["bucket"], "targetPrefix": f"{kind}/"}
+        for kind in KINDS
+    }
+    assert of_logs["serverSideEncryptionRule"] == {"sseAlgorithm": "AES256"}
+    assert of_logs["lifecycleRules"][0]["expirations"] == [{"days": 400}]
+    assert part("BucketAcl")["acl"] == "private"
+    assert part("BucketPublicAccessBlock")["blockPublicAccess"]
+    assert part("BucketHttpsConfig")["tlsVersions"] == ["TLSv1.2", "TLSv1.3"]
+    (statement,) = json.loads(part("BucketPolicy")["policy"])["Statement"]
+    denied = (statement["Effect"], statement["Condition"])
+    assert denied == ("Deny", {"Bool": {"acs:SecureTransport": ["false"]}})
 
 
 # the rule of the policy pack that knows the exception
@@ -196,42 +165,34 @@ def test_the_policy_pack_lets_keys_of_s3_stand_for_logs_alone(algorithm, logged,
 
 
 @pytest.fixture(scope="module")
-def trail():
-    """A stack with CloudTrail, in moto: what it registered, and what CloudTrail says."""
-    settings = examples.stack(logs={"bucket_access": True, "data_events": True})
-    with moto_server(settings.region):
-        made = run_program(settings.name, program=lambda: build(settings), config={})
-        client = boto3.client("cloudtrail", settings.region)
-        (described,) = client.describe_trails()["trailList"]
-        chosen = client.get_event_selectors(TrailName=described["Name"])["AdvancedEventSelectors"]
-        logging = client.get_trail_status(Name=described["Name"])["IsLogging"]
-    return made, described, chosen, logging
+def trailed() -> Rehearsed:
+    """A stack with CloudTrail, as it is registered in moto."""
+    return stood(examples.stack(logs={"bucket_access": True, "data_events": True}))
 
 
-def test_cloudtrail_delivers_every_call_for_an_object_of_the_stack_to_the_bucket_of_logs(trail):
-    _, described, (chosen,), logging = trail
-    fields = {each["Field"]: each for each in chosen["FieldSelectors"]}
-
-    assert logging
-    assert described["S3BucketName"] == "gpu-fleet-test-access-logs-123456789012"
-    assert described["LogFileValidationEnabled"]
-    assert fields["eventCategory"]["Equals"] == ["Data"]
-    assert fields["resources.ARN"]["StartsWith"] == [
-        f"arn:aws:s3:::gpu-fleet-test-{kind}-123456789012/" for kind in ("data", "checkpoints", "records")
-    ]
+TRAIL = "aws:cloudtrail/trail:Trail"
 
 
-def test_the_bucket_of_logs_takes_files_of_the_stacks_own_trail_alone(trail):
-    made, described, _, _ = trail
-    (policy,) = [
-        json.loads(each.inputs["policy"])
-        for each in made.of_type("aws:s3/bucketPolicy:BucketPolicy")
-        if each.name.endswith("access-logs")
-    ]
-    said = {each["Sid"]: each for each in policy["Statement"]}
+def test_cloudtrail_delivers_every_call_for_an_object_of_the_stack_to_the_bucket_of_logs(trailed):
+    (trail,) = [made.inputs for made in trailed.of_type(TRAIL)]
+    (chosen,) = trail["advancedEventSelectors"]
+    fields = {each["field"]: each for each in chosen["fieldSelectors"]}
 
-    assert said["TrailDelivers"]["Condition"]["StringEquals"]["aws:SourceArn"] == described["TrailARN"]
-    assert said["TrailDelivers"]["Resource"].endswith("/cloudtrail/AWSLogs/123456789012/*")
+    assert trail.get("enableLogging", True)
+    assert trail["s3BucketName"] == f"gpu-fleet-test-access-logs-{ACCOUNT}"
+    assert trail["enableLogFileValidation"]
+    assert fields["eventCategory"]["equals"] == ["Data"]
+    objects = [f"arn:aws:s3:::gpu-fleet-test-{kind}-{ACCOUNT}/" for kind in KINDS]
+    assert fields["resources.ARN"]["startsWiths"] == objects
+
+
+def test_the_bucket_of_logs_takes_files_of_the_stacks_own_trail_alone(trailed):
+    (trail,) = trailed.of_type(TRAIL)
+    (bucket,) = of_bucket(trailed, "BucketPolicy", f"gpu-fleet-test-access-logs-{ACCOUNT}")
+    said = {each["Sid"]: each for each in json.loads(bucket["policy"])["Statement"]}
+
+    assert said["TrailDelivers"]["Condition"]["StringEquals"]["aws:SourceArn"] == trail.outputs["arn"]
+    assert said["TrailDelivers"]["Resource"].endswith(f"/cloudtrail/AWSLogs/{ACCOUNT}/*")
     assert said["TrailLooks"]["Action"] == ["s3:GetBucketAcl"]
 
 

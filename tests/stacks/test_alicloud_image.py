@@ -8,7 +8,8 @@ from stacks.errors import StacksError
 from stacks.payload.image_files import ROOT
 from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack
-from tests.stacks.alicloud_programs import STACKS, everything, inputs, register, shipped
+from tests.stacks.alicloud_programs import STACKS, everything, inputs, shipped
+from tests.stacks.registrations import declared, run
 
 COMPONENT = "alicloud:ecs/ecsImageComponent:EcsImageComponent"
 PIPELINE = "alicloud:ecs/ecsImagePipeline:EcsImagePipeline"
@@ -26,25 +27,17 @@ def test_a_recipe_is_stored_under_its_own_hash():
     assert stored["source"] == str(ROOT / "image/packages.toml")
 
 
-def test_a_build_checks_the_hash_before_it_runs_the_recipe():
+def test_a_build_fetches_the_recipe_inside_the_network_by_tls_and_checks_its_hash_before_it_runs():
     (component,) = inputs(everything(), COMPONENT)
+    bucket = "gpu-fleet-test-records-1234567890123456"
     steps = component["content"].splitlines()
 
-    (checked,) = [
-        index for index, step in enumerate(steps) if f"echo '{sha256('image/packages.toml')}" in step
-    ]
+    assert f"https://{bucket}.oss-cn-shenzhen-internal.aliyuncs.com/image/" in component["content"]
+    digest = f"echo '{sha256('image/packages.toml')}"
+    (checked,) = [index for index, step in enumerate(steps) if digest in step]
     (run,) = [index for index, step in enumerate(steps) if "TARGET=alicloud" in step]
     assert checked < run
     assert all(step.startswith("RUN ") for step in steps)
-
-
-def test_a_build_fetches_the_recipe_inside_the_network_by_tls():
-    (component,) = inputs(everything(), COMPONENT)
-
-    assert (
-        "https://gpu-fleet-test-records-1234567890123456.oss-cn-shenzhen-internal.aliyuncs.com/image/"
-        in (component["content"])
-    )
 
 
 def test_a_pipeline_builds_the_component_on_the_named_base_in_a_private_vswitch():
@@ -65,7 +58,7 @@ def test_a_pipeline_builds_the_component_on_the_named_base_in_a_private_vswitch(
 def test_another_recipe_is_another_component():
     def name(payload):
         image = {"id": "m-1", "base_id": "m-2", "payload": payload}
-        return inputs(register(stack(image=image)), COMPONENT)[0]["imageComponentName"]
+        return inputs(declared(stack(image=image)), COMPONENT)[0]["imageComponentName"]
 
     assert name("image/packages.toml") != name("image/versions.toml")
 
@@ -86,21 +79,13 @@ def test_a_file_that_is_missing_is_named():
     with pytest.raises(
         StacksError, match=r"image\.payload = 'build/nonesuch\.tar': .* cannot be read: No such"
     ):
-        register(stack(image=image))
+        run(stack(image=image))
 
 
-BUILDING = [name for name in STACKS if stack_files.settings_of(name).image.built]
+@pytest.mark.parametrize("name", STACKS)
+def test_a_shipped_stack_builds_on_the_base_that_it_names_and_nothing_without_one(name):
+    image, found = stack_files.settings_of(name).image, shipped(name)
 
-
-@pytest.mark.parametrize("name", BUILDING)
-def test_a_shipped_stack_that_names_a_base_builds_on_it(name):
-    (pipeline,) = inputs(shipped(name), PIPELINE)
-
-    assert pipeline["baseImage"] == stack_files.settings_of(name).image.base_id
-    assert shipped(name).outputs["image_pipeline_id"]
-
-
-@pytest.mark.parametrize("name", sorted({*STACKS} - {*BUILDING}))
-def test_a_stack_that_names_no_base_builds_nothing(name):
-    assert inputs(shipped(name), PIPELINE) == []
-    assert shipped(name).outputs["image_pipeline_id"] == ""
+    bases = [pipeline["baseImage"] for pipeline in inputs(found, PIPELINE)]
+    assert bases == ([image.base_id] if image.built else [])
+    assert bool(found.outputs["image_pipeline_id"]) is image.built

@@ -221,16 +221,6 @@ def test_every_connection_is_on_record_and_every_log_in_a_store(alicloud):
     assert stores == {"capacity", "flow", "instances", "reaper"} | ({"builds"} if pipelines else set())
 
 
-def test_a_protected_stack_protects_what_holds_data(everything):
-    words = everything.words
-    stateful = everything.of_type(words.key, words.bucket, words.file_system)
-
-    assert {resource.type for resource in stateful} == {words.key, words.bucket, words.file_system}
-    assert [resource.name for resource in stateful if not resource.protected] == []
-    assert [key["deletionProtection"] for key in everything.inputs(words.key)] == ["Enabled"]
-    assert all(group["groupDeletionProtection"] for group in everything.inputs(words.group))
-
-
 # the sweep
 
 

@@ -1,12 +1,9 @@
 """Pools on AWS: network cards, groups, markets, budget; and that whatever is valid builds."""
 
 import pytest
-from hypothesis import given
 
-from stacks.settings.pools import group_plans
-from stacks.settings.reader import from_mapping
 from tests.stacks import clouds
-from tests.stacks.examples import pool, stack, stack_files
+from tests.stacks.examples import pool, stack
 from tests.stacks.registrations import declared
 
 GROUP = "aws:autoscaling/group:Group"
@@ -89,21 +86,6 @@ def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(grou
     assert {group.inputs["desiredCapacity"] for group in groups[len(spot) :]} == {0}
 
 
-def test_a_protected_stack_protects_what_holds_data():
-    storage = {"home": True, "scratch_gib": 1200}
-    resources = declared(stack(protected=True, storage=storage)).resources
-    stateful = {
-        "aws:kms/key:Key",
-        "aws:s3/bucket:Bucket",
-        "aws:efs/fileSystem:FileSystem",
-        "aws:fsx/lustreFileSystem:LustreFileSystem",
-    }
-    found = [resource for resource in resources if resource.type in stateful]
-
-    assert {resource.type for resource in found} == stateful
-    assert [resource.name for resource in found if not resource.protected] == []
-
-
 def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in():
     reserved = pool(name="held", types=["p5.48xlarge"], market="capacity-block", zones=["us-east-1a"])
 
@@ -161,49 +143,3 @@ def test_a_stack_without_nat_has_endpoints_for_all_it_needs():
     named = {"ssm", "ssmmessages", "ec2messages", "logs", "ecr.api", "ecr.dkr", "monitoring", "ec2"}
     assert named | {"autoscaling", "sts", "kms", "elasticfilesystem", "s3"} <= services
     assert rehearsed.of_type("aws:ec2/natGateway:NatGateway") == ()
-
-
-def test_a_training_pool_does_not_scale_by_load():
-    rehearsed = declared(stack(pools=[pool(purpose="training")]))
-
-    assert rehearsed.of_type("aws:autoscaling/policy:Policy") == ()
-
-
-def test_an_interactive_pool_watches_its_load():
-    alarms = [alarm.inputs for alarm in declared(stack()).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
-    watched = {
-        alarm["name"].removeprefix("gpu-fleet-test-dev-"): (
-            alarm["threshold"],
-            alarm["period"] * alarm["evaluationPeriods"],
-        )
-        for alarm in alarms
-        if alarm["name"].startswith("gpu-fleet-test-dev-")
-    }
-
-    assert watched == {"cpu-high": (80, 300), "gpu-memory-high": (85, 300), "cpu-low": (30, 600)}
-
-
-def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has():
-    """The metric is the pool's, so an alarm on each group would start one in every zone."""
-    serving = pool(name="serve", types=["p4d.24xlarge"], efa=True, purpose="serving")
-
-    rehearsed = declared(stack(pools=[serving]))
-
-    (full,) = [
-        resource
-        for resource in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-        if resource.inputs["metricName"] == "GpuMemoryUsedPercent"
-    ]
-    assert full.inputs["name"] == "gpu-fleet-test-serve-us-east-1a-gpu-memory-high"
-    assert len(rehearsed.of_type(GROUP)) == 2
-
-
-@given(stack_files())
-def test_the_groups_of_a_pool_hold_its_size_once(content):
-    settings = from_mapping("test", content)
-
-    for declared_pool in settings.pools:
-        plans = group_plans(settings, declared_pool)
-        assert sum(plan.size.desired for plan in plans) == declared_pool.size.desired
-        assert sum(plan.size.min for plan in plans) == declared_pool.size.min
-        assert {zone for plan in plans for zone in plan.zones} == set(settings.zones_of(declared_pool))

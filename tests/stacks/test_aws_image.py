@@ -4,39 +4,30 @@ import hashlib
 import json
 import re
 
-import pulumi
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.aws.image_documents import component_content
-from stacks.aws.stack import build
 from stacks.crossguard.model import Profile, Resource
 from stacks.errors import StacksError
 from stacks.payload import image_files
 from stacks.payload.image_files import ROOT
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
 from stacks.rehearsal.registrations import RegistrationOutcome
 from stacks.settings.quantities import canary_types
 from tests.stacks.examples import BUILDING, pool, stack
 from tests.stacks.policy_judge import violations
+from tests.stacks.registrations import stood
 
 BUILDER = "aws:imagebuilder/{}:{}"
 PAYLOAD_SHA256 = hashlib.sha256((ROOT / "image/packages.toml").read_bytes()).hexdigest()
 
 
-def declare():
-    for name, value in build(BUILDING).items():
-        pulumi.export(name, value)
-
-
 @pytest.fixture(scope="module")
 def built():
     """What a stack with a pipeline registers and exports."""
-    with moto_server("us-east-1"):
-        return run_program("test", program=declare, config={})
+    return stood(BUILDING)
 
 
 def inputs(rehearsed, kind, label=""):

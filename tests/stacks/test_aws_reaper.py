@@ -104,8 +104,8 @@ def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(declared):
     stored = own(declared, "aws:s3/bucketObjectv2:BucketObjectv2", "-reaper-policy")
     text = stored["content"]
 
-    records = own(declared, "aws:s3/bucket:Bucket", "-records")
-    assert records["bucket"] == declared.settings.bucket_name("records")
+    (records,) = [made for made in declared.of_type(declared.words.bucket) if made.id == stored["bucket"]]
+    assert records.inputs["bucket"] == declared.settings.bucket_name("records")
     assert stored["key"] == POLICY_KEY
     assert text == archive_files(bundle(declared.settings))["policy.json"].decode()
     assert text == declared.rehearsed.outputs["policy"]

@@ -4,11 +4,14 @@ import json
 
 import pytest
 
-from tests.stacks import alicloud_examples, alicloud_programs
+from tests.stacks import alicloud_examples
+from tests.stacks.clouds import WORDS
 from tests.stacks.deletion_order import reached
 from tests.stacks.examples import BUILDING, stack
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.ram import decide as ram_decides
+from tests.stacks.registered import named
+from tests.stacks.registrations import declared
 
 ON_ALICLOUD = alicloud_examples.stack(
     image={"id": "m-1", "base_id": "m-2", "payload": "image/packages.toml", "mode": "baked"}
@@ -26,53 +29,57 @@ BUILDER = "arn:aws:imagebuilder:us-east-1:123456789012"
 PARAMETER = "arn:aws:ssm:us-east-1:123456789012:parameter/imagebuilder/gpu-fleet-test/ami"
 
 
-def policy(declared):
-    (role,) = [
-        resource
-        for resource in declared.of_type("aws:iam/rolePolicy:RolePolicy")
-        if resource.name == "gpu-fleet-test-builds"
+FUNCTIONS = ("aws:lambda/function:Function", "alicloud:fc/v3Function:V3Function")
+PIPELINES = ("aws:imagebuilder/imagePipeline:ImagePipeline", "alicloud:ecs/ecsImagePipeline:EcsImagePipeline")
+START = "imagebuilder:StartImagePipelineExecution"
+
+
+def may(settings, action, resource):
+    on_alicloud = settings is ON_ALICLOUD
+    words, judge = WORDS[settings.cloud], ram_decides if on_alicloud else decide
+    role = named(declared(settings), words.role_policy, "gpu-fleet-test-builds")
+    return judge(Request(action, resource), identity=[role.inputs[words.document]]) is Verdict.ALLOWED
+
+
+def test_it_starts_its_own_pipelines_writes_its_stacks_parameter_and_does_nothing_else():
+    zones = [made.outputs["arn"] for made in declared(BUILDING).of_type(PIPELINES[0])]
+    (pipeline,) = declared(ON_ALICLOUD).of_type(PIPELINES[1])
+    own = f"acs:ecs:{ON_ALICLOUD.region}:{ON_ALICLOUD.account_id}"
+    on_alicloud = "ecs:StartImagePipelineExecution"
+    allowed = [
+        *((BUILDING, START, arn) for arn in zones),
+        (SCANNED, "ssm:PutParameter", PARAMETER),
+        (ON_ALICLOUD, on_alicloud, f"{own}:imagepipeline/{pipeline.id}"),
     ]
-    return role.inputs["policy"]
+    refused = [
+        (SCANNED, START, f"{BUILDER}:image-pipeline/other"),
+        (SCANNED, "imagebuilder:DeleteImage", f"{BUILDER}:image/gpu-fleet-test-0/1.0.0/8"),
+        (SCANNED, "ssm:PutParameter", PARAMETER.replace("test", "prod")),
+        (SCANNED, "ec2:TerminateInstances", "arn:aws:ec2:us-east-1:123456789012:instance/i-1"),
+        (SCANNED, "iam:PassRole", "arn:aws:iam::123456789012:role/x"),
+        (ON_ALICLOUD, on_alicloud, f"{own}:imagepipeline/other"),
+        (ON_ALICLOUD, "ecs:DeleteInstance", f"{own}:instance/i-1"),
+    ]
+
+    assert len(zones) == 2
+    assert [asked[1:] for asked in allowed if not may(*asked)] == []
+    assert [asked[1:] for asked in refused if may(*asked)] == []
 
 
-@pytest.mark.parametrize(
-    ("action", "resource", "verdict"),
-    [
-        ("imagebuilder:StartImagePipelineExecution", f"{BUILDER}:image-pipeline/other", Verdict.NOT_ALLOWED),
-        ("imagebuilder:DeleteImage", f"{BUILDER}:image/gpu-fleet-test-0/1.0.0/8", Verdict.NOT_ALLOWED),
-        ("ssm:PutParameter", PARAMETER, Verdict.ALLOWED),
-        ("ssm:PutParameter", PARAMETER.replace("test", "prod"), Verdict.NOT_ALLOWED),
-        ("ec2:TerminateInstances", "arn:aws:ec2:us-east-1:123456789012:instance/i-1", Verdict.NOT_ALLOWED),
-        ("iam:PassRole", "arn:aws:iam::123456789012:role/x", Verdict.NOT_ALLOWED),
-    ],
-)
-def test_it_writes_its_stacks_parameter_and_starts_no_other_pipeline(register, action, resource, verdict):
-    assert decide(Request(action, resource), identity=[policy(register(SCANNED))]) is verdict
-
-
-def test_it_starts_the_pipeline_of_every_zone(register):
-    declared = register(BUILDING)
-    arns = [made.outputs["arn"] for made in declared.of_type("aws:imagebuilder/imagePipeline:ImagePipeline")]
-
-    asked = [Request("imagebuilder:StartImagePipelineExecution", arn) for arn in arns]
-    assert len(asked) == 2
-    assert {decide(request, identity=[policy(declared)]) for request in asked} == {Verdict.ALLOWED}
-
-
-def test_without_a_scan_the_pipeline_promotes_and_the_keeper_may_not(register):
-    plain, scanning = register(BUILDING), register(SCANNED)
+def test_without_a_scan_the_pipeline_promotes_and_the_keeper_may_not():
+    plain, scanning = declared(BUILDING), declared(SCANNED)
     kind = "aws:imagebuilder/distributionConfiguration:DistributionConfiguration"
 
-    assert decide(Request("ssm:PutParameter", PARAMETER), identity=[policy(plain)]) is Verdict.NOT_ALLOWED
+    assert not may(BUILDING, "ssm:PutParameter", PARAMETER)
     (written,) = [made.inputs["distributions"][0] for made in plain.of_type(kind)]
     (unwritten,) = [made.inputs["distributions"][0] for made in scanning.of_type(kind)]
     assert written["ssmParameterConfigurations"]
     assert not unwritten.get("ssmParameterConfigurations")
 
 
-def test_what_inspector_finds_is_collected_before_a_gpu_is_tried(register):
+def test_what_inspector_finds_is_collected_before_a_gpu_is_tried():
     """Image Builder's own test alone has the step that collects findings; a canary of ours alone has none."""
-    pipelines = register(SCANNED).of_type("aws:imagebuilder/imagePipeline:ImagePipeline")
+    pipelines = declared(SCANNED).of_type("aws:imagebuilder/imagePipeline:ImagePipeline")
 
     for pipeline in pipelines:
         _, collecting, canary = pipeline.inputs["workflows"]
@@ -81,10 +88,10 @@ def test_what_inspector_finds_is_collected_before_a_gpu_is_tried(register):
         assert {collecting["onFailure"], canary["onFailure"]} == {"ABORT"}
 
 
-def test_operators_hear_of_a_failed_build_a_failing_keeper_and_a_silent_one(register):
+def test_operators_hear_of_a_failed_build_a_failing_keeper_and_a_silent_one():
     alarms = {
         made.name.removeprefix("gpu-fleet-test-builds-"): made.inputs
-        for made in register(BUILDING).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+        for made in declared(BUILDING).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
         if made.name.startswith("gpu-fleet-test-builds-")
     }
 
@@ -95,56 +102,27 @@ def test_operators_hear_of_a_failed_build_a_failing_keeper_and_a_silent_one(regi
     assert alarms["silent"]["treatMissingData"] == "breaching"
 
 
-def test_a_stack_that_builds_nothing_has_no_keeper(register):
-    functions = register(stack()).of_type("aws:lambda/function:Function")
+def test_a_stack_that_builds_nothing_has_no_keeper():
+    functions = declared(stack()).of_type("aws:lambda/function:Function")
 
     assert "gpu-fleet-test-builds" not in [made.name for made in functions]
 
 
-def gone_before(declared, function, pipeline):
-    """Whether the keeper is gone at a destroy before any pipeline: it would begin a build that stays."""
-    (keeper,) = [made for made in declared.of_type(function) if made.name == "gpu-fleet-test-builds"]
-    pipelines = {made.urn for made in declared.of_type(pipeline)}
-    return bool(pipelines) and pipelines <= reached(declared.registrations)[keeper.urn]
-
-
-def test_at_a_destroy_the_keeper_is_gone_before_its_pipelines(register):
-    declared = register(BUILDING)
-
-    assert gone_before(
-        declared, "aws:lambda/function:Function", "aws:imagebuilder/imagePipeline:ImagePipeline"
-    )
-
-
-def test_on_alibaba_cloud_too_it_is_gone_before_its_pipeline():
-    declared = alicloud_programs.register(ON_ALICLOUD)
-
-    assert gone_before(
-        declared, "alicloud:fc/v3Function:V3Function", "alicloud:ecs/ecsImagePipeline:EcsImagePipeline"
-    )
-
-
-def test_on_alibaba_cloud_it_starts_one_pipeline_and_ends_nothing():
-    declared = alicloud_programs.register(ON_ALICLOUD)
-    (document,) = [
-        made.inputs["policyDocument"]
-        for made in declared.of_type("alicloud:ram/policy:Policy")
-        if made.name == "gpu-fleet-test-builds"
+@pytest.mark.parametrize("settings", [BUILDING, ON_ALICLOUD], ids=["aws", "alicloud"])
+def test_at_a_destroy_the_keeper_is_gone_before_its_pipelines(settings):
+    """It would begin a build that stays."""
+    found = declared(settings)
+    (keeper,) = [
+        made for kind in FUNCTIONS for made in found.of_type(kind) if made.name == "gpu-fleet-test-builds"
     ]
-    (pipeline,) = declared.of_type("alicloud:ecs/ecsImagePipeline:EcsImagePipeline")
-    own = f"acs:ecs:{ON_ALICLOUD.region}:{ON_ALICLOUD.account_id}"
+    pipelines = {made.urn for kind in PIPELINES for made in found.of_type(kind)}
 
-    def judged(action, resource):
-        return ram_decides(Request(action, resource), identity=[document])
-
-    assert judged("ecs:StartImagePipelineExecution", f"{own}:imagepipeline/{pipeline.id}") is Verdict.ALLOWED
-    assert judged("ecs:StartImagePipelineExecution", f"{own}:imagepipeline/other") is Verdict.NOT_ALLOWED
-    assert judged("ecs:DeleteInstance", f"{own}:instance/i-1") is Verdict.NOT_ALLOWED
+    assert pipelines
+    assert pipelines <= reached(found.registrations)[keeper.urn]
 
 
 def test_on_alibaba_cloud_contacts_hear_of_a_problem():
-    declared = alicloud_programs.register(ON_ALICLOUD)
-    alarms = {made.name: made.inputs for made in declared.of_type("alicloud:cms/alarm:Alarm")}
+    alarms = {made.name: made.inputs for made in declared(ON_ALICLOUD).of_type("alicloud:cms/alarm:Alarm")}
 
     assert alarms["gpu-fleet-test-builds-problem"]["metric"] == "ImageBuildProblems"
     assert json.loads(alarms["gpu-fleet-test-builds-errors"]["metricDimensions"])

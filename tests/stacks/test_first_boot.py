@@ -70,34 +70,25 @@ def lacking(content, part):
     return target
 
 
-def test_an_instance_says_what_it_lacks_of_its_type(cloud, text, tmp_path):
-    boot(cloud, text, tmp_path / "root")
-
-    ended = run_enabled(cloud, tmp_path / "root", GATE)
-
-    assert ended.returncode == 1
-    assert "name=gpu_count ok=False detail='0 of 1 GPUs: " in ended.stderr
-
-
-def test_the_instance_gets_agent_packages_and_trainer(cloud, text, tmp_path):
+def test_an_instance_gets_agent_packages_and_trainer_and_says_what_it_lacks_of_its_type(
+    cloud, text, tmp_path
+):
     root = tmp_path / "root"
     boot(cloud, text, root)
+    library = root / "opt/gpu-fleet/lib/image"
+    before = library.stat().st_ino
 
-    ended = run_enabled(cloud, root, AGENT, "--help")
-
-    assert ended.returncode == 0
-    assert (root / "opt/gpu-fleet/vendor/psutil/_psutil_linux.abi3.so").is_file()
-    assert (root / "opt/gpu-fleet/lib/gpu_fleet/train.py").is_file()
-
-
-def test_a_second_try_takes_no_module_from_under_a_running_agent(cloud, text, tmp_path):
-    root = tmp_path / "root"
-    boot(cloud, text, root)
-    before = (root / "opt/gpu-fleet/lib/image").stat().st_ino
-
+    gate, agent = run_enabled(cloud, root, GATE), run_enabled(cloud, root, AGENT, "--help")
     first_boot.boot(text, root, cloud.environment, tmp_path / "again.log")
 
-    assert (root / "opt/gpu-fleet/lib/image").stat().st_ino == before
+    assert (gate.returncode, agent.returncode) == (1, 0)
+    assert "name=gpu_count ok=False detail='0 of 1 GPUs: " in gate.stderr
+    assert (root / "opt/gpu-fleet/vendor/psutil/_psutil_linux.abi3.so").is_file()
+    assert (root / "opt/gpu-fleet/lib/gpu_fleet/train.py").is_file()
+    assert library.stat().st_ino == before, "a second try took modules from under a running agent"
+    (root / f"etc/systemd/system/multi-user.target.wants/{AGENT}").unlink()
+    with pytest.raises(first_boot.FirstBootError, match="does not start with the instance"):
+        run_enabled(cloud, root, AGENT, *SHORTLY)
 
 
 def test_without_the_agent_in_the_payload_the_chain_breaks(cloud, text, tmp_path, monkeypatch):
@@ -121,14 +112,6 @@ def test_without_its_unit_in_the_payload_the_chain_breaks(cloud, text, tmp_path)
         boot(cloud, changed(text, **offer(cloud, left)), tmp_path / "root")
 
     assert AGENT not in first_boot.enabled_units(tmp_path / "root")
-
-
-def test_a_unit_that_is_not_enabled_breaks_the_chain(cloud, text, tmp_path):
-    boot(cloud, text, tmp_path / "root")
-    (tmp_path / f"root/etc/systemd/system/multi-user.target.wants/{AGENT}").unlink()
-
-    with pytest.raises(first_boot.FirstBootError, match="does not start with the instance"):
-        run_enabled(cloud, tmp_path / "root", AGENT, *SHORTLY)
 
 
 @pytest.mark.parametrize("part", ["runcmd", "program", "unit"])

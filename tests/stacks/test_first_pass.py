@@ -13,7 +13,8 @@ from stacks.guard.errors import PlanError
 from stacks.guard.plan import parse
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import pool, stack
-from tests.stacks.alicloud_programs import inputs, register
+from tests.stacks.alicloud_programs import inputs
+from tests.stacks.registrations import declared
 from tests.stacks.test_guard import at_cli  # noqa: F401 - a fixture
 
 CLUSTER = stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True, purpose="training")])
@@ -26,7 +27,7 @@ HEALTH = f"{NAME}-health"
 def at(stages, settings=CLUSTER):
     """What the program registers in a pass."""
     with patch.dict("os.environ", {VARIABLE: json.dumps(stages)}):
-        return register(settings)
+        return declared(settings)
 
 
 def steps(before, after):
@@ -34,7 +35,7 @@ def steps(before, after):
 
 
 def test_a_new_erdma_configuration_is_made_then_joined_then_enabled():
-    before = passes(steps(None, register(CLUSTER)))
+    before = passes(steps(None, declared(CLUSTER)))
 
     health = {HEALTH: DeclaredStage.WITHHELD}
     assert before == ({NAME: DeclaredStage.MADE} | health, {NAME: DeclaredStage.JOINED} | health)
@@ -65,16 +66,16 @@ def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instanc
     ids=["after the first pass", "after the second", "after all", "a suspension that stands stays"],
 )
 def test_an_up_that_broke_off_continues_where_it_stopped(left_by, then):
-    assert passes(steps(at(left_by), register(CLUSTER))) == then
+    assert passes(steps(at(left_by), declared(CLUSTER))) == then
 
 
 def test_processes_are_suspended_in_the_pass_that_enables_the_group_and_after_it():
     """Auto Scaling may refuse it before, and the provider would try until it gives up: no pass would end."""
     kind = "alicloud:ess/suspendProcess:SuspendProcess"
-    first, second = passes(steps(None, register(CLUSTER)))
+    first, second = passes(steps(None, declared(CLUSTER)))
 
     assert not any(at(stages).of_type(kind) for stages in (first, second))
-    whole = register(CLUSTER)
+    whole = declared(CLUSTER)
     (suspension,), (configuration,) = whole.of_type(kind), whole.of_type(CONFIGURATION)
     assert configuration.inputs["enable"]
     assert configuration.urn in suspension.dependencies
@@ -84,11 +85,11 @@ def test_another_change_of_an_erdma_pool_takes_one_pass():
     content = {"name": "cluster", "types": ["ecs.gn8v-8x.48xlarge"], "erdma": True, "purpose": "training"}
     larger = stack(pools=[pool(**content, volume_gib=400)])
 
-    assert passes(steps(register(CLUSTER), register(larger))) == ()
+    assert passes(steps(declared(CLUSTER), declared(larger))) == ()
 
 
 def test_an_alarm_on_a_custom_metric_waits_for_its_first_value():
-    planned = steps(None, register(stack()))
+    planned = steps(None, declared(stack()))
 
     (first,) = passes(planned)
     assert first == {"gpu-fleet-test-dev-gpu-memory-high": DeclaredStage.WITHHELD}
@@ -98,7 +99,7 @@ def test_an_alarm_on_a_custom_metric_waits_for_its_first_value():
 
 
 def test_a_deployed_alarm_waits_for_nothing():
-    assert passes(steps(register(stack()), register(stack(owner="vision")))) == ()
+    assert passes(steps(declared(stack()), declared(stack(owner="vision")))) == ()
 
 
 def test_without_the_variable_the_program_means_the_finished_stack():
@@ -148,7 +149,7 @@ def test_up_makes_every_pass_and_reports_the_first_value_between_them(at_cli):  
     cloud = CloudMonitor()
 
     code = up(
-        at_cli("alicloud", plans.digest(None, register(BOTH))),
+        at_cli("alicloud", plans.digest(None, declared(BOTH))),
         "--policy-pack",
         "p",
         connect=cloud,
@@ -168,7 +169,7 @@ def test_up_makes_every_pass_and_reports_the_first_value_between_them(at_cli):  
 
 
 def test_a_pass_that_fails_ends_up_with_its_code(at_cli):  # noqa: F811 - the fixture
-    deployment = at_cli("alicloud", plans.digest(None, register(BOTH)), UP_FAILS="3")
+    deployment = at_cli("alicloud", plans.digest(None, declared(BOTH)), UP_FAILS="3")
 
     assert up(deployment, connect=CloudMonitor(), hold_upload=open_way) == 3
     assert len(passes_asked(at_cli)) == 1
@@ -183,13 +184,13 @@ def test_a_pass_that_fails_ends_up_with_its_code(at_cli):  # noqa: F811 - the fi
 )
 def test_an_alarm_is_not_asked_for_before_its_metric_is_known(at_cli, cloud, says):  # noqa: F811 - the fixture
     with pytest.raises((PlanError, CannotCheckError), match=says):
-        up(at_cli("alicloud", plans.digest(None, register(BOTH))), connect=cloud, hold_upload=open_way)
+        up(at_cli("alicloud", plans.digest(None, declared(BOTH))), connect=cloud, hold_upload=open_way)
 
     assert len(passes_asked(at_cli)) == 1
 
 
 def test_a_stack_that_stands_takes_one_up(at_cli):  # noqa: F811 - the fixture
-    content = register(BOTH)
+    content = declared(BOTH)
 
     assert (
         up(at_cli("alicloud", plans.digest(content, content)), connect=CloudMonitor(), hold_upload=open_way)

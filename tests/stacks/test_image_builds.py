@@ -49,10 +49,10 @@ def summary(number, status="AVAILABLE", **more):
 class Cloud:
     """An account with a pipeline; its parameter is written as the cloud and the command write it."""
 
-    def __init__(self, images=(), statuses=(), promoted=None, sha256=None):
+    def __init__(self, images=(), statuses=(), promoted=None, sha256=None, settings=BUILDING):
         self.images, self.statuses, self.parameter = list(images), list(statuses), promoted
         self.started = []  # number, pipeline and status of what the command began
-        sha256 = sha256 or image_files.recipe(BUILDING).sha256
+        sha256 = sha256 or image_files.recipe(settings).sha256
         pipeline = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
         recipe = {"arn": RECIPE, "description": f"The recipe of gpu-fleet, sha256 {sha256}"}
         self.account = aws_account.Account(
@@ -66,7 +66,7 @@ class Cloud:
                 "ssm:PutParameter": self.write,
             }
         )
-        self.builds = AwsBuilds(BUILDING, Aws(self.account.client))
+        self.builds = AwsBuilds(settings, Aws(self.account.client))
 
     def page(self, params):
         """One build a page."""
@@ -142,20 +142,14 @@ def test_one_command_starts_follows_and_promotes(run):
     assert cloud.asked("PutParameter") == []  # the pipeline itself wrote it, after its tests
 
 
-def test_a_stack_that_boots_the_parameter_has_nothing_left_to_do(run):
-    image = {"parameter": PARAMETER, "base_id": BUILDING.image.base_id, "mode": "baked", "bundled": True}
-    cloud = Cloud(statuses=["AVAILABLE"], sha256=image_files.recipe(stack(image=image)).sha256)
-    cloud.builds = AwsBuilds(stack(image=image), Aws(cloud.account.client))
-
-    said, _ = run(command.build, cloud.builds)
-
-    assert said.output.splitlines()[-1] == f"aws-prod: {AMI.format(9)} is built and tested, and promoted"
-
-
-def test_a_stack_that_follows_its_builds_has_nothing_left_to_do(run):
-    image = {"id": AMI.format(1), "base_id": BUILDING.image.base_id, "mode": "baked"}
-    cloud = Cloud(statuses=["AVAILABLE"], sha256=image_files.recipe(stack(image=image)).sha256)
-    cloud.builds = AwsBuilds(stack(image=image), Aws(cloud.account.client))
+@pytest.mark.parametrize(
+    "image",
+    [{"parameter": PARAMETER, "mode": "baked", "bundled": True}, {"id": AMI.format(1), "mode": "baked"}],
+    ids=["boots the parameter", "follows its builds"],
+)
+def test_a_stack_that_boots_what_it_builds_has_nothing_left_to_do(run, image):
+    settings = stack(image=image | {"base_id": BUILDING.image.base_id})
+    cloud = Cloud(statuses=["AVAILABLE"], settings=settings)
 
     said, _ = run(command.build, cloud.builds)
 
@@ -171,53 +165,35 @@ def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
     assert cloud.asked("StartImagePipelineExecution") == []
 
 
-def test_a_build_that_finished_meanwhile_is_reported_and_no_second_is_started(run):
-    cloud = Cloud([summary(8), summary(9)], promoted=AMI.format(9))
+def test_a_build_that_finished_is_reported_and_no_second_is_started_unless_asked_for_by_name(run):
+    cloud = Cloud([summary(8), summary(9)], ["AVAILABLE"], promoted=AMI.format(9))
+    rolled_back = Cloud([summary(8), summary(9)], promoted=AMI.format(8))
 
     said, waited = run(command.build, cloud.builds)
-
     assert said.exit_code == 0
     assert said.output.startswith(
         f"aws-prod: {AMI.format(9)} of this recipe was built and tested on 2026-11-09T03:00:00Z; instances"
     )
-    assert cloud.asked("StartImagePipelineExecution") == []
-    assert waited == []
+    assert (cloud.asked("StartImagePipelineExecution"), waited) == ([], [])
 
-
-def test_another_build_of_the_same_recipe_is_asked_for_by_name(run):
-    cloud = Cloud([summary(8)], ["AVAILABLE"], promoted=AMI.format(8))
+    said, _ = run(command.build, rolled_back.builds)
+    assert f"{AMI.format(8)} is promoted; --again builds a new one" in said.output
+    assert rolled_back.parameter == AMI.format(8)
 
     said, _ = run(command.build, cloud.builds, BUILDING, "--again")
-
     assert said.exit_code == 0, said.output
     assert len(cloud.asked("StartImagePipelineExecution")) == 1
 
 
-def test_an_image_that_was_rolled_back_is_not_promoted_by_asking_again(run):
-    cloud = Cloud([summary(8), summary(9)], promoted=AMI.format(8))
-
-    said, _ = run(command.build, cloud.builds)
-
-    assert f"{AMI.format(8)} is promoted; --again builds a new one" in said.output
-    assert cloud.parameter == AMI.format(8)
-
-
-def test_a_build_of_another_recipe_is_no_build_of_this_one(run):
+def test_a_build_of_another_recipe_is_no_build_of_this_one_and_rollback_returns_to_it(run):
     other = summary(8) | {"arn": BUILD_ARN.format(8).replace("gpu-fleet-test-0", "gpu-fleet-test-1")}
-    cloud = Cloud([other], ["AVAILABLE"])
+    cloud, later = Cloud([other], ["AVAILABLE"]), Cloud([other, summary(9)], promoted=AMI.format(9))
 
     said, _ = run(command.build, cloud.builds)
+    run(command.rollback, later.builds)
 
     assert len(cloud.asked("StartImagePipelineExecution")) == 1, said.output
-
-
-def test_rollback_crosses_recipes(run):
-    other = summary(8) | {"arn": BUILD_ARN.format(8).replace("gpu-fleet-test-0", "gpu-fleet-test-1")}
-    cloud = Cloud([other, summary(9)], promoted=AMI.format(9))
-
-    run(command.rollback, cloud.builds)
-
-    assert cloud.parameter == AMI.format(8)
+    assert later.parameter == AMI.format(8)
 
 
 def test_what_it_says_to_write_keeps_the_pipeline(run):
@@ -258,33 +234,21 @@ def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
     assert cloud.parameter == AMI.format(8)
 
 
-def test_a_pipeline_of_another_recipe_than_the_checkouts_builds_nothing(run):
-    cloud = Cloud(sha256="f" * 64)
+def test_what_keeps_a_pipeline_from_building_is_one_message(run):
+    another, down, denied = Cloud(sha256="f" * 64), Cloud(), Cloud()
+    down.account.answers["imagebuilder:ListImagePipelines"] = {"imagePipelineList": []}
+    denied.account.answers["imagebuilder:StartImagePipelineExecution"] = aws_account.Refusal()
+    errors = {
+        "builds another recipe than this checkout's": (another, StacksError),
+        "no pipeline gpu-fleet-test in us-east-1: `gpu-fleet up test` first": (down, StacksError),
+        "denied imagebuilder:StartImagePipelineExecution": (denied, CannotCheckError),
+    }
 
-    said, _ = run(command.build, cloud.builds)
-
-    assert "builds another recipe than this checkout's" in str(said.exception)
-    assert "`gpu-fleet up test` first" in str(said.exception)
-    assert cloud.asked("StartImagePipelineExecution") == []
-
-
-def test_a_stack_that_is_not_up_is_one_message(run):
-    cloud = Cloud()
-    cloud.account.answers["imagebuilder:ListImagePipelines"] = {"imagePipelineList": []}
-
-    said, _ = run(command.build, cloud.builds)
-
-    assert str(said.exception) == "no pipeline gpu-fleet-test in us-east-1: `gpu-fleet up test` first"
-
-
-def test_a_denied_call_names_the_permission(run):
-    cloud = Cloud()
-    cloud.account.answers["imagebuilder:StartImagePipelineExecution"] = aws_account.Refusal()
-
-    said, _ = run(command.build, cloud.builds)
-
-    assert isinstance(said.exception, CannotCheckError)
-    assert str(said.exception) == "denied imagebuilder:StartImagePipelineExecution"
+    for says, (cloud, error) in errors.items():
+        said, _ = run(command.build, cloud.builds)
+        assert isinstance(said.exception, error)
+        assert says in str(said.exception)
+        assert cloud.started == []
 
 
 def test_a_stack_without_a_base_gets_the_key_named():
@@ -303,31 +267,17 @@ def test_each_cloud_has_its_own_builds(settings, kind):
     assert isinstance(command.builds_of(settings), kind)
 
 
-def test_rollback_promotes_the_build_before_and_says_since_when(run):
+def test_rollback_promotes_the_build_before_and_a_second_one_returns_one_image_further(run):
     history = [summary(9, "FAILED"), summary(6), summary(7), summary(8), summary(5)]
     cloud = Cloud(history, promoted=AMI.format(8))
 
     said, _ = run(command.rollback, cloud.builds)
 
     assert said.exit_code == 0, said.output
-    assert cloud.asked("PutParameter") == [
-        {
-            "Name": PARAMETER,
-            "Value": AMI.format(7),
-            "Type": "String",
-            "DataType": "aws:ec2:image",
-            "Overwrite": True,
-        }
-    ]
+    kind = {"Type": "String", "DataType": "aws:ec2:image", "Overwrite": True}
+    assert cloud.asked("PutParameter") == [{"Name": PARAMETER, "Value": AMI.format(7)} | kind]
     assert f"{AMI.format(8)} is replaced by {AMI.format(7)} of 2026-11-07T03:00:00Z" in said.output
-
-
-def test_a_second_rollback_returns_one_image_further(run):
-    cloud = Cloud([summary(6), summary(7), summary(8)], promoted=AMI.format(8))
-
     run(command.rollback, cloud.builds)
-    run(command.rollback, cloud.builds)
-
     assert cloud.parameter == AMI.format(6)
 
 
@@ -350,10 +300,10 @@ def test_without_a_build_before_nothing_is_changed(run, promoted, message):
 
 
 def test_a_build_whose_image_was_deleted_is_not_gone_back_to():
+    done, failed = BuildState.DONE, BuildState.FAILED
     history = [
-        Build(str(number), state, "", f"ami-{number}") for number, state in enumerate([BuildState.DONE] * 3)
+        Build(str(number), state, "", f"ami-{number}") for number, state in enumerate((done, failed, done))
     ]
-    history[1] = Build("1", BuildState.FAILED, "deleted", "ami-1")
 
     assert before(history, "ami-0").image_id == "ami-2"
 
@@ -441,46 +391,26 @@ def images(*numbers):
     return {"Images": {"Image": [*listed, other]}, "TotalCount": len(listed) + 1}
 
 
-@pytest.fixture
-def following(ecs):
-    """The same account, of a stack whose templates take the newest build."""
+def test_on_alibaba_cloud_a_stack_that_follows_its_builds_boots_the_newest_and_rolls_back_by_the_file(
+    ecs, run
+):
     account, builds = ecs
     image = {"id": "m-1", "base_id": "m-2", "payload": "image/packages.toml", "mode": "baked"}
     builds._stack = alicloud_examples.stack(image=image)
-    return account, builds
-
-
-def test_on_alibaba_cloud_an_up_lets_instances_boot_the_newest_build(following, run):
-    account, builds = following
     account.answers["DescribeImages"] = images(7, 8)
-    account.answers["DescribeImagePipelineExecutions"] = executions(
-        ("exec-8", "SUCCESS", "m-8", "2026-11-08")
-    )
+    newest = executions(("exec-8", "SUCCESS", "m-8", "2026-11-08"))
+    account.answers["DescribeImagePipelineExecutions"] = newest
 
-    said, _ = run(command.build, builds, ALICLOUD)
-
-    assert said.exit_code == 0, said.output
-    assert "; instances boot it once `gpu-fleet up test` has run" in said.output
-
-
-def test_on_alibaba_cloud_a_rollback_names_the_older_build_in_the_stack_file(following, run):
-    account, builds = following
-    account.answers["DescribeImages"] = images(7, 8)
-
-    said, _ = run(command.rollback, builds, ALICLOUD)
-
-    assert said.exit_code == 0, said.output
-    assert "m-8 is replaced by m-7" in said.output
-    assert "below image: id: m-7, mode: baked, bundled: true" in said.output
-
-
-def test_on_alibaba_cloud_nothing_is_rolled_back_before_the_first_build(following, run):
-    account, builds = following
+    built, _ = run(command.build, builds, ALICLOUD)
+    back, _ = run(command.rollback, builds, ALICLOUD)
     account.answers["DescribeImages"] = images()
+    none, _ = run(command.rollback, builds, ALICLOUD)
 
-    said, _ = run(command.rollback, builds, ALICLOUD)
-
-    assert "no image is promoted" in str(said.exception)
+    assert (built.exit_code, back.exit_code) == (0, 0)
+    assert "; instances boot it once `gpu-fleet up test` has run" in built.output
+    assert "m-8 is replaced by m-7" in back.output
+    assert "below image: id: m-7, mode: baked, bundled: true" in back.output
+    assert "no image is promoted" in str(none.exception)
 
 
 @pytest.mark.parametrize("status", ["FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"])
@@ -536,21 +466,12 @@ def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
 
 def test_on_alibaba_cloud_images_of_every_page_are_known(ecs):
     account, builds = ecs
-    pages = {
-        str(page): [
-            {
-                "ImageId": f"m-{page}-{number}",
-                "ImageName": "gpu-fleet-test_built_x",
-                "CreationTime": f"{page}{number:03}",
-            }
-            for number in range(100 if page == 1 else 2)
-        ]
-        for page in (1, 2)
-    }
-    account.answers["DescribeImages"] = lambda parameters: {
-        "Images": {"Image": pages[parameters["PageNumber"]]},
-        "TotalCount": 102,
-    }
+
+    def page(parameters):
+        first = parameters["PageNumber"] == "1"
+        return images(*range(100 if first else 2)) | {"TotalCount": 103}
+
+    account.answers["DescribeImages"] = page
 
     assert len(builds.made()) == 102
 
@@ -599,8 +520,7 @@ CRITICAL = {
 
 def scanned(critical=(), status="COMPLETED", **cloud):
     """An account whose builds Amazon Inspector has looked at."""
-    made = Cloud(sha256=image_files.recipe(SCANNED).sha256, **cloud)
-    made.builds = AwsBuilds(SCANNED, Aws(made.account.client))
+    made = Cloud(settings=SCANNED, **cloud)
     counts = {"critical": len(critical), "high": 2, "medium": 3, "all": len(critical) + 5}
 
     def image(params):
@@ -620,14 +540,16 @@ def scanned(critical=(), status="COMPLETED", **cloud):
     return made
 
 
-def test_a_build_without_critical_findings_is_promoted(run):
-    cloud = scanned(statuses=["TESTING", "AVAILABLE"], promoted=AMI.format(8))
+def test_a_build_is_promoted_without_critical_findings_or_where_they_are_accepted_by_name(run):
+    clean = scanned(statuses=["TESTING", "AVAILABLE"], promoted=AMI.format(8))
+    accepted = scanned([CRITICAL], statuses=["AVAILABLE"], promoted=AMI.format(8))
 
-    said, _ = run(command.build, cloud.builds, SCANNED)
+    said, _ = run(command.build, clean.builds, SCANNED)
+    forced, _ = run(command.build, accepted.builds, SCANNED, "--accept-findings")
 
-    assert said.exit_code == 0, said.output
-    assert cloud.parameter == AMI.format(9)
-    (asked,) = cloud.asked("ListImageScanFindingAggregations")
+    assert (said.exit_code, forced.exit_code) == (0, 0), said.output + forced.output
+    assert (clean.parameter, accepted.parameter) == (AMI.format(9), AMI.format(9))
+    (asked,) = clean.asked("ListImageScanFindingAggregations")
     assert asked["filter"] == {"name": "imageBuildVersionArn", "values": [BUILD_ARN.format(9)]}
 
 
@@ -638,9 +560,8 @@ def test_instances_boot_what_they_did_where_a_build_has_critical_findings(run):
 
     assert said.exit_code == 1
     assert cloud.parameter == AMI.format(8)  # the pipeline had written the new one
-    assert f"{AMI.format(9)}: 1 critical, 2 high, 3 medium, 6 all; {AMI.format(8)} stays promoted" in str(
-        said.exception
-    )
+    counts = f"{AMI.format(9)}: 1 critical, 2 high, 3 medium, 6 all; {AMI.format(8)} stays promoted"
+    assert counts in str(said.exception)
     assert "\n  CVE-2026-1 in openssl 3.0.13, a fix is there: YES" in str(said.exception)
 
 
@@ -653,15 +574,6 @@ def test_what_no_scan_has_seen_is_not_clean(run, status):
     assert said.exit_code == 1
     assert f"its scan is {status.lower()}: no findings are known" in str(said.exception)
     assert cloud.parameter == AMI.format(8)
-
-
-def test_findings_are_accepted_by_name(run):
-    cloud = scanned([CRITICAL], statuses=["AVAILABLE"], promoted=AMI.format(8))
-
-    said, _ = run(command.build, cloud.builds, SCANNED, "--accept-findings")
-
-    assert said.exit_code == 0, said.output
-    assert cloud.parameter == AMI.format(9)
 
 
 @pytest.mark.parametrize(("critical", "status"), [([], 0), ([CRITICAL], 1)])

@@ -73,35 +73,21 @@ def test_a_bootstrap_stores_the_payload_before_any_group_starts_an_instance(buil
         assert stored.urn in group.dependencies
 
 
-@pytest.mark.parametrize("mode", ["baked", "none"])
-def test_no_other_mode_stores_or_fetches_one(build, mode):
-    rehearsed = build(mode)
+def test_no_other_mode_stores_or_fetches_one_and_only_an_agent_has_a_licence_and_is_waited_for(build):
+    for mode in MODES:
+        rehearsed, has_agent = build(mode), mode != "none"
+        starts = [made for made in rehearsed.registrations if made.type in STARTS]
+        text = str([made.inputs for made in starts])
+        hooks = [made for made in rehearsed.registrations if made.type.endswith(":LifecycleHook")]
 
-    assert payloads(rehearsed) == []
-    for config in configs(rehearsed):
-        assert [file["path"] for file in config["write_files"]] == ["/etc/gpu-fleet/instance.toml"]
-        assert "runcmd" not in config
-
-
-@pytest.mark.parametrize(("mode", "managed"), [("bootstrap", True), ("baked", True), ("none", False)])
-def test_the_reapers_licence_is_for_instances_with_an_agent(build, mode, managed):
-    text = str(
-        [registration.inputs for registration in build(mode).registrations if registration.type in STARTS]
-    )
-
-    assert ("gpu-fleet:managed" in text) is managed
-    assert "gpu-fleet:pool" in text
-
-
-@pytest.mark.parametrize(("mode", "drains"), [("bootstrap", True), ("baked", True), ("none", False)])
-def test_no_end_waits_for_an_agent_that_is_not_there(build, mode, drains):
-    hooks = [
-        registration
-        for registration in build(mode).registrations
-        if registration.type.endswith(":LifecycleHook")
-    ]
-
-    assert bool(hooks) is drains
+        assert ("gpu-fleet:managed" in text, bool(hooks)) == (has_agent, has_agent)
+        assert "gpu-fleet:pool" in text
+        if mode == "bootstrap":
+            continue
+        assert payloads(rehearsed) == []
+        for config in configs(rehearsed):
+            assert [file["path"] for file in config["write_files"]] == ["/etc/gpu-fleet/instance.toml"]
+            assert "runcmd" not in config
 
 
 def test_check_and_preview_say_that_nothing_is_reaped(monkeypatch, caplog, register):
@@ -119,31 +105,24 @@ def test_nothing_is_said_where_an_agent_comes_up():
     assert notice.image_warning(stack()) == ""
 
 
-def refused(**image):
-    with pytest.raises(SettingsError) as caught:
-        stack(image={"id": AMI} | image)
-    return str(caught.value)
+def test_a_mode_that_does_not_fit_its_image_is_refused():
+    def aws(**image):
+        return stack(image={"id": AMI} | image)
 
+    def without_an_agent():
+        types = {"types": ["ecs.gn8v-8x.48xlarge"], "erdma": True, "scratch_gib": 100}
+        cluster = alicloud_examples.pool(name="cluster", **types)
+        return alicloud_examples.stack(image={"id": IMAGE, "mode": "none"}, pools=[cluster])
 
-def test_a_mode_that_is_none_is_refused():
-    assert "image.mode = 'cloud-init'" in refused(mode="cloud-init")
-
-
-def test_an_image_of_another_is_not_baked():
-    assert "image.mode = 'baked': needs image.bundled: true" in refused(mode="baked")
-
-
-def test_an_image_of_ours_needs_no_bootstrap():
-    assert "image.mode = 'bootstrap': must be baked where image.bundled is true" in refused(bundled=True)
-
-
-def test_a_pool_whose_agent_hardens_the_metadata_service_needs_one():
-    cluster = alicloud_examples.pool(
-        name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True, scratch_gib=100
-    )
-
-    with pytest.raises(SettingsError, match="in cluster only the agent asks for metadata tokens"):
-        alicloud_examples.stack(image={"id": IMAGE, "mode": "none"}, pools=[cluster])
+    for make, says in (
+        (lambda: aws(mode="cloud-init"), "image.mode = 'cloud-init'"),
+        (lambda: aws(mode="baked"), "image.mode = 'baked': needs image.bundled: true"),
+        (lambda: aws(bundled=True), "image.mode = 'bootstrap': must be baked where image.bundled is true"),
+        (without_an_agent, "in cluster only the agent asks for metadata tokens"),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            make()
+        assert says in str(caught.value)
 
 
 def test_user_data_that_the_cloud_would_refuse_is_one_message():

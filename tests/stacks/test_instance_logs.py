@@ -1,17 +1,17 @@
-"""Where logs of instances go: declared once, under the stack's key, written by instances and read by none."""
+"""Logs: those of instances under the stack's key, written and read by none; and how long all are kept."""
 
-import base64
 import tomllib
 from functools import partial
 
 import pytest
-import yaml
 
+from stacks.errors import SettingsError
 from stacks.payload.instance_file import PATH
 from tests.stacks import alicloud_examples, examples, judges, test_queue
-from tests.stacks import alicloud_programs as programs
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import MAY, MAY_NOT, Right
+from tests.stacks.registered import TEMPLATES, files_of
+from tests.stacks.registrations import declared, stood
 
 GROUP, STORE = "aws:cloudwatch/logGroup:LogGroup", "alicloud:log/store:Store"
 INDEX = "alicloud:log/storeIndex:StoreIndex"
@@ -116,64 +116,91 @@ def test_an_instance_reads_and_deletes_no_store(alicloud):
         assert not alicloud.may("dev-instance", f"log:{action}", alicloud_store(alicloud))
 
 
-def files(found, kind):
-    """The instance files that user data of a kind of resource writes."""
-    made = []
-    for resource in found.of_type(kind):
-        config = yaml.safe_load(base64.b64decode(resource.inputs["userData"]))
-        (text,) = [file["content"] for file in config["write_files"] if file["path"] == PATH]
-        made.append(tomllib.loads(text))
-    return made
+def test_every_instance_learns_where_its_log_is_the_queues_controller_too():
+    settings = test_queue.AWS.stack()
 
-
-TEMPLATES = {
-    "aws": "aws:ec2/launchTemplate:LaunchTemplate",
-    "alicloud": "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
-}
-
-
-def test_every_instance_learns_where_its_log_is_the_queues_controller_too(register):
-    settings = examples.stack(**test_queue.QUEUED)
-
-    made = files(register(settings), TEMPLATES["aws"])
+    made = started(stood(settings))
 
     assert {file["pool"] for file in made} == {"", *(pool.name for pool in settings.pools)}
     assert {file["instance_log"] for file in made} == {settings.instance_log}
 
 
-def test_the_queues_controller_writes_below_a_folder_of_its_own(register):
-    settings = examples.stack(**test_queue.QUEUED)
-    found = register(settings)
-    (policy,) = [
-        each.inputs["policy"]
-        for each in found.of_type("aws:iam/rolePolicy:RolePolicy")
-        if each.name == f"gpu-fleet-{settings.name}-queue"
-    ]
-    streams = (
-        f"arn:aws:logs:{settings.region}:{settings.account_id}:log-group:{settings.instance_log}:log-stream:"
-    )
+def started(found):
+    """The instance files of everything that is started, the queue's controller too."""
+    made = [each for kind in TEMPLATES for each in found.of_type(kind)]
+    return [tomllib.loads(files_of(each)[PATH]) for each in made]
+
+
+def test_the_queues_controller_writes_below_a_folder_of_its_own():
+    settings = test_queue.AWS.stack()
+    found = stood(settings)
+    group = f"log-group:{settings.instance_log}"
+    streams = f"arn:aws:logs:{settings.region}:{settings.account_id}:{group}:log-stream:"
 
     def may(stream: str) -> bool:
-        request = Request("logs:PutLogEvents", streams + stream, "arn:aws:iam::123456789012:role/x", {})
-        return decide(request, [policy], [], [], resource_must_allow=False) is Verdict.ALLOWED
+        return test_queue.AWS.may(found, test_queue.CONTROLLER, "logs:PutLogEvents", streams + stream)
 
     assert may("queue/i-1")
     assert not may("dev/i-1")
 
 
-def test_without_the_setting_nothing_is_declared_allowed_or_sent_on_aws(register):
-    found = register(examples.stack(logs={"instances": False}))
+@pytest.mark.parametrize(
+    ("settings", "kind", "name", "policy", "part"),
+    [
+        (
+            examples.stack(logs={"instances": False}),
+            GROUP,
+            "name",
+            ("aws:iam/rolePolicy:RolePolicy", "policy"),
+            "/instances:",
+        ),
+        (
+            alicloud_examples.stack(logs={"instances": False}),
+            STORE,
+            "logstoreName",
+            ("alicloud:ram/policy:Policy", "policyDocument"),
+            "/logstore/instances",
+        ),
+    ],
+    ids=["aws", "alicloud"],
+)
+def test_without_the_setting_nothing_is_declared_allowed_or_sent(settings, kind, name, policy, part):
+    found, (token, document) = declared(settings), policy
 
-    assert not [each for each in found.of_type(GROUP) if each.inputs["name"].endswith("/instances")]
-    assert not [file for file in files(found, TEMPLATES["aws"]) if "instance_log" in file]
-    policies = [each.inputs["policy"] for each in found.of_type("aws:iam/rolePolicy:RolePolicy")]
-    assert not [policy for policy in policies if "/instances:" in policy]
+    assert not [each for each in found.of_type(kind) if each.inputs[name].endswith("instances")]
+    assert not [file for file in started(found) if "instance_log" in file]
+    assert not [each.name for each in found.of_type(token) if part in each.inputs[document]]
 
 
-def test_without_the_setting_nothing_is_declared_allowed_or_sent_on_alibaba_cloud():
-    found = programs.register(alicloud_examples.stack(logs={"instances": False}))
+# how long
 
-    assert not [each for each in found.of_type(STORE) if each.inputs["logstoreName"] == "instances"]
-    assert not [file for file in files(found, TEMPLATES["alicloud"]) if "instance_log" in file]
-    policies = [each.inputs["policyDocument"] for each in found.of_type("alicloud:ram/policy:Policy")]
-    assert not [policy for policy in policies if "/logstore/instances" in policy]
+
+def periods(settings):
+    """The retention of each log."""
+    keys = {GROUP: "retentionInDays", STORE: "retentionPeriod"}
+    return [made.inputs[key] for kind, key in keys.items() for made in declared(settings).of_type(kind)]
+
+
+@pytest.mark.parametrize("make", [examples.stack, alicloud_examples.stack])
+def test_one_setting_is_for_every_log_and_without_it_all_are_kept_as_long(make):
+    kept, by_default = periods(make(logs={"retention_days": 400})), periods(make())
+
+    assert set(kept) == {400}
+    assert set(by_default) == {90}
+    assert len(kept) >= 3  # connections, sweep, mover
+
+
+def test_the_flow_log_alone_may_differ():
+    network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"], "flow_log_retention_days": 7}
+
+    assert set(periods(examples.stack(network=network, logs={"retention_days": 30}))) == {7, 30}
+
+
+@pytest.mark.parametrize("days", [100, 0, 3650])
+def test_a_period_that_cloudwatch_does_not_know_is_refused_with_those_it_does(days):
+    with pytest.raises(SettingsError) as caught:
+        examples.stack(logs={"retention_days": days})
+
+    (line,) = [line for line in str(caught.value).splitlines() if "logs.retention_days" in line]
+    assert f"logs.retention_days = {days}: must be " in line
+    assert [day for day in ("1", "90", "365", "400", "2922") if day not in line.partition(": ")[2]] == []

@@ -117,6 +117,7 @@ ALICLOUD = Side(
     ),
 )
 SIDES = {"aws": AWS, "alicloud": ALICLOUD}
+QUEUED = {**AWS.without, "queue": "slurm"}
 
 
 @pytest.fixture(params=SIDES)

@@ -18,6 +18,7 @@ from tests.stacks.registrations import declared
 from tests.stacks.test_queue import ALICLOUD, CONTROLLER, INSTANCE
 
 TEMPLATE, SECRET = ALICLOUD.template, ALICLOUD.secret
+QUEUED = {**ALICLOUD.without, "queue": "slurm"}
 
 
 @pytest.fixture
@@ -144,4 +145,4 @@ def test_the_controller_takes_nothing_from_outside_and_reaches_the_homes_by_rule
 def test_a_price_in_no_list_must_be_named_in_the_stack_file():
     said = r"queue = 'slurm': .*budget\.assume: \{queue_controller: \.\.\.\}"
     with pytest.raises(SettingsError, match=said):
-        from_mapping("test", stack_file(**ALICLOUD.without, queue="slurm"))
+        from_mapping("test", stack_file(**QUEUED))

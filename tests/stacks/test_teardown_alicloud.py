@@ -197,28 +197,19 @@ def fleet(tmp_path, monkeypatch) -> Iterator[Fleet]:
             yield Fleet(world, account, state, s3)
 
 
-def test_protected_instances_leave_through_their_group(fleet):
+# One that was made with 0 expects no number, and refuses to be given one: its limit alone empties it.
+@pytest.mark.parametrize("capacity", [EXPECTS, EXPECTS_NONE])
+def test_protected_instances_leave_through_their_group_and_data_its_key_and_its_settings_stay(
+    fleet, capacity
+):
+    fleet.world.capacity = capacity
+
     done = fleet.run("--yes")
 
     assert done.exit_code == 0, done.output
     assert fleet.world.states == {}
     assert fleet.asked("DeleteInstances") == []
     assert [call["InstanceIds.1"] for call in fleet.asked("SetInstancesProtection")] == ["i-busy"]
-
-
-def test_a_group_that_expects_no_number_is_emptied_by_its_limit_alone(fleet):
-    """One that was made with 0 refuses to be given a number."""
-    fleet.world.capacity = EXPECTS_NONE
-
-    done = fleet.run("--yes")
-
-    assert done.exit_code == 0, done.output
-    assert fleet.world.states == {}
-
-
-def test_data_its_key_and_its_settings_stay_in_the_state(fleet):
-    done = fleet.run("--yes")
-
     left = {resource.type for resource in pulumi_stand_in.read(fleet.state)}
     assert {KEY, "alicloud:kms/alias:Alias", BUCKET, "alicloud:oss/bucketPolicy:BucketPolicy"} <= left
     assert not {GROUP, "alicloud:fc/v3Function:V3Function"} & left
@@ -274,21 +265,21 @@ def test_what_the_sweep_stopped_is_released_only_where_asked(fleet):
     assert fleet.world.states == {}
 
 
-def test_a_hold_that_cannot_be_read_counts(fleet):
-    fleet.world.tags["i-busy"] = {"gpu-fleet:keep-until": "friday"}
+@pytest.mark.parametrize(
+    ("tags", "says"),
+    [
+        ({"gpu-fleet:keep-until": "friday"}, "kept until friday"),
+        ({"gpu-fleet:managed": "", "gpu-fleet:protected": "true"}, "gpu-fleet:protected is set"),
+    ],
+    ids=["a hold that cannot be read", "an instance that nothing reaps"],
+)
+def test_whatever_may_be_held_is_seen(fleet, tags, says):
+    fleet.world.tags["i-busy"] = tags
 
     done = fleet.run("--yes")
 
     assert done.exit_code == 1
-    assert "i-busy (dev) is held, kept until friday" in str(done.exception)
-
-
-def test_an_instance_that_nothing_reaps_is_seen_too(fleet):
-    fleet.world.tags["i-busy"] = {"gpu-fleet:managed": "", "gpu-fleet:protected": "true"}
-
-    done = fleet.run("--yes")
-
-    assert "i-busy (dev) is held, gpu-fleet:protected is set" in str(done.exception)
+    assert f"i-busy (dev) is held, {says}" in str(done.exception)
 
 
 def test_another_account_is_refused(fleet):

@@ -94,7 +94,7 @@ def prod(tmp_path, monkeypatch) -> Iterator[Fleet]:
     yield from fleet("aws-prod", tmp_path, monkeypatch)
 
 
-def test_data_that_was_not_given_up_stays_readable_and_everything_else_is_deleted(dev):
+def test_data_that_was_not_given_up_stays_readable_under_its_settings_and_everything_else_is_deleted(dev):
     dev.start()
     dev.fill("checkpoints", "records")
 
@@ -103,28 +103,24 @@ def test_data_that_was_not_given_up_stays_readable_and_everything_else_is_delete
     assert done.exit_code == 0, done.output
     assert dev.instances() == []
     assert dev.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
-    found = dev.client("s3").get_object(Bucket=dev.buckets["checkpoints"], Key="run/last")
-    assert found["Body"].read() == b"new"
+    s3, kept = dev.client("s3"), dev.buckets["checkpoints"]
+    assert s3.get_object(Bucket=kept, Key="run/last")["Body"].read() == b"new"
+    assert s3.get_bucket_versioning(Bucket=kept)["Status"] == "Enabled"
+    assert s3.get_public_access_block(Bucket=kept)
     assert dev.key_state() == "Enabled"
     assert "keep      checkpoints" in done.output
     assert "the key, with its alias and policy (the data that stays needs it)" in done.output
-
-
-def test_what_stays_is_in_the_state_with_its_key_and_its_settings(dev):
-    dev.fill("checkpoints")
-
-    dev.run("--yes")
-
-    kept = [resource.name for resource in pulumi_stand_in.read(dev.state) if resource.type == BUCKET]
+    names = [resource.name for resource in pulumi_stand_in.read(dev.state) if resource.type == BUCKET]
     # the records hold the payload, which instances of older launch templates may still ask for
-    assert sorted(kept) == ["gpu-fleet-aws-dev-checkpoints", "gpu-fleet-aws-dev-records"]
+    assert sorted(names) == ["gpu-fleet-aws-dev-checkpoints", "gpu-fleet-aws-dev-records"]
     assert {KEY, "aws:kms/alias:Alias", "aws:s3/bucketPolicy:BucketPolicy"} <= dev.left()
-    s3 = dev.client("s3")
-    assert s3.get_bucket_versioning(Bucket=dev.buckets["checkpoints"])["Status"] == "Enabled"
-    assert s3.get_public_access_block(Bucket=dev.buckets["checkpoints"])
+    # a home too, although its size is unknown
+    (files,) = dev.client("efs").describe_file_systems()["FileSystems"]
+    assert files["KmsKeyId"].endswith(dev.key_id)
+    assert "home: " in done.output
 
 
-def test_all_data_given_up_leaves_a_key_that_waits_for_its_end_and_an_empty_state(dev):
+def test_all_data_given_up_is_deleted_when_nothing_writes_and_leaves_a_key_that_waits_for_its_end(dev):
     dev.fill("data", "checkpoints", "records")
 
     done = dev.run("--yes", "--delete-data", "all")
@@ -135,24 +131,7 @@ def test_all_data_given_up_leaves_a_key_that_waits_for_its_end_and_an_empty_stat
     assert dev.key_state() == "PendingDeletion"
     assert dev.left() == set()
     assert "aws-dev is destroyed." in done.output
-
-
-def test_a_kept_home_is_kept_although_its_size_is_unknown(dev):
-    done = dev.run("--yes")
-
-    (files,) = dev.client("efs").describe_file_systems()["FileSystems"]
-    assert files["KmsKeyId"].endswith(dev.key_id)
-    assert dev.key_state() == "Enabled"
-    assert "home: " in done.output
-
-
-def test_data_is_deleted_only_when_nothing_writes_any_more(dev):
-    dev.fill("records")
-
-    dev.run("--yes", "--delete-data", "all")
-
-    first, *_ = dev.destroys()
-    excluded = pulumi_stand_in.excluded(first)
+    excluded = pulumi_stand_in.excluded(dev.destroys()[0])
     assert {resource.urn for resource in dev.rehearsed.of_type(BUCKET)} <= excluded
     assert not {resource.urn for resource in dev.rehearsed.of_type("aws:lambda/function:Function")} & excluded
 

@@ -1,0 +1,104 @@
+"""Pools on either cloud: how groups share a pool's size, what watches their load, and what is protected."""
+
+import pytest
+from hypothesis import given
+
+from stacks.settings import Cloud
+from stacks.settings.pools import group_plans
+from stacks.settings.reader import from_mapping
+from tests.stacks import alicloud_examples, examples
+from tests.stacks.alicloud_shapes import stack_files_of_any_shape
+from tests.stacks.clouds import WORDS
+from tests.stacks.registrations import declared
+
+CLOUDS = {Cloud.AWS: examples, Cloud.ALICLOUD: alicloud_examples}
+ALARMS = {Cloud.AWS: "aws:cloudwatch/metricAlarm:MetricAlarm", Cloud.ALICLOUD: "alicloud:ess/alarm:Alarm"}
+
+
+@pytest.fixture(params=CLOUDS)
+def cloud(request) -> Cloud:
+    return request.param
+
+
+def alarms_of(found, cloud: Cloud, label: str) -> list[dict]:
+    """The inputs of the alarms of pools on what a label names."""
+    made = found.of_type(ALARMS[cloud])
+    return [alarm.inputs for alarm in made if alarm.name.endswith(label) and "-dev-" in alarm.name]
+
+
+def test_an_interactive_pool_watches_its_load_with_the_same_numbers_on_both_clouds(cloud):
+    found, periods = declared(CLOUDS[cloud].stack()), ("evaluationPeriods", "evaluationCount")
+    above, below = {
+        Cloud.AWS: ({"GreaterThanThreshold", "GreaterThanOrEqualToThreshold"}, {"LessThanThreshold"}),
+        Cloud.ALICLOUD: ({">"}, {"<"}),
+    }[cloud]
+
+    for label, threshold, seconds, way in (
+        ("-cpu-high", 80, 300, above),
+        ("-gpu-memory-high", 85, 300, above),
+        ("-cpu-low", 30, 600, below),
+    ):
+        (alarm,) = alarms_of(found, cloud, label)
+        many = next(alarm[key] for key in periods if key in alarm)
+        assert (int(alarm["threshold"]), alarm["period"] * many) == (threshold, seconds)
+        assert alarm["comparisonOperator"] in way
+
+
+def test_a_training_pool_does_not_scale_by_load(cloud):
+    made = CLOUDS[cloud]
+    found = declared(made.stack(pools=[made.pool(purpose="training")]))
+
+    assert [alarms_of(found, cloud, label) for label in ("-cpu-high", "-gpu-memory-high")] == [[], []]
+
+
+def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(cloud):
+    """The metric is the pool's, so an alarm on each group would start one in every zone."""
+    made = CLOUDS[cloud]
+    found = declared(made.stack(pools=[made.pool(groups="per_zone")]))
+
+    first, second = found.of_type(WORDS[cloud].group)
+    (full,) = alarms_of(found, cloud, "-gpu-memory-high")
+    if cloud is Cloud.AWS:
+        assert full["name"] == "gpu-fleet-test-dev-us-east-1a-gpu-memory-high"
+    else:
+        assert full["scalingGroupId"] == first.id
+        for label in ("-cpu-high", "-cpu-low"):  # each group watches its own processors
+            own = {alarm["scalingGroupId"] for alarm in alarms_of(found, cloud, label)}
+            assert own == {first.id, second.id}
+
+
+def test_a_protected_stack_protects_what_holds_data(cloud):
+    storage = {"home": True, "scratch_gib": 3600}
+    if cloud is Cloud.ALICLOUD:
+        storage |= {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "ZRS"}
+    else:
+        storage |= {"scratch_gib": 1200}
+    found, words = declared(CLOUDS[cloud].stack(protected=True, storage=storage)), WORDS[cloud]
+    stateful = {words.key, words.bucket, words.file_system}
+    stateful |= {"aws:fsx/lustreFileSystem:LustreFileSystem"} if cloud is Cloud.AWS else set()
+    made = [resource for resource in found.resources if resource.type in stateful]
+
+    assert {resource.type for resource in made} == stateful
+    assert [resource.name for resource in made if not resource.protected] == []
+    if cloud is Cloud.ALICLOUD:
+        keys, groups = ([one.inputs for one in found.of_type(kind)] for kind in (words.key, words.group))
+        assert [key["deletionProtection"] for key in keys] == ["Enabled"]
+        assert all(group["groupDeletionProtection"] for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "read"),
+    [(examples.stack_files(), from_mapping), (stack_files_of_any_shape(), alicloud_examples.priced)],
+    ids=["aws", "alicloud"],
+)
+def test_the_groups_of_a_pool_hold_its_size_once(shapes, read):
+    @given(content=shapes)
+    def hold(content):
+        stack = read("test", content)
+        for pool in stack.pools:
+            plans = group_plans(stack, pool)
+            assert sum(plan.size.desired for plan in plans) == pool.size.desired
+            assert sum(plan.size.min for plan in plans) == pool.size.min
+            assert {zone for plan in plans for zone in plan.zones} == set(stack.zones_of(pool))
+
+    hold()
