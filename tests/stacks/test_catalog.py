@@ -93,27 +93,16 @@ def test_the_first_card_of_p6_b300_carries_addresses_and_no_adapter():
     assert others == [(index, "efa-only") for index in range(1, 17)]
 
 
-def test_an_aws_type_has_as_many_adapters_as_its_cards_carry():
-    assert [
-        kind.name
-        for kind in catalog.load().of_cloud(Cloud.AWS)
-        if sum(card.interface_type != "interface" for card in kind.network_cards) != kind.efa_interfaces
-    ] == []
-
-
-def test_an_alibaba_type_shows_neither_cards_nor_efa_nor_local_disks():
-    shown = {
-        kind.name: (kind.network_cards, kind.efa_interfaces, kind.instance_store_scratch)
-        for kind in catalog.load().of_cloud(Cloud.ALICLOUD)
-    }
-
-    assert {name: facts for name, facts in shown.items() if facts != ((), 0, False)} == {}
-
-
-def test_elastic_rdma_is_of_the_eighth_generation_alone():
-    with_rdma = {family(kind.name) for kind in EVERY_TYPE if kind.erdma_interfaces}
-
-    assert with_rdma == {"gn8is", "gn8v"}
+def test_adapters_are_those_of_the_cloud():
+    """EFA by the cards of AWS; on Alibaba Cloud neither cards nor local disks, and eRDMA since gn8 alone."""
+    for kind in EVERY_TYPE:
+        if kind.cloud is Cloud.AWS:
+            carried = [card for card in kind.network_cards if card.interface_type != "interface"]
+            assert len(carried) == kind.efa_interfaces, kind.name
+        else:
+            shown = kind.network_cards, kind.efa_interfaces, kind.instance_store_scratch
+            assert shown == ((), 0, False), kind.name
+    assert {family(kind.name) for kind in EVERY_TYPE if kind.erdma_interfaces} == {"gn8is", "gn8v"}
 
 
 # docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
