@@ -12,7 +12,6 @@ from botocore import xform_name
 from stacks.acceptance import aws
 from stacks.acceptance.aws import CALLS, AwsAccount
 from stacks.acceptance.clock import SystemClock
-from stacks.acceptance.variant import name_of
 from stacks.rehearsal.moto_server import moto_server
 from stacks.settings.stack_files import settings_of
 
@@ -50,10 +49,6 @@ def test_a_call_outside_of_the_table_is_never_made():
     with pytest.raises(KeyError):
         account._ask("ec2.run_instances")
     assert account.calls == []
-
-
-def test_the_variant_has_a_name_of_its_own():
-    assert name_of("aws-dev") == "aws-dev-accept"
 
 
 def test_only_the_keys_of_the_stack_are_let_go():

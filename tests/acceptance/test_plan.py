@@ -50,20 +50,12 @@ def test_the_variant_of_every_shipped_stack_is_valid_and_small(name):
     assert made.budget.recipients == real.budget.recipients
 
 
-def test_both_pools_are_of_the_cheapest_type_that_the_bundled_image_runs_on():
-    kinds = {kind for pool in small("aws-prod").pools for kind in pool.types}
-
-    assert kinds == {"g4dn.xlarge"}
-
-
-def test_another_type_can_be_named():
+def test_both_pools_are_of_the_cheapest_type_that_the_bundled_image_runs_on_or_of_the_one_named():
+    assert {pool.types for pool in small("aws-prod").pools} == {("g4dn.xlarge",)}
     assert {pool.types for pool in small("aws-dev", "g5.xlarge").pools} == {("g5.xlarge",)}
-
-
-@pytest.mark.parametrize("kind", ["g5.xlage", "ecs.gn7i-c8g1.2xlarge"])
-def test_a_type_of_no_catalog_or_of_the_other_cloud_is_refused_with_the_nearest(kind):
-    with pytest.raises(AcceptanceError, match=rf"--type '{kind}': no type of aws .* nearest are g"):
-        variant.chosen_type(Cloud.AWS, kind)
+    for kind in ("g5.xlage", "ecs.gn7i-c8g1.2xlarge"):
+        with pytest.raises(AcceptanceError, match=rf"--type '{kind}': no type of aws .* nearest are g"):
+            variant.chosen_type(Cloud.AWS, kind)
 
 
 def test_the_worst_case_is_every_instance_for_the_longest_run_and_what_is_paid_by_volume():
@@ -71,7 +63,7 @@ def test_the_worst_case_is_every_instance_for_the_longest_run_and_what_is_paid_b
     found = plan.price(made)
     hour = estimate(made, plan.VOLUMES).hour(Level.MAX).high
 
-    assert found.hours * 3600 >= plan.longest_s()
+    assert found.hours * 3600 >= plan.longest_s() == plan.LONGEST_RUN_S + plan.TEARDOWN_S
     assert found.worst.amount == found.per_hour.amount * found.hours + found.once.amount
     # the estimate spreads a month's volume over its hours, the run pays all of it
     assert found.per_hour <= hour
@@ -114,10 +106,6 @@ def test_every_step_has_a_deadline_an_action_and_needs_that_come_before_it():
         assert set(step.needs) <= set(names[:index])
 
 
-def test_the_run_is_cut_before_its_tear_down_may_not_fit():
-    assert plan.longest_s() == plan.LONGEST_RUN_S + plan.TEARDOWN_S
-
-
 def test_spot_is_counted_at_the_price_on_demand():
     """The market may ask that much; nobody is promised a discount."""
     on_demand, spot = (plan.instance_hour(SMALL, "g4dn.xlarge", spot=value) for value in (False, True))
@@ -158,19 +146,8 @@ def test_a_run_on_processors_hides_the_gpus_and_one_on_gpus_does_not():
 
 def test_the_account_is_hidden_wherever_it_stands(tmp_path):
     now = datetime(2026, 11, 21, tzinfo=UTC)
-    made = evidence.Evidence(
-        "aws-dev",
-        "aws-dev-accept",
-        "aws",
-        "us-east-1",
-        "123456789012",
-        now,
-        "USD",
-        Decimal(20),
-        Decimal(9),
-        [],
-        {},
-    )
+    names = "aws-dev", "aws-dev-accept", "aws", "us-east-1", "123456789012"
+    made = evidence.Evidence(*names, now, "USD", Decimal(20), Decimal(9), [], {})
     made.notes.append("s3://gpu-fleet-aws-dev-accept-records-123456789012")
 
     written = evidence.write(made, tmp_path)

@@ -2,13 +2,14 @@
 
 import json
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from stacks.acceptance import plan
 from stacks.acceptance.command import Surroundings, accept
-from stacks.acceptance.errors import EngineError
 from stacks.settings import stack_files
 from tests.acceptance.pretend import BEGIN, PretendClock, PretendCloud, room
 
@@ -27,48 +28,70 @@ class Played:
         self.observed = {step["name"]: step["observed"] for step in self.evidence["steps"]}
 
 
+def world_of(cloud: PretendCloud, folder: Path) -> Surroundings:
+    return Surroundings(
+        account=lambda stack, clock: cloud,
+        engine=lambda name, log: cloud,
+        clock=cloud.clock,
+        look=room(cloud),
+        stack_folder=folder / "stacks",
+        evidence_folder=folder / "evidence",
+    )
+
+
+def run(cloud: PretendCloud, folder: Path, *arguments: str, **options) -> Result:
+    (folder / "stacks").mkdir(exist_ok=True)
+    return CliRunner().invoke(accept, ["aws-dev", *arguments], obj=world_of(cloud, folder), **options)
+
+
+def played_in(folder: Path, *broken: str, arguments=(), at=(), cloud=None) -> Played:
+    cloud = cloud or PretendCloud(PretendClock(), set(broken))
+    cloud.clock.at = [(BEGIN + timedelta(minutes=minutes), error) for minutes, error in at]
+    return Played(run(cloud, folder, "--yes", *arguments, catch_exceptions=False), cloud, folder)
+
+
 @pytest.fixture
 def play(tmp_path):
-    def played(*broken: str, arguments=(), at=(), cloud=None) -> Played:
-        cloud = cloud or PretendCloud(PretendClock(), set(broken))
-        cloud.clock.at = [(BEGIN + timedelta(minutes=minutes), error) for minutes, error in at]
-        world = Surroundings(
-            account=lambda stack, clock: cloud,
-            engine=lambda name, log: cloud,
-            clock=cloud.clock,
-            look=room(cloud),
-            stack_folder=tmp_path / "stacks",
-            evidence_folder=tmp_path / "evidence",
-        )
-        (tmp_path / "stacks").mkdir(exist_ok=True)
-        command = ["aws-dev", "--yes", *arguments]
-        result = CliRunner().invoke(accept, command, obj=world, catch_exceptions=False)
-        return Played(result, cloud, tmp_path)
-
-    return played
+    return partial(played_in, tmp_path)
 
 
-def test_a_successful_run_passes_every_step_and_leaves_nothing_that_is_paid_for(play):
-    played = play()
+@pytest.fixture(scope="module")
+def successful(tmp_path_factory) -> Played:
+    return played_in(tmp_path_factory.mktemp("successful"))
 
-    assert played.code == 0, played.said
-    assert played.status == dict.fromkeys([*NAMES, "tear-down"], "ok")
-    assert played.evidence["passed"] is True
-    assert not played.cloud.stands
-    assert not played.cloud.fis_role
-    (key,) = played.evidence["remaining"]
+
+def test_a_successful_run_passes_every_step_and_leaves_nothing_that_is_paid_for(successful):
+    assert successful.code == 0, successful.said
+    assert successful.status == dict.fromkeys([*NAMES, "tear-down"], "ok")
+    assert successful.evidence["passed"] is True
+    assert not successful.cloud.stands
+    assert not successful.cloud.fis_role
+    (key,) = successful.evidence["remaining"]
     assert (key["kind"], key["state"]) == ("kms", "PendingDeletion")
-    assert list(played.folder.glob("stacks/*")) == []
+    assert list(successful.folder.glob("stacks/*")) == []
 
 
-def test_an_interrupted_run_resumes_on_the_instance_that_replaces_the_interrupted_one(play):
-    played = play()
-
-    facts = next(step["facts"] for step in played.evidence["steps"] if step["name"] == "resume")
-    spots = [box.instance for box in played.cloud.boxes.values() if box.instance.spot]
+def test_an_interrupted_run_resumes_on_the_instance_that_replaces_the_interrupted_one(successful):
+    facts = next(step["facts"] for step in successful.evidence["steps"] if step["name"] == "resume")
+    spots = [box.instance for box in successful.cloud.boxes.values() if box.instance.spot]
     assert [spot.id for spot in spots][-1] == facts["instance"] != spots[0].id
     assert facts["result"]["resumed_from_step"] > 0
     assert facts["weights_equal"] is True
+
+
+def test_the_evidence_hides_the_account_and_names_calls_times_and_versions(successful):
+    steps = {step["name"]: step for step in successful.evidence["steps"]}
+    launch = steps["spot: launch"]
+    costs = [float(step["accrued"]) for step in successful.evidence["steps"]]
+
+    assert successful.evidence["account"] == "********9012"
+    assert "123456789012" not in successful.page
+    assert successful.evidence["versions"]["pulumi CLI"] == "v3.260.0"
+    assert launch["calls"][0]["request_id"] == "id-1"
+    assert launch["started"] <= launch["ended"]
+    assert steps["up"]["seconds"] == 240
+    assert costs == sorted(costs)
+    assert costs[-1] > 0
 
 
 def test_where_the_cloud_refuses_the_interruption_the_stop_file_is_used_and_the_evidence_says_so(play):
@@ -184,18 +207,16 @@ def test_the_run_ends_before_it_passes_its_cap(play):
     assert not cloud.stands
 
 
-def test_a_plan_above_its_cap_is_refused_before_anything_is_started(tmp_path):
+def test_nothing_is_started_where_the_plan_passes_its_cap_or_the_question_is_declined(tmp_path):
     cloud = PretendCloud(PretendClock())
-    world = Surroundings(
-        lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path
-    )
 
-    result = CliRunner().invoke(accept, ["aws-dev", "--yes", "--max-usd", "2"], obj=world)
+    dear = run(cloud, tmp_path, "--yes", "--max-usd", "2")
+    declined = run(cloud, tmp_path, input="n\n")
 
-    assert result.exit_code == 1
-    assert "--max-usd allows 2.00 USD; at worst the run costs" in result.output
-    assert cloud.calls == []
-    assert list(tmp_path.iterdir()) == []
+    assert (dear.exit_code, declined.exit_code) == (1, 1)
+    assert "--max-usd allows 2.00 USD; at worst the run costs" in dear.output
+    assert cloud.boxes == {}
+    assert list((tmp_path / "stacks").iterdir()) == []
 
 
 def test_a_teardown_that_fails_says_what_is_left_and_what_it_costs_and_can_be_run_again(play, tmp_path):
@@ -222,16 +243,7 @@ def test_a_teardown_that_fails_says_what_is_left_and_what_it_costs_and_can_be_ru
 
 def test_a_second_run_beside_one_that_is_not_torn_down_is_refused(play, tmp_path):
     played = play("destroy")
-    again = CliRunner().invoke(
-        accept,
-        ["aws-dev", "--yes"],
-        obj=Surroundings(
-            lambda stack, clock: played.cloud,
-            lambda name, log: played.cloud,
-            played.cloud.clock,
-            stack_folder=tmp_path / "stacks",
-        ),
-    )
+    again = run(played.cloud, tmp_path, "--yes")
 
     assert again.exit_code == 1
     assert "an earlier run was not torn down" in again.output
@@ -253,52 +265,29 @@ def test_what_cannot_be_listed_at_the_end_is_no_success(play):
     assert "look for the stack's tag by hand" in played.page
 
 
-def test_a_stack_of_an_emulator_proves_nothing_and_is_refused():
-    result = CliRunner().invoke(accept, ["local"])
-
-    assert result.exit_code == 1
-    assert "a proof needs an account" in result.output
-
-
-def test_a_stack_whose_instances_run_nothing_of_ours_is_refused(monkeypatch):
+def test_a_stack_that_proves_nothing_is_refused(monkeypatch):
     def changed(path, config_of=stack_files.config_of):
         config = config_of(path)
         return config | {"gpu-fleet:image": config["gpu-fleet:image"] | {"mode": "none"}}
 
+    of_emulator = CliRunner().invoke(accept, ["local"])
     monkeypatch.setattr(stack_files, "config_of", changed)
-    result = CliRunner().invoke(accept, ["aws-dev", "--plan"])
+    without_agent = CliRunner().invoke(accept, ["aws-dev", "--plan"])
 
-    assert result.exit_code == 1
-    assert "image.mode = 'none': its instances run no agent" in result.output
+    assert (of_emulator.exit_code, without_agent.exit_code) == (1, 1)
+    assert "a proof needs an account" in of_emulator.output
+    assert "image.mode = 'none': its instances run no agent" in without_agent.output
 
 
-def test_credentials_of_another_account_are_refused(play, monkeypatch, tmp_path):
+def test_credentials_of_another_account_are_refused(monkeypatch, tmp_path):
     cloud = PretendCloud(PretendClock())
     monkeypatch.setattr(cloud, "identity", lambda: "999999999999")
-    world = Surroundings(
-        lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path
-    )
 
-    result = CliRunner().invoke(accept, ["aws-dev", "--yes"], obj=world)
+    result = run(cloud, tmp_path, "--yes")
 
     assert result.exit_code == 1
     assert "the credentials are of account 999999999999" in result.output
     assert cloud.torn_down == 0
-
-
-def test_the_evidence_hides_the_account_and_names_calls_times_and_versions(play):
-    played = play()
-
-    assert played.evidence["account"] == "********9012"
-    assert "123456789012" not in played.page
-    assert played.evidence["versions"]["pulumi CLI"] == "v3.260.0"
-    launch = next(step for step in played.evidence["steps"] if step["name"] == "spot: launch")
-    assert launch["calls"][0]["request_id"] == "id-1"
-    assert launch["started"] <= launch["ended"]
-    assert next(step for step in played.evidence["steps"] if step["name"] == "up")["seconds"] == 240
-    costs = [float(step["accrued"]) for step in played.evidence["steps"]]
-    assert costs == sorted(costs)
-    assert costs[-1] > 0
 
 
 def test_the_evidence_is_there_after_every_step(play, tmp_path):
@@ -313,20 +302,3 @@ def test_the_evidence_is_there_after_every_step(play, tmp_path):
     play(cloud=Watching(PretendClock()))
 
     assert seen
-
-
-def test_a_declined_question_starts_nothing(play, tmp_path):
-    cloud = PretendCloud(PretendClock())
-    world = Surroundings(
-        lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path
-    )
-
-    result = CliRunner().invoke(accept, ["aws-dev"], obj=world, input="n\n")
-
-    assert result.exit_code == 1
-    assert not cloud.boxes
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_engine_that_fails_keeps_its_words():
-    assert str(EngineError("pulumi up: exit code 1")) == "pulumi up: exit code 1"

@@ -129,93 +129,80 @@ def remove_target(clients: RegionClients, resource: Registration) -> None:
     clients("events").remove_targets(Rule=resource.inputs["rule"], Ids=[resource.outputs["targetId"]])
 
 
-DELETERS: Mapping[str, Deleter] = {
-    "aws:autoscaling/group:Group": drain_and_delete,
-    "aws:autoscaling/lifecycleHook:LifecycleHook": call(
+_DELETERS: dict[str, Deleter] = {
+    "autoscaling/group": drain_and_delete,
+    "autoscaling/lifecycleHook": call(
         "autoscaling",
         "delete_lifecycle_hook",
         LifecycleHookName="id",
         AutoScalingGroupName="autoscalingGroupName",
     ),
-    "aws:autoscaling/policy:Policy": call(
+    "autoscaling/policy": call(
         "autoscaling", "delete_policy", PolicyName="name", AutoScalingGroupName="autoscalingGroupName"
     ),
-    "aws:budgets/budget:Budget": call("budgets", "delete_budget", AccountId="accountId", BudgetName="name"),
-    "aws:cloudwatch/dashboard:Dashboard": listed("cloudwatch", "delete_dashboards", "DashboardNames"),
-    "aws:cloudwatch/eventRule:EventRule": call("events", "delete_rule", Name="name"),
-    "aws:cloudwatch/eventTarget:EventTarget": remove_target,
-    "aws:cloudwatch/logGroup:LogGroup": call("logs", "delete_log_group", logGroupName="name"),
-    "aws:cloudwatch/metricAlarm:MetricAlarm": listed("cloudwatch", "delete_alarms", "AlarmNames"),
-    "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup": nothing,
-    "aws:ec2/eip:Eip": call("ec2", "release_address", AllocationId="allocationId"),
-    "aws:ec2/flowLog:FlowLog": listed("ec2", "delete_flow_logs", "FlowLogIds"),
-    "aws:ec2/internetGateway:InternetGateway": delete_internet_gateway,
-    "aws:ec2/launchTemplate:LaunchTemplate": call("ec2", "delete_launch_template", LaunchTemplateId="id"),
-    "aws:ec2/natGateway:NatGateway": call("ec2", "delete_nat_gateway", NatGatewayId="id"),
-    "aws:ec2/networkInterface:NetworkInterface": call(
-        "ec2", "delete_network_interface", NetworkInterfaceId="id"
+    "budgets/budget": call("budgets", "delete_budget", AccountId="accountId", BudgetName="name"),
+    "cloudwatch/dashboard": listed("cloudwatch", "delete_dashboards", "DashboardNames"),
+    "cloudwatch/eventRule": call("events", "delete_rule", Name="name"),
+    "cloudwatch/eventTarget": remove_target,
+    "cloudwatch/logGroup": call("logs", "delete_log_group", logGroupName="name"),
+    "cloudwatch/metricAlarm": listed("cloudwatch", "delete_alarms", "AlarmNames"),
+    "ec2/defaultSecurityGroup": nothing,
+    "ec2/eip": call("ec2", "release_address", AllocationId="allocationId"),
+    "ec2/flowLog": listed("ec2", "delete_flow_logs", "FlowLogIds"),
+    "ec2/internetGateway": delete_internet_gateway,
+    "ec2/launchTemplate": call("ec2", "delete_launch_template", LaunchTemplateId="id"),
+    "ec2/natGateway": call("ec2", "delete_nat_gateway", NatGatewayId="id"),
+    "ec2/networkInterface": call("ec2", "delete_network_interface", NetworkInterfaceId="id"),
+    "ec2/route": call(
+        "ec2", "delete_route", RouteTableId="routeTableId", DestinationCidrBlock="destinationCidrBlock"
     ),
-    "aws:ec2/route:Route": call(
-        "ec2",
-        "delete_route",
-        RouteTableId="routeTableId",
-        DestinationCidrBlock="destinationCidrBlock",
-    ),
-    "aws:cloudtrail/trail:Trail": call("cloudtrail", "delete_trail", Name="name"),
-    "aws:ec2/routeTable:RouteTable": call("ec2", "delete_route_table", RouteTableId="id"),
-    "aws:ec2/routeTableAssociation:RouteTableAssociation": disassociate,
-    "aws:ec2/securityGroup:SecurityGroup": call("ec2", "delete_security_group", GroupId="id"),
-    "aws:ec2/subnet:Subnet": call("ec2", "delete_subnet", SubnetId="id"),
-    "aws:ec2/vpc:Vpc": call("ec2", "delete_vpc", VpcId="id"),
-    "aws:ec2/vpcEndpoint:VpcEndpoint": listed("ec2", "delete_vpc_endpoints", "VpcEndpointIds"),
-    "aws:efs/fileSystem:FileSystem": call("efs", "delete_file_system", FileSystemId="id"),
-    "aws:efs/fileSystemPolicy:FileSystemPolicy": nothing,  # moto 5.2.5 knows no DeleteFileSystemPolicy
-    "aws:efs/mountTarget:MountTarget": call("efs", "delete_mount_target", MountTargetId="id"),
-    "aws:fsx/lustreFileSystem:LustreFileSystem": call("fsx", "delete_file_system", FileSystemId="id"),
-    "aws:iam/instanceProfile:InstanceProfile": delete_instance_profile,
-    "aws:iam/policy:Policy": call("iam", "delete_policy", PolicyArn="id"),
-    "aws:iam/role:Role": delete_role,
-    "aws:iam/rolePolicy:RolePolicy": delete_role_policy,
-    "aws:iam/rolePolicyAttachment:RolePolicyAttachment": call(
-        "iam", "detach_role_policy", RoleName="role", PolicyArn="policyArn"
-    ),
-    "aws:iam/serviceLinkedRole:ServiceLinkedRole": delete_service_linked_role,
-    "aws:kms/alias:Alias": call("kms", "delete_alias", AliasName="id"),
-    "aws:kms/key:Key": schedule_key_deletion,
-    "aws:lambda/function:Function": call("lambda", "delete_function", FunctionName="id"),
-    "aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig": call(
+    "cloudtrail/trail": call("cloudtrail", "delete_trail", Name="name"),
+    "ec2/routeTable": call("ec2", "delete_route_table", RouteTableId="id"),
+    "ec2/routeTableAssociation": disassociate,
+    "ec2/securityGroup": call("ec2", "delete_security_group", GroupId="id"),
+    "ec2/subnet": call("ec2", "delete_subnet", SubnetId="id"),
+    "ec2/vpc": call("ec2", "delete_vpc", VpcId="id"),
+    "ec2/vpcEndpoint": listed("ec2", "delete_vpc_endpoints", "VpcEndpointIds"),
+    "efs/fileSystem": call("efs", "delete_file_system", FileSystemId="id"),
+    "efs/fileSystemPolicy": nothing,  # moto 5.2.5 knows no DeleteFileSystemPolicy
+    "efs/mountTarget": call("efs", "delete_mount_target", MountTargetId="id"),
+    "fsx/lustreFileSystem": call("fsx", "delete_file_system", FileSystemId="id"),
+    "iam/instanceProfile": delete_instance_profile,
+    "iam/policy": call("iam", "delete_policy", PolicyArn="id"),
+    "iam/role": delete_role,
+    "iam/rolePolicy": delete_role_policy,
+    "iam/rolePolicyAttachment": call("iam", "detach_role_policy", RoleName="role", PolicyArn="policyArn"),
+    "iam/serviceLinkedRole": delete_service_linked_role,
+    "kms/alias": call("kms", "delete_alias", AliasName="id"),
+    "kms/key": schedule_key_deletion,
+    "lambda/function": call("lambda", "delete_function", FunctionName="id"),
+    "lambda/functionEventInvokeConfig": call(
         "lambda", "delete_function_event_invoke_config", FunctionName="functionName"
     ),
-    "aws:lambda/permission:Permission": call(
-        "lambda", "remove_permission", FunctionName="function", StatementId="id"
-    ),
-    "aws:secretsmanager/secret:Secret": call("secretsmanager", "delete_secret", SecretId="id"),
-    "aws:s3/bucket:Bucket": call("s3", "delete_bucket", Bucket="id"),
-    "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": call(
-        "s3", "delete_bucket_lifecycle", Bucket="bucket"
-    ),
-    "aws:s3/bucketObjectv2:BucketObjectv2": delete_every_version,
-    "aws:s3/bucketOwnershipControls:BucketOwnershipControls": call(
-        "s3", "delete_bucket_ownership_controls", Bucket="bucket"
-    ),
-    "aws:s3/bucketLogging:BucketLogging": logging_off,
-    "aws:s3/bucketPolicy:BucketPolicy": call("s3", "delete_bucket_policy", Bucket="bucket"),
-    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": call(
-        "s3", "delete_public_access_block", Bucket="bucket"
-    ),
-    "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": call(
-        "s3", "delete_bucket_encryption", Bucket="bucket"
-    ),
-    "aws:s3/bucketVersioning:BucketVersioning": suspend_versions,
-    "aws:scheduler/schedule:Schedule": delete_schedule,
-    "aws:scheduler/scheduleGroup:ScheduleGroup": call("scheduler", "delete_schedule_group", Name="id"),
-    "aws:sns/topic:Topic": call("sns", "delete_topic", TopicArn="arn"),
-    "aws:sns/topicPolicy:TopicPolicy": nothing,  # the topic's default policy comes back; it goes next
-    "aws:sns/topicSubscription:TopicSubscription": call("sns", "unsubscribe", SubscriptionArn="id"),
-    "aws:sqs/queue:Queue": call("sqs", "delete_queue", QueueUrl="url"),
-    "aws:sqs/queuePolicy:QueuePolicy": nothing,  # it is deleted with its queue
-    "aws:ssm/document:Document": call("ssm", "delete_document", Name="name"),
-    "aws:ssm/parameter:Parameter": call("ssm", "delete_parameter", Name="name"),
-    "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": revoke("egress"),
-    "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": revoke("ingress"),
+    "lambda/permission": call("lambda", "remove_permission", FunctionName="function", StatementId="id"),
+    "secretsmanager/secret": call("secretsmanager", "delete_secret", SecretId="id"),
+    "s3/bucket": call("s3", "delete_bucket", Bucket="id"),
+    "s3/bucketLifecycleConfiguration": call("s3", "delete_bucket_lifecycle", Bucket="bucket"),
+    "s3/bucketObjectv2": delete_every_version,
+    "s3/bucketOwnershipControls": call("s3", "delete_bucket_ownership_controls", Bucket="bucket"),
+    "s3/bucketLogging": logging_off,
+    "s3/bucketPolicy": call("s3", "delete_bucket_policy", Bucket="bucket"),
+    "s3/bucketPublicAccessBlock": call("s3", "delete_public_access_block", Bucket="bucket"),
+    "s3/bucketServerSideEncryptionConfiguration": call("s3", "delete_bucket_encryption", Bucket="bucket"),
+    "s3/bucketVersioning": suspend_versions,
+    "scheduler/schedule": delete_schedule,
+    "scheduler/scheduleGroup": call("scheduler", "delete_schedule_group", Name="id"),
+    "sns/topic": call("sns", "delete_topic", TopicArn="arn"),
+    "sns/topicPolicy": nothing,  # the topic's default policy comes back; it goes next
+    "sns/topicSubscription": call("sns", "unsubscribe", SubscriptionArn="id"),
+    "sqs/queue": call("sqs", "delete_queue", QueueUrl="url"),
+    "sqs/queuePolicy": nothing,  # it is deleted with its queue
+    "ssm/document": call("ssm", "delete_document", Name="name"),
+    "ssm/parameter": call("ssm", "delete_parameter", Name="name"),
+    "vpc/securityGroupEgressRule": revoke("egress"),
+    "vpc/securityGroupIngressRule": revoke("ingress"),
+}
+DELETERS: Mapping[str, Deleter] = {
+    f"aws:{kind}:{(name := kind.partition('/')[2])[0].upper()}{name[1:]}": deleter
+    for kind, deleter in _DELETERS.items()
 }

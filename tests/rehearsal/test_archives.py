@@ -58,11 +58,8 @@ def test_the_zip_can_be_read(folder):
         assert archive.namelist() == ["notes.txt", "reaper/handler.py"]
 
 
-def test_remote_assets_are_refused():
+def test_what_is_remote_is_refused():
     with pytest.raises(RehearsalError, match="RemoteAsset"):
         asset_bytes(pulumi.RemoteAsset("https://example.com/a"))
-
-
-def test_remote_archives_are_refused():
     with pytest.raises(RehearsalError, match="RemoteArchive"):
         archive_files(pulumi.RemoteArchive("https://example.com/a.zip"))

@@ -68,16 +68,11 @@ def test_what_is_retained_leaves_the_state_and_stays():
     assert (done.asked, done.left) == ((), ())
 
 
-def test_what_is_deleted_with_another_is_left_to_it():
-    done = destroyed([resource("bucket"), resource("policy", "bucket", deleted_with="bucket")])
-
-    assert done.asked == ("bucket",)
-
-
-def test_what_is_deleted_with_another_is_deleted_alone_where_that_one_is_kept():
+def test_what_is_deleted_with_another_is_left_to_it_unless_that_one_is_kept():
     """``--exclude`` of a bucket alone would strip it."""
     state = [resource("bucket"), resource("policy", "bucket", deleted_with="bucket")]
 
+    assert destroyed(state).asked == ("bucket",)
     assert destroyed(state, exclude=["bucket"]).asked == ("policy",)
 
 

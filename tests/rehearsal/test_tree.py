@@ -82,27 +82,20 @@ def test_many_of_one_type_are_one_line():
     assert len(text.splitlines()) == 3
 
 
-def test_providers_are_no_leaves():
+def test_providers_are_no_leaves_and_a_resource_without_a_component_stands_at_the_root():
     provider = registered("pulumi:providers:aws", "here", outcome=RegistrationOutcome.GROUPED)
 
-    assert len(shown(provider).splitlines()) == 1
+    lines = shown(provider, registered("aws:sns/topic:Topic", "alarms")).splitlines()
+    assert lines[1:] == ["└── ● Topic alarms  id-1"]
 
 
-def test_a_resource_without_a_component_stands_at_the_root():
-    assert shown(registered("aws:sns/topic:Topic", "alarms")).splitlines()[1] == "└── ● Topic alarms  id-1"
-
-
-def test_without_a_terminal_lines_are_whole():
+def test_without_a_terminal_lines_are_whole_and_without_unicode_in_ascii():
     long = registered("aws:sns/topic:Topic", "alarms", identifier="arn:" + "x" * 300)
+    in_ascii = shown(NETWORK, VPC, CLOSE, encoding="ascii")
 
     assert "arn:" + "x" * 300 in shown(long, width=40)
-
-
-def test_without_unicode_it_is_drawn_in_ascii():
-    text = shown(NETWORK, VPC, CLOSE, encoding="ascii")
-
-    assert "* Vpc vpc" in text
-    assert "o PlacementGroup close" in text
+    assert "* Vpc vpc" in in_ascii
+    assert "o PlacementGroup close" in in_ascii
 
 
 def test_on_a_terminal_the_whole_tree_stands_at_the_end():

@@ -33,11 +33,8 @@ def test_secrets_are_unwrapped_wherever_they_stand(value):
     assert values.plain(wrapped) == {"deep": [{"secret": value}]}
 
 
-def test_secret_keys_are_those_of_the_top():
+def test_secret_keys_are_those_of_the_top_and_a_fraction_stays_a_fraction():
     assert values.secret_keys({"a": rpc.wrap_rpc_secret("x"), "b": "y"}) == {"a"}
-
-
-def test_a_fraction_stays_a_fraction():
     assert values.plain({"threshold": 0.5}) == {"threshold": 0.5}
 
 
@@ -48,11 +45,8 @@ def test_names_without_a_physical_one_follow_from_the_logical_name(first, second
     assert same == (first == second)
 
 
-def test_a_physical_name_is_taken_as_it_is():
+def test_a_physical_name_is_taken_as_it_is_and_a_prefix_starts_it():
     assert values.physical_name("it", {"name": "mine"}) == "mine"
-
-
-def test_a_prefix_starts_the_name():
     assert values.physical_name("it", {"namePrefix": "mine-"}).startswith("mine-")
 
 

@@ -42,7 +42,8 @@ def _put(place: Any, steps: list[int | str], value: Any) -> Any:
         return value
     step, *rest = steps
     if isinstance(step, int):
-        return [*place[:step], _put(place[step] if rest else None, rest, value), *place[step + 1 :]]
+        inner = place[step] if step < len(place) else {}
+        return [*place[:step], _put(inner, rest, value), *place[step + 1 :]]
     below = place.get(step, [] if rest and isinstance(rest[0], int) else {})
     return {**place, step: _put(below, rest, value)}
 

@@ -78,44 +78,31 @@ ADAPTERS = {
 
 
 def test_every_card_of_a_large_type_has_its_adapter_and_only_the_first_an_address():
-    kinds = {name: catalog.load().get(name) for name in ADAPTERS}
-
-    assert {name: kind.efa_interfaces for name, kind in kinds.items()} == ADAPTERS
-    assert {name: kind.network_cards for name, kind in kinds.items()} == {
-        name: (NetworkCard(0, 0, "efa"), *(NetworkCard(index, 1, "efa-only") for index in range(1, adapters)))
-        for name, adapters in ADAPTERS.items()
-    }
+    for name, adapters in ADAPTERS.items():
+        kind = catalog.load().get(name)
+        others = [NetworkCard(index, 1, "efa-only") for index in range(1, adapters)]
+        assert kind.efa_interfaces == adapters
+        assert [*kind.network_cards] == [NetworkCard(0, 0, "efa"), *others]
 
 
 def test_the_first_card_of_p6_b300_carries_addresses_and_no_adapter():
-    first, *others = catalog.load().get("p6-b300.48xlarge").network_cards
+    cards = catalog.load().get("p6-b300.48xlarge").network_cards
 
-    assert first == NetworkCard(0, 0, "interface")
-    assert [card.card_index for card in others] == list(range(1, 17))
-    assert {card.interface_type for card in others} == {"efa-only"}
-
-
-def test_an_aws_type_has_as_many_adapters_as_its_cards_carry():
-    assert [
-        kind.name
-        for kind in catalog.load().of_cloud(Cloud.AWS)
-        if sum(card.interface_type != "interface" for card in kind.network_cards) != kind.efa_interfaces
-    ] == []
+    others = [(card.card_index, card.interface_type) for card in cards[1:]]
+    assert cards[0] == NetworkCard(0, 0, "interface")
+    assert others == [(index, "efa-only") for index in range(1, 17)]
 
 
-def test_an_alibaba_type_shows_neither_cards_nor_efa_nor_local_disks():
-    shown = {
-        kind.name: (kind.network_cards, kind.efa_interfaces, kind.instance_store_scratch)
-        for kind in catalog.load().of_cloud(Cloud.ALICLOUD)
-    }
-
-    assert {name: facts for name, facts in shown.items() if facts != ((), 0, False)} == {}
-
-
-def test_elastic_rdma_is_of_the_eighth_generation_alone():
-    with_rdma = {family(kind.name) for kind in EVERY_TYPE if kind.erdma_interfaces}
-
-    assert with_rdma == {"gn8is", "gn8v"}
+def test_adapters_are_those_of_the_cloud():
+    """EFA by the cards of AWS; on Alibaba Cloud neither cards nor local disks, and eRDMA since gn8 alone."""
+    for kind in EVERY_TYPE:
+        if kind.cloud is Cloud.AWS:
+            carried = [card for card in kind.network_cards if card.interface_type != "interface"]
+            assert len(carried) == kind.efa_interfaces, kind.name
+        else:
+            shown = kind.network_cards, kind.efa_interfaces, kind.instance_store_scratch
+            assert shown == ((), 0, False), kind.name
+    assert {family(kind.name) for kind in EVERY_TYPE if kind.erdma_interfaces} == {"gn8is", "gn8v"}
 
 
 # docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -153,23 +140,17 @@ def is_told_in_full(price, cloud):
     )
 
 
-def test_a_price_says_when_where_in_what_currency_and_who_says_so():
+def test_a_price_says_when_where_in_what_currency_and_who_says_so_and_every_fact_has_a_dated_source():
     assert PRICED
     assert [(kind.name, kind.price) for kind in PRICED if not is_told_in_full(kind.price, kind.cloud)] == []
+    assert [(kind.name, kind.source) for kind in EVERY_TYPE if "2026-" not in (kind.source or "")] == []
 
 
-def test_an_unpublished_price_is_unknown_rather_than_guessed():
+def test_an_unpublished_price_is_unknown_and_a_row_may_name_a_price_list_of_its_own():
     assert catalog.load().get("ecs.gn8v.4xlarge").price is None
     assert "price: unknown" in catalog.describe("ecs.gn8v.4xlarge")
-
-
-def test_a_row_may_name_a_price_list_of_its_own():
     assert catalog.load().get("ecs.gn7i-2x.8xlarge").price.region == "cn-beijing"
     assert catalog.load().get("ecs.gn7i-c8g1.2xlarge").price.region == "cn-shenzhen"
-
-
-def test_every_fact_has_a_dated_source():
-    assert [(kind.name, kind.source) for kind in EVERY_TYPE if "2026-" not in (kind.source or "")] == []
 
 
 def test_a_description_names_gpus_network_price_and_source():
@@ -179,10 +160,12 @@ def test_a_description_names_gpus_network_price_and_source():
         assert part in text
 
 
-def test_every_type_can_be_described():
+def test_every_type_can_be_described_and_the_command_prints_all_of_them():
     said = {f"{kind.name} ({kind.cloud})": catalog.describe(kind.name) for kind in EVERY_TYPE}
+    printed = CliRunner().invoke(command.list_types).output
 
     assert [begin for begin, text in said.items() if not text.startswith(begin)] == []
+    assert [kind.name for kind in EVERY_TYPE if kind.name not in printed] == []
 
 
 MISSPELT = {
@@ -229,58 +212,35 @@ def test_a_valid_file_is_read_as_it_is_written(tmp_path):
     assert kind.network_cards == (NetworkCard(0, 0, "interface"),)
 
 
-BAD_FILES = {
-    "no GPU at all": ("gpus = 1", "gpus = 0", "families.x1.types.0.gpus = 0: Input should be greater than 0"),
-    "text for a number": ("vcpu = 4", 'vcpu = "many"', "families.x1.types.0.vcpu = 'many'"),
-    "a key nobody knows": ("vcpu = 4", "vcpu = 4, cores = 2", "families.x1.types.0.cores = 2"),
-    "a missing key": ("vcpu = 4, ", "", "families.x1.types.0.vcpu"),
-    "a price below zero": ('price = "1.5"', 'price = "-1"', "families.x1.types.0.price = '-1'"),
-    "an unknown cloud": ('cloud = "aws"', 'cloud = "azure"', "families.x1.cloud = 'azure'"),
-    "a currency that is none": ('"USD"', '"dollars"', "price_lists.aws.currency = 'dollars'"),
-    "an undated price list": ("date = 2026-01-01", 'date = "lately"', "price_lists.aws.date = 'lately'"),
-    "a source that is not defined": (
-        '\nsource = "aws"',
-        '\nsource = "hearsay"',
-        "x1.large refers to sources.hearsay; defined are aws",
-    ),
-    "a price list that is not defined": (
-        'price_list = "aws"',
-        'price_list = "moon"',
-        "x1.large refers to price_lists.moon; defined are aws",
-    ),
-    "a price without a list": (
-        'price_list = "aws"\n',
-        "",
-        "x1.large has a price but no price_list",
-    ),
-    "a card layout that is not defined": (
-        "vcpu = 4",
-        'vcpu = 4, cards = "efa-9"',
-        "x1.large refers to card_layouts.efa-9",
-    ),
-    "a type twice": (ROW, f"{ROW}, {ROW}", "x1.large stands there more than once; each type once"),
-    "no TOML at all": ("[sources]", "[sources", "Expected"),
-}
+# Of a sound file, what is replaced by what, and what is said of it.
+BAD_FILES = (
+    ("gpus = 1", "gpus = 0", "families.x1.types.0.gpus = 0: Input should be greater than 0"),
+    ("vcpu = 4", 'vcpu = "many"', "families.x1.types.0.vcpu = 'many'"),
+    ("vcpu = 4", "vcpu = 4, cores = 2", "families.x1.types.0.cores = 2"),
+    ("vcpu = 4, ", "", "families.x1.types.0.vcpu"),
+    ('price = "1.5"', 'price = "-1"', "families.x1.types.0.price = '-1'"),
+    ('cloud = "aws"', 'cloud = "azure"', "families.x1.cloud = 'azure'"),
+    ('"USD"', '"dollars"', "price_lists.aws.currency = 'dollars'"),
+    ("date = 2026-01-01", 'date = "lately"', "price_lists.aws.date = 'lately'"),
+    ('\nsource = "aws"', '\nsource = "hearsay"', "x1.large refers to sources.hearsay; defined are aws"),
+    ('price_list = "aws"', 'price_list = "moon"', "x1.large refers to price_lists.moon; defined are aws"),
+    ('price_list = "aws"\n', "", "x1.large has a price but no price_list"),
+    ("vcpu = 4", 'vcpu = 4, cards = "efa-9"', "x1.large refers to card_layouts.efa-9"),
+    (ROW, f"{ROW}, {ROW}", "x1.large stands there more than once; each type once"),
+    ("[sources]", "[sources", "Expected"),
+)
 
 
 def test_a_bad_file_is_refused_with_row_key_and_value(tmp_path):
-    said = {
-        fault: refusal_of(SOUND.replace(old, new, 1), tmp_path) for fault, (old, new, _) in BAD_FILES.items()
-    }
+    said = [(row, refusal_of(SOUND.replace(*row[:2], 1), tmp_path)) for row in BAD_FILES]
 
-    assert [old for old, _, _ in BAD_FILES.values() if old not in SOUND] == []
-    assert {fault: said[fault] for fault, row in BAD_FILES.items() if row[2] not in said[fault]} == {}
+    assert [old for old, _, _ in BAD_FILES if old not in SOUND] == []
+    assert [(row, text) for row, text in said if row[2] not in text] == []
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(MalformedCatalogError, match=r"nonesuch\.toml"):
         catalog.load(tmp_path / "nonesuch.toml")
-
-
-def test_the_command_prints_every_type():
-    printed = CliRunner().invoke(command.list_types).output
-
-    assert all(kind.name in printed for kind in EVERY_TYPE)
 
 
 def test_the_command_answers_a_misspelt_name_without_a_traceback():
@@ -292,7 +252,4 @@ def test_the_command_answers_a_misspelt_name_without_a_traceback():
 
 
 def test_the_price_lists_are_of_regions_that_a_stack_may_be_in():
-    priced = [found for found in catalog.load() if found.price is not None]
-
-    assert priced
-    assert [found.name for found in priced if found.price.region not in regions.of_cloud(found.cloud)] == []
+    assert [kind.name for kind in PRICED if kind.price.region not in regions.of_cloud(kind.cloud)] == []

@@ -177,11 +177,15 @@ def said_by(rule: str, stack: str, resources: Iterable[Resource] | None = None) 
     return [violation for violation in found if violation.rule.name == rule]
 
 
+def is_of(made: Resource, kind: str) -> bool:
+    return f"{made.type}:".startswith(f"{kind}:")
+
+
 def refuses(rule: str, kind: str, bend: Bend) -> bool:
     """Whether a rule refuses resources of a kind once they are bent, and says the remedy."""
     stack = ALICLOUD if "alicloud" in kind else AWS
     bent = [
-        Resource(made.type, made.name, bend(dict(made.inputs))) if made.type.startswith(kind) else made
+        Resource(made.type, made.name, bend(dict(made.inputs))) if is_of(made, kind) else made
         for made in shipped(stack)
     ]
     sound = {str(violation) for violation in said_by(rule, stack)}

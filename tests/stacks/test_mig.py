@@ -12,26 +12,19 @@ from tests.stacks.examples import pool, stack
 KINDS = [kind for cloud in Cloud for kind in catalog.load().of_cloud(cloud)]
 
 
-def instance_file_of(settings):
-    """The instance file of the first pool's instances."""
-    return tomllib.loads(instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d"))
+def profile_on(settings):
+    """What the first pool's instances are told."""
+    text = instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d")
+    return tomllib.loads(text)["mig_profile"]
 
 
-def test_an_instance_of_a_pool_with_a_profile_gets_it():
-    settings = stack(pools=[pool(types=["p4d.24xlarge"], mig_profile="3g.20gb")])
+def test_an_instance_of_a_pool_with_a_profile_gets_it_and_any_other_keeps_its_gpus_whole():
+    on_aws = stack(pools=[pool(types=["p4d.24xlarge"], mig_profile="3g.20gb")])
+    cut = alicloud_examples.pool(types=["ecs.gn7e-c16g1.4xlarge"], mig_profile="1g.10gb")
 
-    assert instance_file_of(settings)["mig_profile"] == "3g.20gb"
-
-
-def test_an_instance_on_alibaba_cloud_gets_it_too():
-    kind = "ecs.gn7e-c16g1.4xlarge"
-    settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind], mig_profile="1g.10gb")])
-
-    assert instance_file_of(settings)["mig_profile"] == "1g.10gb"
-
-
-def test_an_instance_of_any_other_pool_keeps_its_gpus_whole():
-    assert instance_file_of(stack())["mig_profile"] == ""
+    assert profile_on(on_aws) == "3g.20gb"
+    assert profile_on(alicloud_examples.stack(pools=[cut])) == "1g.10gb"
+    assert profile_on(stack()) == ""
 
 
 def fits(profile, kind):

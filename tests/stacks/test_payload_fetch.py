@@ -47,16 +47,13 @@ def test_a_request_is_signed_as_botocore_signs_it(key, region, cloud, keys, now)
     assert f"Credential={key_id}/{signer.credential_scope(request)}," in headers["Authorization"]
 
 
-@pytest.mark.parametrize(
-    ("cloud", "region", "host"),
-    [
+def test_the_bucket_is_reached_by_its_own_name_inside_the_network():
+    for cloud, region, host in (
         ("aws", "us-east-1", "records.s3.us-east-1.amazonaws.com"),
         ("aws", "us-gov-west-1", "records.s3.us-gov-west-1.amazonaws.com"),
         ("alicloud", "cn-shenzhen", "records.s3.oss-cn-shenzhen-internal.aliyuncs.com"),
-    ],
-)
-def test_the_bucket_is_reached_by_its_own_name_inside_the_network(cloud, region, host):
-    assert fetch.address(location(cloud, region)) == f"https://{host}/image/payload/x.tar.gz"
+    ):
+        assert fetch.address(location(cloud, region)) == f"https://{host}/image/payload/x.tar.gz"
 
 
 def test_an_older_python_reads_it_far_enough_to_be_named(monkeypatch, capsys):
@@ -75,20 +72,16 @@ def archive(file, name, kind=tarfile.REGTYPE):
     return str(file)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
+def test_nothing_but_plain_files_below_the_folder_is_unpacked(tmp_path):
+    for name, kind in (
         ("/etc/cron.d/x", tarfile.REGTYPE),
         ("steps/../../x", tarfile.REGTYPE),
         ("link", tarfile.SYMTYPE),
         ("link", tarfile.LNKTYPE),
         ("device", tarfile.CHRTYPE),
-    ],
-)
-def test_nothing_but_plain_files_below_the_folder_is_unpacked(tmp_path, name, kind):
-    with pytest.raises(fetch.BootError, match="no plain file inside of it"):
-        fetch.unpack(archive(tmp_path / "payload.tar", name, kind), str(tmp_path / "folder"))
-
+    ):
+        with pytest.raises(fetch.BootError, match="no plain file inside of it"):
+            fetch.unpack(archive(tmp_path / "payload.tar", name, kind), str(tmp_path / "folder"))
     assert not (tmp_path / "x").exists()
 
 
