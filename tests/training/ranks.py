@@ -1,12 +1,15 @@
 """Runs a function on several ranks, forked from a process that has torch loaded: milliseconds each."""
 
+import faulthandler
 import multiprocessing
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -42,6 +45,8 @@ DEADLINE_S = 240.0  # of a test: a hang must end as a failure, a computer that i
 LOADING_S = 600.0
 # Once one has failed, the others only write what is left to write.
 AFTER_ANOTHER_S = 15.0
+# A silent rank writes down where each of its threads stands, so long before its time is over.
+SILENT, SHOWN_BEFORE_S = "silent", 5.0
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(PRELOADED)
@@ -61,7 +66,7 @@ def run_ranks(
 ) -> list[Any]:
     """`function(*arguments)` on `size` ranks, as torchrun would start them; their results in rank order.
 
-    An exception on any rank is raised here with its traceback as text.
+    An exception on any rank is raised here with its traceback as text; of a silent rank, where it stands.
     """
     server_loaded()
     # as torchrun does: a store that stands before the ranks, on a port that nobody can take in between
@@ -74,17 +79,27 @@ def run_ranks(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
     }
-    pipes, processes = [], []
-    for rank in range(size):
-        here, there = context.Pipe(duplex=False)
-        environment = {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = context.Process(target=_rank, args=(there, environment, function, arguments))
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
+    with tempfile.TemporaryDirectory() as stacks:
+        pipes, processes = [], []
+        for rank in range(size):
+            here, there = context.Pipe(duplex=False)
+            environment = {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            shown = Path(stacks) / str(rank), deadline_s - SHOWN_BEFORE_S
+            process = context.Process(target=_rank, args=(there, environment, shown, function, arguments))
+            process.start()
+            there.close()
+            pipes.append(here)
+            processes.append(process)
+        answers = _answers(pipes, processes, deadline_s)
+        if any(error for _, error in answers):
+            raise AssertionError(_told(answers, Path(stacks)))
+    return [result for result, _ in answers]
+
+
+def _answers(pipes: list[Connection], processes: list[Any], deadline_s: float) -> list[tuple[Any, str]]:
+    """Result and error of each rank; afterwards none is left."""
+    answers: list[tuple[Any, str]] = []
     try:
-        answers: list[tuple[Any, str]] = []
         for pipe, process in zip(pipes, processes, strict=True):
             one_failed = any(error for _, error in answers)
             if one_failed and _is_stopped(process.pid):
@@ -94,10 +109,18 @@ def run_ranks(
         for process in processes:
             process.join(5)
             process.kill()
-    failed = [f"rank {rank} of {size}:\n{error}" for rank, (_, error) in enumerate(answers) if error]
-    if failed:  # all of them: the first may only have lost touch with the one that did
-        raise AssertionError("\n".join(failed))
-    return [result for result, _ in answers]
+    return answers
+
+
+def _told(answers: list[tuple[Any, str]], stacks: Path) -> str:
+    """All that the ranks say: the first error may be of one that only lost touch with the one that failed."""
+    told = []
+    for rank, (result, error) in enumerate(answers):
+        stands = (stacks / str(rank)).read_text() if error.startswith(SILENT) else ""
+        told.append(
+            f"rank {rank} of {len(answers)}" + (f":\n{error}\n{stands}" if error else f" gave {result!r}")
+        )
+    return "\n".join(told)
 
 
 def _is_stopped(process_id: int) -> bool:
@@ -110,14 +133,20 @@ def _is_stopped(process_id: int) -> bool:
 
 def _receive(pipe: Connection, deadline_s: float) -> tuple[Any, str]:
     try:
-        return pipe.recv() if pipe.poll(deadline_s) else (None, f"silent for {deadline_s} s")
+        return pipe.recv() if pipe.poll(deadline_s) else (None, f"{SILENT} for {deadline_s} s")
     except EOFError:
         return None, "ended without a word"
 
 
 def _rank(
-    pipe: Connection, environment: Mapping[str, str], function: Any, arguments: tuple[Any, ...]
+    pipe: Connection,
+    environment: Mapping[str, str],
+    shown: tuple[Path, float],
+    function: Any,
+    arguments: tuple[Any, ...],
 ) -> None:
+    stacks = shown[0].open("w")  # to its end
+    faulthandler.dump_traceback_later(shown[1], file=stacks)
     torch.set_num_threads(1)
     saver.LESS_URGENT = 0  # the other tests would take the core for most of a save
     os.environ.clear()
