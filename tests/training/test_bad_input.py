@@ -107,7 +107,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (section("optimizer", betas=[0.9, 1.5]), "optimizer.betas.1 = 1.5: input should be less than 1"),
         (section("parallel", timeout_s=1e300), "parallel.timeout_s = 1e+300: input should be less than"),
         (section("interrupt", agree_every_s=float("inf")), "interrupt.agree_every_s = inf: input should be"),
-        (without_pictures, "holds no samples"),
+        (without_pictures, "train/7: holds no pictures, so its class would be empty"),
         (
             section("schedule", warmup_steps=12),
             "schedule.warmup_steps = 12: the run has 12 steps, and never its learning rate",

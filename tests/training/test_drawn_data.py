@@ -1,5 +1,6 @@
-"""Samples that are drawn anew in every process: a run on them resumes, and says that it is not exact."""
+"""Data of one's own that are drawn anew in every process, or relabelled: what a run says of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from gpu_fleet import run_identity
-from gpu_fleet.data.own_data import OwnData
+from gpu_fleet.data.own_data import OwnData, Stream
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, train_rank
 
@@ -137,3 +138,46 @@ def test_a_half_that_differs_is_another_content() -> None:
     ]
 
     assert contents[0] != contents[1]
+
+
+class Labelled:
+    """Samples of which some labels are others."""
+
+    def __init__(self, size: int = 1000, relabelled: float = 0.0, seed: int = 0) -> None:
+        self.labels = np.arange(size) % 10
+        others = np.random.default_rng(seed).permutation(size)[: round(size * relabelled)]
+        self.labels[others] += 1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, int(self.labels[index])
+
+    def __iter__(self) -> Any:
+        return ((index, int(label)) for index, label in enumerate(self.labels))
+
+
+def content(samples: Any, kind: type[OwnData] = OwnData) -> dict[str, str]:
+    return {"data.content": json.dumps(run_identity.of_data(kind(samples, "mine", list))["content"])}
+
+
+@pytest.mark.parametrize("kind", [OwnData, Stream])
+def test_relabelled_samples_are_other_data(kind: type[OwnData]) -> None:
+    known = content(Labelled(), kind)
+
+    others = [content(Labelled(relabelled=0.001, seed=seed), kind) for seed in range(5)]
+
+    assert [bool(run_identity.differences(known, other)) for other in others] == [True] * 5
+    assert not run_identity.differences(known, content(Labelled(), kind))
+
+
+def test_samples_that_are_slow_are_compared_as_far_as_both_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, other = content(Labelled()), content(Labelled(relabelled=0.05))
+    monkeypatch.setattr(run_identity, "LOOK_S", 0.0)
+    monkeypatch.setattr(run_identity, "LOOK_AT_ALL_S", 0.0)
+    hasty = content(Labelled())
+
+    assert len(hasty["data.content"]) < len(known["data.content"])
+    assert not run_identity.differences(known, hasty)
+    assert run_identity.differences(known, other)

@@ -250,7 +250,7 @@ MISTAKES: dict[str, Mistake] = {
     "a sample that ends the program": (
         "class Rows(Rows):\n    def __getitem__(self, index):\n        raise SystemExit(0)",
         {},
-        "sample 0: ends the program: SystemExit: 0 (mine.py:",
+        "ends the program: SystemExit: 0 (mine.py:",
     ),
     "a sample that ends the program in a reader": (
         "import os\nhere = os.getpid()\nclass Rows(Rows):\n    def __getitem__(self, index):\n"

@@ -450,6 +450,21 @@ def test_a_folder_that_does_not_fit_is_one_message(
     assert "Traceback" not in said
 
 
+def test_a_folder_with_code_of_its_own_is_refused_by_its_files_without_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a terminal is there, transformers would ask for 15 seconds whether to run the code."""
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "n")
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "configuration_mine.py").write_text("raise SystemExit\n")
+
+    with pytest.raises(ModelError, match=r"code of its own \(configuration_mine.py\), which is not run"):
+        pretrained.build("AutoModel", {}, Facts(), "own", weights="", config=str(tmp_path))
+    assert asked == []
+
+
 TABLES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": VOCABULARY}
 
 

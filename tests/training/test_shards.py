@@ -15,6 +15,8 @@ from gpu_fleet.data import shards
 from gpu_fleet.data.dataset import CorruptSampleError, check_parts, describe, open_split
 from gpu_fleet.data.loader import Reader
 from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.preparation.index import index_shard
+from gpu_fleet.data.preparation.skipped import Skipped
 from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
@@ -68,12 +70,12 @@ def test_shards_hold_the_pictures_of_the_folder(pictures, packed):
 def test_shards_are_filled_and_the_last_takes_the_rest(packed):
     files = sorted((packed / "train").glob("*.tar"))
 
-    assert [len(shards.index_shard(file, 0)) for file in files] == [4, 4, 2]
+    assert [len(index_shard(file, 0, Skipped(0))) for file in files] == [4, 4, 2]
     assert open_train(packed).parts == 3
 
 
 def test_classes_are_mixed_over_the_shards(packed):
-    first = shards.index_shard(min((packed / "train").glob("*.tar")), 0)
+    first = index_shard(min((packed / "train").glob("*.tar")), 0, Skipped(0))
 
     assert set(first["class"].tolist()) == {0, 1}
 
@@ -119,7 +121,8 @@ def test_a_sample_without_its_class_is_named(tmp_path):
     result = run("index", str(tmp_path))
 
     assert result.exit_code == 65
-    assert "sample seven lacks its picture or its .cls" in result.output
+    assert "sample seven lacks its .cls" in result.output
+    assert "train: holds no samples in *.tar" in result.output
 
 
 def test_a_flipped_bit_is_a_corrupt_sample(packed):
@@ -268,13 +271,16 @@ def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys: Path) ->
     assert chosen[0] == {"json": {"price": 0}}
 
 
-def test_a_sample_that_lacks_a_key_is_named(any_keys: Path) -> None:
+def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_keys: Path) -> None:
     write_tar(any_keys / "train/9.tar", {"b/7.png": png(7)})
 
     done = run("index", str(any_keys), "--keys", "png,json")
+    refused = run("index", str(any_keys), "--keys", "png,json", "--corrupt-limit", "0")
 
-    assert done.exit_code == 65
+    assert (done.exit_code, refused.exit_code) == (0, 65)
+    assert "skipped 1 of at most 10: " in done.output
     assert "9.tar: sample b/7 has no json" in done.output
+    assert "6 samples in" in done.output
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,6 @@ def test_a_sample_that_lacks_a_key_is_named(any_keys: Path) -> None:
     [
         (("7.png", "8.png", "7.png"), ("--keys", "png"), "sample 7.png is there twice"),
         (("7.png", "7.cls", "7.jpg"), (), "sample 7.jpg is there twice"),
-        (("7.png", "8.tif"), ("--keys", "png"), "sample 8 has no png"),
     ],
     ids=str,
 )

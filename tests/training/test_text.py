@@ -42,8 +42,8 @@ def test_a_row_becomes_its_bytes_and_its_class(table, tmp_path):
 
     assert result.exit_code == 0, result.output
     ids, target = open_train(tmp_path / "data").sample(0, CHANCE)
-    assert decode(ids) == "number 0, snow"
-    assert describe(tmp_path / "data").classes[int(target)] == "cold"
+    assert decode(ids) == "number 0, sun"
+    assert describe(tmp_path / "data").classes[int(target)] == "warm"
 
 
 def test_a_tokenizer_puts_its_tokens_around_a_text(table, tmp_path):
@@ -58,7 +58,7 @@ def test_a_tokenizer_puts_its_tokens_around_a_text(table, tmp_path):
 
     assert result.exit_code == 0, result.output
     ids, _ = open_train(tmp_path / "data", length=8).sample(0, CHANCE)
-    assert ids.tolist() == [1, 3, 3, 3, 5, 2, 0, 0]  # [CLS] number 0 , snow [SEP]
+    assert ids.tolist() == [1, 3, 3, 3, 4, 2, 0, 0]  # [CLS] number 0 , sun [SEP]
 
 
 def test_short_texts_are_padded_and_long_ones_cut(table, tmp_path):
@@ -67,16 +67,17 @@ def test_short_texts_are_padded_and_long_ones_cut(table, tmp_path):
     padded, _ = open_train(tmp_path / "data", length=20).sample(0, CHANCE)
     cut, _ = open_train(tmp_path / "data", length=6).sample(0, CHANCE)
 
-    assert padded[14:].tolist() == [0] * 6
+    assert padded[13:].tolist() == [0] * 7
     assert decode(cut) == "number"
 
 
-def test_every_tenth_row_is_held_out(table, tmp_path):
+def test_a_tenth_of_each_class_is_held_out(table, tmp_path):
     prepare(table, tmp_path / "data")
 
     held_out = open_split(config.Data(path=str(tmp_path / "data")), describe(tmp_path / "data"), "val")
 
     assert (len(open_train(tmp_path / "data")), len(held_out)) == (36, 4)
+    assert sorted(int(held_out.sample(index, CHANCE)[1]) for index in range(4)) == [0, 0, 1, 1]
 
 
 def test_the_baseline_is_what_naive_bayes_gets_right(table, tmp_path):

@@ -314,4 +314,5 @@ def conclude(
         metric=score.value if score else None,
         baseline_name=run.description.baseline_name,
         baseline=run.description.baseline,
+        left_out=run.left_out.table(),
     )

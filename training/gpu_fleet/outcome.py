@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -37,6 +37,7 @@ class Outcome:
     metric: float | None = None  # on the held-out data; None if the run stopped before the evaluation
     baseline_name: str = ""
     baseline: float | None = None  # the same metric of a simple method on the same data
+    left_out: dict[str, Any] = field(default_factory=dict)  # of the data, by reason: count and example
 
 
 def write(directory: Path, outcome: Outcome) -> None:

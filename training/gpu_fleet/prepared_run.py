@@ -1,5 +1,6 @@
 """Preparation of one run: data, model, optimizer, checkpoints and writers, checked before the first step."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from gpu_fleet import config, optimization, precision
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
 from gpu_fleet.data.bucket import BucketSource
+from gpu_fleet.data.census import Census, shown
 from gpu_fleet.data.dali import DALI, EncodedReader
 from gpu_fleet.data.dali import check as check_decoder
 from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, is_bucket, open_split
@@ -38,14 +40,13 @@ from gpu_fleet.data.own_data import (
     OwnData,
     OwnReader,
     Stream,
-    is_table,
     open_own,
     open_records,
-    open_table,
 )
 from gpu_fleet.data.prefetch import to_device
 from gpu_fleet.data.shards import ShardFolder
-from gpu_fleet.errors import CheckpointError, ConfigError, OwnCodeError, ParallelError
+from gpu_fleet.data.tables import is_table, open_table
+from gpu_fleet.errors import CheckpointError, ConfigError, DataError, OwnCodeError, ParallelError
 from gpu_fleet.evaluation import Evaluated
 from gpu_fleet.metrics.flops import Utilisation, utilisation
 from gpu_fleet.metrics.goodput import Book
@@ -69,6 +70,7 @@ from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
 FEW = 2  # samples for the first test of a model of transformers
 CUT = "mixed torch.Tensor and DTensor"  # torch's words about a shard among whole tensors
+log = logging.getLogger(__name__)
 RECORDS = "records"  # the kind of tars with any keys
 
 
@@ -81,6 +83,7 @@ class PreparedRun:
     description: Description
     training: Dataset | OwnData
     held_out: Dataset | OwnData | None
+    left_out: Census  # of what the data hold
     own: Parts
     code: Mapping[str, bytes]  # the user's files
     share: RankShare
@@ -197,6 +200,10 @@ def opened(
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
     own = where.together(lambda: parts(settings))
     description, training, held_out = where.together(lambda: open_data(settings, own))
+    where.together(lambda: check_classes(description, own))
+    left_out = left_out_of(training, held_out)
+    if where.leads and left_out.left_out:
+        log.warning("event=data-left-out path=%r census=%r", settings.data.path, str(left_out))
     where.together(lambda: check_decoder(settings.data, kind_of(settings.data, description)))
     where.together(lambda: check_stacked(settings.data, description))
     settings = with_readers(settings, description, training)
@@ -241,6 +248,7 @@ def opened(
                 description,
                 training,
                 held_out,
+                left_out,
                 own,
                 code,
                 share,
@@ -279,6 +287,24 @@ def open_data(
     if held_out is not None and len(held_out) == ENDLESS:
         raise ConfigError(f"{held_out.label}: has no length; give it __len__, or return None for 'val'")
     return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
+
+
+def check_classes(description: Description, own: Parts) -> None:
+    """Raise DataError for data of one class, unless the loss is a user's own: every model has them right."""
+    if len(description.classes) == 1 and own.loss is None:
+        raise DataError(
+            f"data.path: all samples are of one class, {shown(description.classes[0])!r}: classes are the "
+            "folders in train/, or in data.path; or set loss.name"
+        )
+
+
+def left_out_of(training: Dataset | OwnData, held_out: Dataset | OwnData | None) -> Census:
+    """Return what the readers of both splits leave out."""
+    census = Census()
+    for data in (training, held_out):
+        if data is not None:
+            census.add(data.census)
+    return census
 
 
 def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import DESCRIPTION, Description, parsed
 from gpu_fleet.errors import CheckpointError, DataError, SilentSourceError, StoreError
 from gpu_fleet.storage.object_store import CONNECTIONS, PATIENCE_S, ObjectStore, patiently
@@ -88,13 +89,9 @@ class BucketFolder:
     def label(self) -> str:
         return f"{self._source.uri}/{self._split}"
 
-    def shards(self) -> list[tuple[str, int]]:
-        sizes = self._source.ask(lambda store: store.sizes(self._split))
-        return sorted((name, size) for name, size in sizes.items() if name.endswith(".tar"))
-
-    def unread(self) -> str:
-        sizes = self._source.ask(lambda store: store.sizes(self._split))
-        return next((f"{self.label}/{name}" for name in sorted(sizes) if is_unread_tar(name)), "")
+    def files(self, census: Census) -> dict[str, int]:
+        del census  # a bucket has no links and no devices
+        return dict(sorted(self._source.ask(lambda store: store.sizes(self._split)).items()))
 
     def index(self) -> bytes:
         content = self._source.ask(lambda store: store.get(f"{self._split}/{INDEX}"))
@@ -135,13 +132,6 @@ class BucketFolder:
             return b""
         name = f"{self._split}/{place.shard}"
         return self._source.ask(lambda store: store.part(name, place.start, place.size))
-
-
-def is_unread_tar(name: str) -> bool:
-    """Return whether a path in the folder of a split is a compressed tar, or a tar in a deeper folder."""
-    path = PurePosixPath(name)
-    plain, packed = path.suffix == ".tar", path.suffix == ".tgz" or ".tar" in path.suffixes[-2:-1]
-    return packed or (plain and len(path.parts) > 1)
 
 
 def merged(places: Iterable[BytesInShard]) -> Iterator[list[BytesInShard]]:

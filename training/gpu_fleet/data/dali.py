@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import Array, CorruptSampleError
-from gpu_fleet.data.images import Cut, cut_out, cut_plan
+from gpu_fleet.data.images import Cut, cut_out, cut_plan, plain
 from gpu_fleet.data.loader import IGNORED, Batch, CountOf, Reader
 from gpu_fleet.data.shards import ShardFolder
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError
@@ -81,6 +81,7 @@ class EncodedReader:
         for epoch, index in zip(part.epochs.tolist(), indices, strict=True):
             try:
                 content, target = self._data.encoded(index)
+                content = plain(content)
                 cut = cut_plan(
                     content, self._settings, self._data.training, self._reader.chance(epoch, index)
                 )

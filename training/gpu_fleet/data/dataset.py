@@ -2,8 +2,7 @@
 
 import importlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_fleet import config
+from gpu_fleet.data.census import Census
+from gpu_fleet.data.class_folders import beside_splits, classes_of
 from gpu_fleet.errors import DataError, suggestion
 
 Array = npt.NDArray[Any]
@@ -37,6 +38,11 @@ class Dataset(Protocol):
     """
 
     @property
+    def census(self) -> Census:
+        """Record of what the folder of the split holds and this data set leaves out."""
+        ...
+
+    @property
     def parts(self) -> int:
         """Number of files to share among the readers (shards); 0 if there may be any number of readers."""
         ...
@@ -52,6 +58,10 @@ class Dataset(Protocol):
 
     def name(self, index: int) -> str:
         """Return the place of the sample for users: its file, line or offset."""
+        ...
+
+    def outline(self) -> bytes:
+        """Return a digest of what is known of all samples without reading them, such as names and classes."""
         ...
 
     def fingerprint(self, index: int) -> bytes:
@@ -108,7 +118,7 @@ def describe(root: Path, key: str = "data.path") -> Description:
         raise DataError(f"{key} = {str(root)!r}: is not a folder")
     file = root / DESCRIPTION
     if not file.exists():
-        return Description("images", class_names(root if is_unsplit(root) else root / "train"))
+        return Description("images", classes_of(root))
     return parsed(file.read_bytes(), str(file))
 
 
@@ -120,25 +130,6 @@ def parsed(content: bytes, place: str) -> Description:
         return Description(**{**table, **names})
     except (ValueError, TypeError) as error:
         raise DataError(f"{place}: is not a description of a data set: {error}") from error
-
-
-def is_unsplit(root: Path) -> bool:
-    """Return whether a folder has folders, presumably of classes, but none called train."""
-    return not (root / "train").exists() and any(entry.is_dir() for entry in root.iterdir())
-
-
-def walked(root: Path) -> Iterator[Path]:
-    """Yield all files below a folder, sorted; skip hidden names and links to a folder above."""
-    for place, inner, names in os.walk(root, followlinks=True):
-        folder = Path(place)
-        inner[:] = sorted(
-            name for name in inner if not name.startswith(".") and not _leads_back(folder / name)
-        )
-        yield from (folder / name for name in sorted(names) if not name.startswith("."))
-
-
-def _leads_back(folder: Path) -> bool:
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def split_of(size: int, settings: config.Data, training: bool) -> Array:
@@ -157,16 +148,6 @@ def split_problem(size: int, settings: config.Data, training: bool) -> str:
         f"data.held_out = {settings.held_out}: leaves none of the {size} samples of {settings.path} for "
         f"{split}; {1 / size:.2g} to {1 - 1 / size:.2g} does, or folders train and val of your own"
     )
-
-
-def class_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the class folders of a split, sorted; raises DataError without the folder."""
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png, a table is "
-            "*.parquet, *.jsonl or *.jsonl.gz"
-        )
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
 
 
 def write_description(root: Path, description: Description) -> None:
@@ -197,6 +178,8 @@ def open_split(settings: config.Data, description: Description, split: str) -> D
     dataset: Dataset = opener.open_split(folder, description, settings, split == "train")
     if len(dataset) == 0:
         raise DataError(f"{settings.path}/{split}: holds no samples")
+    if split == "train" and folder.is_dir():
+        beside_splits(Path(settings.path), dataset.census)
     return dataset
 
 

@@ -16,7 +16,7 @@ BYTES = 256
 class Encoding:
     """Conversion of text to ids, all below `vocabulary`."""
 
-    encode: Callable[[bytes], Array]  # text to ids (n,) int64
+    encode: Callable[[bytes], Array]  # text to ids (n,) int64; may raise UnicodeDecodeError
     vocabulary: int
     end: int | None = None  # the id that ends a file, if the vocabulary has one
 
@@ -48,7 +48,7 @@ def file_encoding(file: Path, end: str = "", *, framed: bool = False) -> Encodin
         raise DataError(f"--tokenizer = {str(file)!r}: cannot be read: {error}") from error
 
     def encode(text: bytes) -> Array:
-        decoded = text.decode("utf-8", errors="replace")
+        decoded = text.decode("utf-8-sig")  # without a byte order mark
         return np.asarray(tokenizer.encode(decoded, add_special_tokens=framed).ids, dtype=np.int64)
 
     if end and tokenizer.token_to_id(end) is None:

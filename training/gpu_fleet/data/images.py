@@ -1,31 +1,43 @@
 """Folders of pictures by class; decoding and augmentation of a picture."""
 
+import hashlib
 import io
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from gpu_fleet import config
+from gpu_fleet.data.census import Census, shown
+from gpu_fleet.data.class_folders import is_unsplit, pictures_of, split_folder
 from gpu_fleet.data.dataset import (
     Array,
     CorruptSampleError,
     Description,
-    is_unsplit,
     split_of,
     split_problem,
-    walked,
 )
 from gpu_fleet.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-# Pictures and arrays that cannot be read: an error names them, so that they are not left out silently.
-UNREAD = (".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".dcm", ".npy", ".npz", ".exr")
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # Pillow's, for broken files
+ORIENTATION = ExifTags.Base.Orientation
+OF_CAMERAS = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # Pillow's names of what may turn
+TURNS = {  # orientation in EXIF -> what makes the picture upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = {TURNS[number] for number in (5, 6, 7, 8)}
+PHOTOMETRIC, WHITE = 262, np.uint8(255)  # tag of a TIFF, 0 if the lowest value is white
 FINGERPRINT_BYTES = 4096  # one block of most file systems
 KEPT_BYTES = 64 * 2**20  # cache of decoded pictures, in each process that reads
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -35,13 +47,16 @@ SHIFT_PIXELS = 1 / 8  # part of a side: 4 of 32 pixels, as in the CIFAR experime
 def open_split(
     folder: Path, description: Description, settings: config.Data, training: bool
 ) -> "ImageFolder":
-    """Open the pictures of a split; raises DataError if a class is missing.
+    """Open the pictures of a split; raises DataError if a class is missing or empty.
 
-    If the folder has no splits, data.held_out and data.split_seed alone decide which pictures are held out.
+    Held-out pictures are those of validation, val or test. If the folder has no splits, data.held_out and
+    data.split_seed alone decide which pictures are held out.
     """
-    if folder.is_dir() or not is_unsplit(folder.parent):
+    root = folder.parent
+    folder = split_folder(root, folder.name)
+    if folder.is_dir() or not is_unsplit(root):
         return ImageFolder(folder, description.classes, settings, training)
-    pictures = ImageFolder(folder.parent, description.classes, settings, training)
+    pictures = ImageFolder(root, description.classes, settings, training)
     kept = split_of(len(pictures), settings, training)
     if len(pictures) and not len(kept):
         raise DataError(split_problem(len(pictures), settings, training))
@@ -54,19 +69,23 @@ class ImageFolder:
 
     def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._settings = settings
-        self._training = training
+        self._training, self._classes = training, classes
         self._kept: dict[int, Array] = {}  # decoded pictures, by index
         self._room = KEPT_BYTES
-        self._files: list[tuple[Path, int]] = []
-        for target, name in enumerate(classes):
-            if not (folder / name).is_dir():
-                raise DataError(f"{folder / name}: is missing, but dataset.json or train/ names this class")
-            self._files += [(file, target) for file in pictures_in(folder / name)]
-        _check_left_out(folder, classes)
+        self.census = Census()
+        self._files = pictures_of(folder, classes, self.census)
 
     def keep(self, indices: Array) -> None:
-        """Remove all pictures except those at `indices`."""
+        """Remove all pictures except those at `indices`; raises DataError if a class has none to train on."""
         self._files = [self._files[index] for index in indices]
+        lacking = sorted(set(range(len(self._classes))) - {number for _, number in self._files})
+        if lacking and self._training:
+            raise DataError(
+                f"data.held_out = {self._settings.held_out}: leaves no picture of class "
+                f"{shown(self._classes[lacking[0]])!r} for training; add some, or set another data.split_seed"
+            )
+        for number in lacking:
+            self.census.leave("classes without a held-out picture", self._classes[number])
 
     @property
     def parts(self) -> int:
@@ -78,15 +97,20 @@ class ImageFolder:
     def name(self, index: int) -> str:
         return str(self._files[index][0])
 
+    def outline(self) -> bytes:
+        """Return a digest of names and classes of all pictures."""
+        names = "\0".join(f"{target}/{file.name}" for file, target in self._files)
+        return hashlib.sha256(os.fsencode(names)).digest()
+
     def fingerprint(self, index: int) -> bytes:
         """Return class, name, size and first bytes of the file."""
         file, target = self._files[index]
         try:
             with file.open("rb") as opened:
                 begin = opened.read(FINGERPRINT_BYTES)
-            return f"{target}/{file.name}/{file.stat().st_size}/".encode() + begin
+            return os.fsencode(f"{target}/{file.name}/{file.stat().st_size}/") + begin
         except OSError:  # training counts a sample that cannot be read
-            return f"{target}/{file.name}".encode()
+            return os.fsencode(f"{target}/{file.name}")
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
@@ -109,28 +133,6 @@ class ImageFolder:
             self._room -= pixels.nbytes
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """Return the pictures of a class, at any depth, sorted; raises DataError for one that cannot be read."""
-    files = list(walked(folder))
-    for file in files:
-        if file.suffix.lower() in UNREAD:
-            raise DataError(f"{file}: would not be read; write it as {', '.join(SUFFIXES)}, or move it away")
-    return sorted(file for file in files if file.suffix.lower() in SUFFIXES)
-
-
-def _check_left_out(folder: Path, classes: Sequence[str]) -> None:
-    """Raise DataError for a picture of a split that is in no class folder."""
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or entry.name in classes:
-            continue
-        files = walked(entry) if entry.is_dir() else (entry,)
-        if picture := next((file for file in files if file.suffix.lower() in SUFFIXES), None):
-            raise DataError(
-                f"{picture}: would not be read: it is in no folder of a class, which dataset.json or train/ "
-                "names; move it into one, or away"
-            )
-
-
 class Cut(NamedTuple):
     """Part of a picture to scale: a box, in pixels, and whether it is flipped."""
 
@@ -144,8 +146,8 @@ def cut_plan(content: bytes, settings: config.Data, training: bool, chance: np.r
     Raises CorruptSampleError.
     """
     with opened(content) as picture:
-        crop = training and settings.augmentation == "resized_crop"
-        box = _random_box(picture, chance) if crop else _middle_box(picture, settings.image_size)
+        size, crop = upright_size(picture), training and settings.augmentation == "resized_crop"
+        box = _random_box(size, chance) if crop else _middle_box(size, settings.image_size)
     return Cut(box, crop and bool(chance.random() < 1 / 2))
 
 
@@ -154,6 +156,19 @@ def cut_out(content: bytes, cut: Cut, side: int) -> Array:
     with opened(content) as picture:
         array = _cut(picture, cut.box, side)
     return np.ascontiguousarray((array[:, ::-1] if cut.flip else array).transpose(2, 0, 1))
+
+
+def plain(content: bytes) -> bytes:
+    """Return a picture that any decoder shows as this module does: upright, and of 8 bits.
+
+    Raises CorruptSampleError.
+    """
+    with Image.open(io.BytesIO(content)) as stored, opened(content) as picture:
+        if picture.mode == stored.mode and not turn_of(picture):
+            return content
+        out = io.BytesIO()
+        _upright(picture).convert("RGB").save(out, "PNG")
+    return out.getvalue()
 
 
 @contextmanager
@@ -173,15 +188,37 @@ def _of_eight_bits(picture: Image.Image) -> Image.Image:
 
     Raises CorruptSampleError for values of unknown range, and for a file of several pictures.
     """
-    if picture.format == "TIFF" and getattr(picture, "n_frames", 1) > 1:
-        raise CorruptSampleError(f"holds {picture.n_frames} pictures; write each into a file")  # type: ignore[attr-defined]  # of TIFF
-    if picture.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(picture, dtype=np.uint16) >> 8).astype(np.uint8))
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":  # of a camera, with a small copy
+        raise CorruptSampleError(f"holds {picture.n_frames} pictures; write each into a file")  # type: ignore[attr-defined]  # of those
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PPM"):
+        grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
+        if picture.format == "TIFF" and picture.tag_v2.get(PHOTOMETRIC) == 0:  # type: ignore[attr-defined]  # of TIFF
+            grey = WHITE - grey
+        scaled = Image.fromarray(grey)
+        scaled.info |= {} if picture.format == "TIFF" else picture.info  # a TIFF is upright already
+        return scaled
     if picture.mode in ("I", "F"):
         raise CorruptSampleError(
             f"has values of unknown range (mode {picture.mode}); write 8 bits, or 16 as PNG or TIFF"
         )
     return picture
+
+
+def turn_of(picture: Image.Image) -> Image.Transpose | None:
+    """Return the turn that makes a picture upright, by the orientation that a camera wrote into it."""
+    if picture.format == "TIFF" or not OF_CAMERAS & picture.info.keys():  # Pillow turns TIFF itself
+        return None
+    return TURNS.get(picture.getexif().get(ORIENTATION, 1))
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    """Return width and height of the upright picture."""
+    return picture.size[::-1] if turn_of(picture) in SIDEWAYS else picture.size
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    turn = turn_of(picture)
+    return picture if turn is None else picture.transpose(turn)
 
 
 def decode(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
@@ -193,10 +230,11 @@ def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.
     """Decode a picture to (height, width, 3) uint8 of the right size; raises CorruptSampleError."""
     with opened(content) as picture:
         if training and settings.augmentation == "resized_crop":
-            return _cut(picture, _random_box(picture, chance), settings.image_size or picture.width)
+            size = upright_size(picture)
+            return _cut(picture, _random_box(size, chance), settings.image_size or size[0])
         if settings.image_size:
-            return _cut(picture, _middle_box(picture, settings.image_size), settings.image_size)
-        return np.asarray(picture.convert("RGB"))
+            return _cut(picture, _middle_box(upright_size(picture), settings.image_size), settings.image_size)
+        return np.asarray(_upright(picture).convert("RGB"))
 
 
 def augmented(array: Array, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
@@ -217,34 +255,36 @@ def _shift(array: Array, chance: np.random.Generator) -> Array:
     return array
 
 
-def _random_box(picture: Image.Image, chance: np.random.Generator) -> Box:
+def _random_box(size: tuple[int, int], chance: np.random.Generator) -> Box:
     """Draw a part of 8 to 100 % of the area (Szegedy et al., 2014)."""
-    area = picture.width * picture.height * chance.uniform(0.08, 1.0)
+    area = size[0] * size[1] * chance.uniform(0.08, 1.0)
     ratio = np.exp(chance.uniform(np.log(3 / 4), np.log(4 / 3)))
-    width = min(picture.width, max(1, round(float(np.sqrt(area * ratio)))))
-    height = min(picture.height, max(1, round(float(np.sqrt(area / ratio)))))
-    left, top = chance.integers(0, picture.width - width + 1), chance.integers(0, picture.height - height + 1)
+    width = min(size[0], max(1, round(float(np.sqrt(area * ratio)))))
+    height = min(size[1], max(1, round(float(np.sqrt(area / ratio)))))
+    left, top = chance.integers(0, size[0] - width + 1), chance.integers(0, size[1] - height + 1)
     return int(left), int(top), int(left) + width, int(top) + height
 
 
-def _middle_box(picture: Image.Image, side: int) -> Box:
+def _middle_box(size: tuple[int, int], side: int) -> Box:
     """Return the middle square of 7/8 of the shorter side (224 of 256); all of it for small pictures."""
-    shorter = min(picture.width, picture.height)
+    shorter = min(size)
     part = shorter * 7 / 8 if shorter > side else float(shorter)
-    left, top = (picture.width - part) / 2, (picture.height - part) / 2
+    left, top = (size[0] - part) / 2, (size[1] - part) / 2
     return left, top, left + part, top + part
 
 
 def _cut(picture: Image.Image, box: Box, side: int) -> Array:
     """Scale the box to (side, side, 3) uint8. A JPEG is decoded at 1/2, 1/4 or 1/8 if that is enough."""
-    width, height = picture.size
+    width, height = upright_size(picture)
     needed = min(1.0, side / min(box[2] - box[0], box[3] - box[1]))
-    picture.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))
-    across, down = picture.width / width, picture.height / height
+    enough = math.ceil(width * needed), math.ceil(height * needed)
+    picture.draft(None, enough if (width, height) == picture.size else enough[::-1])
+    upright = _upright(picture)
+    across, down = upright.width / width, upright.height / height
     scaled = (
         box[0] * across,
         box[1] * down,
-        min(box[2] * across, picture.width),
-        min(box[3] * down, picture.height),
+        min(box[2] * across, upright.width),
+        min(box[3] * down, upright.height),
     )
-    return np.asarray(picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=scaled))
+    return np.asarray(upright.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=scaled))

@@ -10,13 +10,13 @@ skips n samples. Its shuffle buffer makes the order depend on the number of work
 shares of ranks and resume are the same as for every other kind of data.
 """
 
+import hashlib
 import io
 import json
 import os
-import tarfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -25,9 +25,11 @@ import numpy as np
 import torch
 
 from gpu_fleet import config
-from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard, is_unread_tar
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket, walked
-from gpu_fleet.data.images import SUFFIXES, decode
+from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard
+from gpu_fleet.data.census import HIDDEN, OTHERS, Census, is_hidden, shown, walked
+from gpu_fleet.data.class_folders import SUFFIXES
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket
+from gpu_fleet.data.images import decode
 from gpu_fleet.errors import DataError
 
 # A row for a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its
@@ -63,12 +65,11 @@ class Folder(Protocol):
         """Name of the folder for users."""
         ...
 
-    def shards(self) -> list[tuple[str, int]]:
-        """Return name and size in bytes of each tar, in name order; raises DataError."""
-        ...
+    def files(self, census: Census) -> dict[str, int]:
+        """Return name and size in bytes of each file, by name, at any depth; raises DataError.
 
-    def unread(self) -> str:
-        """Return a tar that is not in `shards`, as it is compressed or in a deeper folder; empty if none."""
+        The `census` gets what is no file.
+        """
         ...
 
     def index(self) -> bytes:
@@ -92,6 +93,29 @@ class Folder(Protocol):
         ...
 
 
+def tars_in(folder: Folder, census: Census) -> list[tuple[str, int]]:
+    """Return name and size of the tars of a split; the rest goes into the census.
+
+    Raises DataError for a tar that would not be read, as it is compressed or in a deeper folder.
+    """
+    tars = []
+    for name, size in folder.files(census).items():
+        path = PurePosixPath(name)
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        if any(map(is_hidden, path.parts)):
+            census.leave(HIDDEN, f"{folder.label}/{name}")
+        elif suffixes[-1:] == [".tar"] and len(path.parts) == 1:
+            tars.append((name, size))
+        elif ".tar" in suffixes[-2:] or suffixes[-1:] == [".tgz"]:
+            raise DataError(
+                f"{folder.label}/{shown(name)}: would not be read; shards are *.tar, not compressed, in "
+                f"{folder.label}"
+            )
+        elif name != INDEX:
+            census.leave(OTHERS, f"{folder.label}/{name}")
+    return tars
+
+
 class DiskFolder:
     """A folder of this computer."""
 
@@ -103,13 +127,11 @@ class DiskFolder:
     def label(self) -> str:
         return str(self._folder)
 
-    def shards(self) -> list[tuple[str, int]]:
-        return [(file.name, file.stat().st_size) for file in sorted(self._folder.glob("*.tar"))]
-
-    def unread(self) -> str:
-        files = walked(self._folder)
-        tars = (file for file in files if is_unread_tar(file.relative_to(self._folder).as_posix()))
-        return str(next(tars, ""))
+    def files(self, census: Census) -> dict[str, int]:
+        if not self._folder.is_dir():
+            return {}
+        files = {file.relative_to(self._folder).as_posix(): file for file in walked(self._folder, census)}
+        return {name: file.stat().st_size for name, file in sorted(files.items())}
 
     def index(self) -> bytes:
         return (self._folder / INDEX).read_bytes()
@@ -146,8 +168,8 @@ class Tars:
     """The tars of a split and their index: the bytes of any member in one read."""
 
     def __init__(self, folder: Folder, dtype: np.dtype[Any]) -> None:
-        self._folder = folder
-        shards = folder.shards()
+        self._folder, self.census = folder, Census()
+        shards = tars_in(folder, self.census)
         self._names = [name for name, _ in shards]
         try:
             self.index = np.load(io.BytesIO(folder.index()), allow_pickle=False)
@@ -170,6 +192,8 @@ class Tars:
                 raise DataError(
                     f"{self._folder.label}/{name}: has {size} bytes, {INDEX} wants {end}: it is cut off"
                 )
+            if not end:
+                self.census.leave(f"tars without a sample in {INDEX}", f"{self._folder.label}/{name}")
 
     def __len__(self) -> int:
         return len(self._names)
@@ -192,6 +216,10 @@ class Tars:
             raise CorruptSampleError("its CRC-32 is not that of the index")
         return content
 
+    def outline(self) -> bytes:
+        """Return a digest of the index."""
+        return hashlib.sha256(self.index.tobytes()).digest()
+
     def _place(self, row: int) -> BytesInShard:
         record = self.index[row]
         return BytesInShard(self._names[record["shard"]], int(record["start"]), int(record["size"]))
@@ -203,6 +231,7 @@ class ShardFolder:
     def __init__(self, folder: Folder, class_count: int, settings: config.Data, training: bool) -> None:
         self._settings, self.training, self._class_count = settings, training, class_count
         self._tars = Tars(folder, INDEX_DTYPE)
+        self.census = self._tars.census
 
     @property
     def parts(self) -> int:
@@ -217,6 +246,10 @@ class ShardFolder:
     def expect(self, indices: Sequence[int]) -> None:
         """Prepare for reads of these samples; raises DataError."""
         self._tars.expect(indices)
+
+    def outline(self) -> bytes:
+        """Return a digest of the index, which has classes and checksums of all pictures."""
+        return self._tars.outline()
 
     def fingerprint(self, index: int) -> bytes:
         """Return the sample's row of the index, which has a checksum of the picture."""
@@ -241,6 +274,7 @@ class Records:
 
     def __init__(self, folder: Folder, keys: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._tars, self._keys = Tars(folder, RECORDS_DTYPE), keys
+        self.census = self._tars.census
         self._settings, self._training = settings, training
         for column in settings.columns:
             if column not in keys:
@@ -255,6 +289,10 @@ class Records:
     def expect(self, indices: Sequence[int]) -> None:
         """Prepare for reads of these samples; raises DataError."""
         self._tars.expect(index * len(self._keys) + n for index in indices for n in self._chosen)
+
+    def outline(self) -> bytes:
+        """Return a digest of the index, which has checksums of all members."""
+        return self._tars.outline()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         first = index * len(self._keys)
@@ -286,76 +324,3 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json": json.loads,
     "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=False),
 }
-
-
-def index_records(file: Path, number: int, keys: tuple[str, ...]) -> Array:
-    """Return the rows of the index for one tar of any keys.
-
-    A sample's name ends at the first dot of its file name, as in WebDataset. A file without a dot, or whose
-    name begins with a dot or two underscores, is skipped. Raises DataError for a sample that lacks one of
-    `keys`, and for two members of one name.
-    """
-    samples: dict[str, dict[str, tuple[int, int, int]]] = {}
-    for member, content in _members(file):
-        path = PurePosixPath(member.name)
-        name, dot, key = path.name.partition(".")
-        if not dot or not name or name.startswith("__"):
-            continue
-        members = samples.setdefault(str(path.with_name(name)), {})
-        if key in members:
-            raise _twice(file, member.name)
-        if key in keys:
-            members[key] = (member.offset_data, member.size, zlib.crc32(content))
-    for name, members in samples.items():
-        if lacking := [key for key in keys if key not in members]:
-            raise DataError(f"{file}: sample {name} has no {lacking[0]}")
-    rows = [(number, *members[key]) for members in samples.values() for key in keys]
-    return np.array(rows, dtype=RECORDS_DTYPE)
-
-
-def _twice(file: Path, name: str) -> DataError:
-    """Return the error about a tar with two members for the same part of a sample."""
-    return DataError(
-        f"{file}: sample {name} is there twice, of which one would be left out: names are of one sample each"
-    )
-
-
-def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Yield the files in a tar and their bytes; raises DataError."""
-    try:
-        with tarfile.open(file, "r:") as tar:
-            for member in tar:
-                content = tar.extractfile(member)
-                if content is not None:
-                    yield member, content.read()
-    except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{file}: is no tar: {error}") from error
-
-
-def index_shard(file: Path, number: int) -> Array:
-    """Return the rows of the index for one tar of pictures; raises DataError naming a bad sample."""
-    pictures: dict[str, tuple[int, int, int]] = {}
-    classes: dict[str, int] = {}
-    for member, content in _members(file):
-        path = PurePosixPath(member.name)
-        key, suffix = str(path.with_suffix("")), path.suffix
-        if key in (classes if suffix == ".cls" else pictures if suffix.lower() in SUFFIXES else ()):
-            raise _twice(file, member.name)
-        if suffix == ".cls":
-            classes[key] = _class(file, member.name, content)
-        elif suffix.lower() in SUFFIXES:
-            pictures[key] = (member.offset_data, member.size, zlib.crc32(content))
-    lonely = sorted(pictures.keys() ^ classes.keys())
-    if lonely:
-        raise DataError(
-            f"{file}: sample {lonely[0]} lacks its picture or its .cls; {len(lonely)} such in all"
-        )
-    rows = [(number, *place, classes[key]) for key, place in pictures.items()]
-    return np.array(rows, dtype=INDEX_DTYPE)
-
-
-def _class(file: Path, name: str, content: bytes) -> int:
-    try:
-        return int(content)
-    except ValueError as error:
-        raise DataError(f"{file}: {name} is no class: {error}") from error

@@ -1,11 +1,13 @@
 """Labelled texts: the ids of all texts of a split in a row, and the position where each text begins."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpu_fleet import config
+from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
 from gpu_fleet.data.tokens import dtype_of
 from gpu_fleet.errors import DataError
@@ -32,6 +34,10 @@ class TextFile:
         self._starts, self._classes = _load(folder / STARTS), _load(folder / CLASSES)
         self._tokens: Array | None = None
         self._check()
+        self.census = Census()
+        longer = np.flatnonzero(np.diff(self._starts) > length)
+        for first in longer[:1].tolist():
+            self.census.leave("texts cut to data.sequence_length", self.name(first), len(longer))
 
     def _check(self) -> None:
         file = self._folder / TOKENS
@@ -57,6 +63,10 @@ class TextFile:
 
     def name(self, index: int) -> str:
         return f"{self._folder} text {index}"
+
+    def outline(self) -> bytes:
+        """Return a digest of all classes, and of where the texts begin."""
+        return hashlib.sha256(self._starts.tobytes() + self._classes.tobytes()).digest()
 
     def fingerprint(self, index: int) -> bytes:
         """Return the tokens of the text, and its class."""

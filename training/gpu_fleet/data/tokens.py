@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpu_fleet import config
+from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
 from gpu_fleet.errors import DataError
 
@@ -42,8 +43,11 @@ class TokenFile:
             raise DataError(
                 f"{file}: {size} bytes are not whole {self._dtype.name} tokens: the file is cut off"
             )
+        self.census = Census()
         # each sequence needs one more token, the target of its last position
         self._count = max(0, (size // self._dtype.itemsize - 1) // length)
+        unused = size // self._dtype.itemsize - 1 - self._count * length
+        self.census.leave("tokens at the end, too few for a sample", file, max(0, unused))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}  # pickle would copy the mapped data to reader processes
@@ -57,6 +61,10 @@ class TokenFile:
 
     def name(self, index: int) -> str:
         return f"{self._file} tokens {index * self._length} to {(index + 1) * self._length}"
+
+    def outline(self) -> bytes:
+        """Return the number of samples."""
+        return str(self._count).encode()
 
     def fingerprint(self, index: int) -> bytes:
         """Return the tokens of the sample."""

@@ -93,8 +93,14 @@ def _configuration(name: str, folder: Path, options: dict[str, Any], facts: Fact
             "and `hf download` write such folders"
         )
     try:
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library passes on errors of the readers of its files
+        if code := sorted(file.name for file in folder.glob("*.py")):
+            raise ModelError(
+                f"{folder / 'config.json'}: is of a model with code of its own ({', '.join(code)}), which is "
+                "not run: a model that transformers knows does, or import the code by model.name = "
+                "'FILE.py:NAME'"
+            ) from error
         raise ModelError(f"{folder / 'config.json'}: cannot be read: {_first_line(error)}") from error
     for key, value in options.items():
         if not hasattr(settings, key):
@@ -129,7 +135,7 @@ def _defined(name: str, settings: Any) -> Any:
         raise ModelError(f"model.name = {name!r}: unknown{suggestion(name, known)}")
     try:
         with torch.device("meta"):
-            return _without_memory(family.from_config(settings, dtype=torch.float32))
+            return _without_memory(family.from_config(settings, dtype=torch.float32, trust_remote_code=False))
     except Exception as error:  # a definition in transformers may raise anything
         raise ModelError(
             f"model.name = {name!r}: cannot be built of {settings.model_type}'s config.json and "

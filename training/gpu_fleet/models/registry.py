@@ -132,7 +132,7 @@ def _check_computes_alike(ours: Any, folder: Path) -> None:
     from transformers import AutoConfig  # noqa: PLC0415 - loaded with the model
 
     try:
-        theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
+        theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"model.weights = {str(folder)!r}: config.json cannot be read: {reason}") from error

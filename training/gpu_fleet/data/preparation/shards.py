@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,23 +10,25 @@ from pathlib import Path
 
 import click
 import numpy as np
-from PIL import Image
 
 from gpu_fleet.data.bucket import BucketFolder, BucketSource
+from gpu_fleet.data.census import Census
+from gpu_fleet.data.class_folders import beside_splits, is_unsplit, pictures_of, split_folder
 from gpu_fleet.data.dataset import (
     DESCRIPTION,
-    Array,
+    CorruptSampleError,
     Description,
     content_of,
     describe,
     is_bucket,
     write_description,
 )
-from gpu_fleet.data.images import BROKEN, pictures_in
+from gpu_fleet.data.images import opened
+from gpu_fleet.data.preparation.index import RowsOf, index_records, index_shard
 from gpu_fleet.data.preparation.prepare import make_folder
 from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
-from gpu_fleet.data.shards import DiskFolder, Folder, index_records, index_shard
+from gpu_fleet.data.shards import DiskFolder, Folder, tars_in
 from gpu_fleet.errors import DataError
 
 SPLITS = ("train", "val")
@@ -43,16 +45,22 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
     description = describe(source, "SOURCE")
     if description.kind != "images":
         raise DataError(f"SOURCE = {str(source)!r}: holds {description.kind}, not images")
-    make_folder(out_dir)
+    if is_unsplit(source):
+        raise DataError(f"SOURCE = {str(source)!r}: has no folder train; move pictures to train and to val")
     skipped = Skipped(corrupt_limit)
-    for split in SPLITS:
-        pictures = labelled_pictures(source / split, description.classes)
-        write_shards(out_dir / split, pictures, samples, skipped)
+    folders = {split: split_folder(source, split) for split in SPLITS}
+    pictures = {
+        split: pictures_of(folder, description.classes, skipped.census) for split, folder in folders.items()
+    }
+    beside_splits(source, skipped.census)
+    make_folder(out_dir)
+    for split, labelled in pictures.items():
+        write_shards(out_dir / split, shuffled(labelled), samples, skipped)
         folder = DiskFolder(out_dir / split)
-        count = index_split(folder)
-        click.echo(f"{count} pictures in {len(folder.shards())} shards in {out_dir}/{split}")
+        count = index_split(folder, index_shard, skipped)
+        click.echo(f"{count} pictures in {len(tars_in(folder, Census()))} shards in {out_dir}/{split}")
     write_description(out_dir, replace(description, kind="shards"))
-    click.echo(f"{skipped.count} pictures skipped")
+    skipped.say("pictures")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train prepare index data/digits-shards")
@@ -62,7 +70,8 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
 )
 @click.option("--keys", default="", help="KEY,KEY,... of samples of any kind, such as jpg,json,seg.npy.")
 @click.option("--endpoint", default="", help="Endpoint of a bucket, if not the cloud's own.")
-def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
+@corrupt_limit_option
+def index(*, data_dir: str, classes: str, keys: str, endpoint: str, corrupt_limit: int) -> None:
     """Write the index of WebDataset tars in DATA/{train,val}, of NAME.png (or .jpg) and NAME.cls.
 
     With --keys a sample is a dictionary of its members NAME.KEY, for a model or a loss of your own. DATA is a
@@ -82,39 +91,51 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
     splits: dict[str, Folder] = {
         split: BucketFolder(store, split) if store else DiskFolder(here / split) for split in SPLITS
     }
-    description = index_of_any(splits, tuple(keys.split(","))) if keys else index_of_pictures(splits, classes)
+    skipped = Skipped(corrupt_limit)
+    description = (
+        index_of_any(splits, tuple(keys.split(",")), skipped)
+        if keys
+        else index_of_pictures(splits, classes, skipped)
+    )
     if store is None:
         write_description(here, description)
     else:
         store.ask(lambda bucket: bucket.put(DESCRIPTION, content_of(description)))
+    skipped.say("samples")
 
 
-def index_of_pictures(splits: Mapping[str, Folder], classes: str) -> Description:
+def index_of_pictures(splits: Mapping[str, Folder], classes: str, skipped: Skipped) -> Description:
     """Index the pictures in the tars of all splits; raises DataError."""
-    numbers = []
-    for folder in splits.values():
-        click.echo(f"{index_split(folder)} pictures in {folder.label}")
-        numbers.append(int(np.load(io.BytesIO(folder.index()))["class"].max()))
-    count = 1 + max(numbers)
+    numbers: dict[str, set[int]] = {}
+    for split, folder in splits.items():
+        click.echo(f"{index_split(folder, index_shard, skipped)} pictures in {folder.label}")
+        numbers[split] = set(np.load(io.BytesIO(folder.index()))["class"].tolist())
+    count = 1 + max(map(max, numbers.values()))
     names = tuple(classes.split(",")) if classes else tuple(str(number) for number in range(count))
     if len(names) < count:
         raise DataError(f"--classes = {classes!r}: names {len(names)} classes, the shards hold {count}")
+    for split, used in numbers.items():
+        lacking = sorted({*range(len(names))} - used)
+        if lacking and split == "train" and not classes:
+            raise DataError(
+                f"{splits[split].label}: {len(lacking)} classes up to {count - 1} have no picture, such as "
+                f"{lacking[0]}; number them from 0 on, or name all by --classes"
+            )
+        for number in lacking:
+            skipped.census.leave(f"classes without a picture in {split}", names[number])
     return Description("shards", names)
 
 
-def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...]) -> Description:
+def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...], skipped: Skipped) -> Description:
     """Index the samples with any keys in the tars of all splits; raises DataError."""
     for folder in splits.values():
-        rows = index_split(folder, partial(index_records, keys=keys))
+        rows = index_split(folder, partial(index_records, keys=keys), skipped)
         click.echo(f"{rows // len(keys)} samples in {folder.label}")
     return Description("records", keys=keys)
 
 
-def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """Return the pictures of a split with their classes, in a shuffled order that is always the same."""
-    pictures = [(file, number) for number, name in enumerate(classes) for file in pictures_in(folder / name)]
-    if not pictures:
-        raise DataError(f"{folder}: holds no pictures of {', '.join(classes)}")
+def shuffled(pictures: Sequence[tuple[Path, int]]) -> list[tuple[Path, int]]:
+    """Return the pictures of a split in a shuffled order that is always the same."""
     order = np.random.default_rng(SHUFFLE_SEED).permutation(len(pictures))
     return [pictures[place] for place in order]
 
@@ -142,9 +163,9 @@ def _read(file: Path, skipped: Skipped) -> bytes | None:
     """Read the bytes of a picture; None if it cannot be decoded."""
     try:
         content = file.read_bytes()
-        with Image.open(io.BytesIO(content)) as picture:
+        with opened(content) as picture:
             picture.load()
-    except BROKEN as error:
+    except (OSError, CorruptSampleError) as error:
         skipped.add(f"{file}: {error}")
         return None
     return content
@@ -156,16 +177,16 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def index_split(folder: Folder, rows_of: Callable[[Path, int], Array] = index_shard) -> int:
+def index_split(folder: Folder, rows_of: RowsOf, skipped: Skipped) -> int:
     """Write the index of a split. Return the number of its rows; raises DataError if it has none."""
-    if unread := folder.unread():
-        raise DataError(f"{unread}: would not be read; shards are *.tar, not compressed, in {folder.label}")
-    shards = folder.shards()
+    shards = tars_in(folder, skipped.census)
     parts = []
     with progress("index", len(shards)) as advance:
         for number, (name, _) in enumerate(shards):
             with folder.file(name) as file:
-                parts.append(rows_of(file, number))
+                parts.append(rows_of(file, number, skipped))
+            if not len(parts[-1]):
+                skipped.census.leave("tars without samples", f"{folder.label}/{name}")
             advance()
     if not sum(map(len, parts)):
         raise DataError(f"{folder.label}: holds no samples in *.tar")

@@ -1,25 +1,32 @@
-"""Corrupt raw samples of a `prepare` command: named, counted, and skipped up to a limit."""
+"""What a `prepare` command leaves out: raw samples that are corrupt, up to a limit, and its census."""
 
 import click
 
+from gpu_fleet.data.census import Census, shown
 from gpu_fleet.errors import DataError
 
 
 class Skipped:
-    """Counter of the samples that one `prepare` command leaves out."""
+    """Counter of the samples that one `prepare` command leaves out, and of what else a folder holds."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.count = 0
+        self.census = Census()
 
     def add(self, defect: str) -> None:
         """Count and name a skipped sample; raises DataError above the limit."""
         self.count += 1
+        defect = shown(defect)
         click.echo(f"skipped {self.count} of at most {self._limit}: {defect}", err=True)
         if self.count > self._limit:
             raise DataError(
                 f"{self.count} samples cannot be read, --corrupt-limit allows {self._limit}; last: {defect}"
             )
+
+    def say(self, what: str) -> None:
+        """Print the number of samples that were skipped, and what was left out."""
+        click.echo(f"{self.count} {what} skipped; left out: {self.census}")
 
 
 corrupt_limit_option = click.option(

@@ -1,5 +1,6 @@
 """`prepare text`: turns a CSV file of texts and labels into a data set for classification."""
 
+import codecs
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from gpu_fleet.data.census import check_apart, shown
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
 from gpu_fleet.data.preparation.prepare import make_folder
@@ -17,7 +19,17 @@ from gpu_fleet.data.text import CLASSES, STARTS, TOKENS
 from gpu_fleet.data.tokens import dtype_of
 from gpu_fleet.errors import DataError, suggestion
 
-VALIDATION_EVERY = 10  # every tenth row is held out
+VALIDATION_EVERY = 10  # a tenth of the rows of each class is held out
+SPLIT_SEED = 0  # the same rows always make the same split
+LONGEST_FIELD = 2**31 - 1  # signs; the csv module's own limit is 131,072
+DELIMITERS = (",", ";", "\t", "|")
+MARKS = (  # the first bytes of a file -> its encoding; the longer mark of UTF-32 begins as that of UTF-16
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,8 @@ class LabelledText:
 @click.option("--text-column", default="text", show_default=True)
 @click.option("--label-column", default="label", show_default=True)
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
+@click.option("--delimiter", default="", help="Sign between two fields; default: , or ; or tab or |.")
+@click.option("--encoding", default="", help="Such as cp1252; default: UTF-8, or what the file begins with.")
 @corrupt_limit_option
 def text(
     *,
@@ -42,52 +56,135 @@ def text(
     text_column: str,
     label_column: str,
     tokenizer: Path | None,
+    delimiter: str,
+    encoding: str,
     corrupt_limit: int,
 ) -> None:
-    """Write the rows of FILE.csv (with a header) as a data set; every tenth row is held out."""
-    rows = list(read_rows(source, text_column, label_column, Skipped(corrupt_limit)))
+    """Write the rows of FILE.csv (with a header) as a data set; a tenth of each class is held out."""
+    skipped = Skipped(corrupt_limit)
+    rows = list(read_rows(source, (text_column, label_column), skipped, delimiter, encoding))
     # id 0 is padding: bytes move up by one, and a tokenizer.json must use id 0 for it, as BERT's does
-    encoding = file_encoding(tokenizer, framed=True) if tokenizer else byte_encoding(shift=1)
+    ids = file_encoding(tokenizer, framed=True) if tokenizer else byte_encoding(shift=1)
     classes = tuple(sorted({row.label for row in rows}))
-    held_out = rows[::VALIDATION_EVERY]
-    kept = [row for number, row in enumerate(rows) if number % VALIDATION_EVERY]
+    check_apart(classes, f"{source}: the labels")
+    kept, held_out = split(rows)
     if len(classes) < 2 or not kept:  # noqa: PLR2004 - one class leaves nothing to learn
         raise DataError(f"{source}: {len(rows)} good rows of {len(classes)} classes; 2 of each are the least")
+    check_classes(source, classes, kept, held_out, skipped)
     make_folder(out_dir)
-    write_split(out_dir / "train", kept, classes, encoding)
-    write_split(out_dir / "val", held_out, classes, encoding)
+    write_split(out_dir / "train", kept, classes, ids)
+    write_split(out_dir / "val", held_out, classes, ids)
     baseline = naive_bayes_accuracy(kept, held_out)
     description = Description(
-        "text", classes, encoding.vocabulary, baseline_name="naive Bayes accuracy", baseline=baseline
+        "text", classes, ids.vocabulary, baseline_name="naive Bayes accuracy", baseline=baseline
     )
     write_description(out_dir, description)
     click.echo(
         f"{len(kept)} texts in {out_dir}/train, {len(held_out)} in {out_dir}/val; {len(classes)} classes; "
-        f"vocabulary {encoding.vocabulary}; naive Bayes accuracy {baseline:.4f}"
+        f"vocabulary {ids.vocabulary}; naive Bayes accuracy {baseline:.4f}"
     )
+    skipped.say("rows")
 
 
-def read_rows(source: Path, text_column: str, label_column: str, skipped: Skipped) -> Iterator[LabelledText]:
-    """Yield the good rows of a CSV file; name and skip rows without text or label, up to the limit."""
+def split(rows: Sequence[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:
+    """Return the rows to train on, and a tenth of each class that is held out, both in the order of the file.
+
+    Which rows they are is drawn, as a file may have its classes in turns.
+    """
+    drawn = np.random.default_rng(SPLIT_SEED).permutation(len(rows)).tolist()
+    by_class = sorted(drawn, key=lambda place: rows[place].label)
+    held_out = set(by_class[::VALIDATION_EVERY])
+    kept = [row for place, row in enumerate(rows) if place not in held_out]
+    return kept, [rows[place] for place in sorted(held_out)]
+
+
+def check_classes(
+    source: Path,
+    classes: Sequence[str],
+    kept: Sequence[LabelledText],
+    held_out: Sequence[LabelledText],
+    skipped: Skipped,
+) -> None:
+    """Count classes without a held-out row; raises DataError if some have none to train on."""
+    trained_on = {row.label for row in kept}
+    if lacking := [name for name in classes if name not in trained_on]:
+        raise DataError(
+            f"{source}: {len(lacking)} of {len(classes)} classes have no row to train on, such as "
+            f"{shown(lacking[0])!r}; a class needs 2 rows, and --label-column names classes, not numbers"
+        )
+    for name in trained_on - {row.label for row in held_out}:
+        skipped.census.leave("classes without a held-out row", name)
+
+
+def read_rows(
+    source: Path, columns: tuple[str, str], skipped: Skipped, delimiter: str = "", encoding: str = ""
+) -> Iterator[LabelledText]:
+    """Yield the good rows of a CSV file; name and skip rows without text or label, up to the limit.
+
+    Raises DataError for what is no such table.
+    """
+    csv.field_size_limit(LONGEST_FIELD)
+    encoding = encoding or _encoding_of(source)
+    line = 1
     try:
-        with source.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            _check_column("--text-column", text_column, source, reader.fieldnames)
-            _check_column("--label-column", label_column, source, reader.fieldnames)
+        with source.open(encoding=encoding, newline="") as file:
+            delimiter = delimiter or _delimiter_of(file.readline(), columns)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            header = next(reader, [])
+            places = [
+                _place_of(column, header, flag, f"{source}, with {delimiter!r} between fields,")
+                for flag, column in zip(("--text-column", "--label-column"), columns, strict=True)
+            ]
             for row in reader:
-                sample = LabelledText((row[text_column] or "").strip(), (row[label_column] or "").strip())
-                if sample.text and sample.label:
-                    yield sample
+                line, before = reader.line_num, line
+                text, label = (row[place].strip() if place < len(row) else "" for place in places)
+                if row and len(row) != len(header):
+                    skipped.add(f"{source} line {line}: {len(row)} fields, and {len(header)} in the header")
+                elif text and label:
+                    yield LabelledText(text, label)
+                elif row:
+                    skipped.add(f"{source} line {line}: no text or no label")
                 else:
-                    skipped.add(f"{source} line {reader.line_num}: no text or no label")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{source}: cannot be read as CSV: {error}") from error
+                    skipped.census.leave("empty lines", f"line {before + 1}")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{source}: is no {encoding}: byte {error.object[error.start]:#04x}; say which it is, such as "
+            "--encoding cp1252 of Windows"
+        ) from error
+    except LookupError as error:
+        raise DataError(f"--encoding = {encoding!r}: Python knows no such encoding") from error
+    except (OSError, TypeError, csv.Error) as error:
+        raise DataError(f"{source}: cannot be read as CSV after line {line}: {error}") from error
 
 
-def _check_column(flag: str, column: str, source: Path, header: Sequence[str] | None) -> None:
-    names = list(header or ())
-    if column not in names:
-        raise DataError(f"{flag} = {column!r}: {source} has no such column{suggestion(column, names)}")
+def _encoding_of(source: Path) -> str:
+    """Return the encoding that the first bytes of a file name; UTF-8 without any."""
+    try:
+        with source.open("rb") as file:
+            begin = file.read(4)
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read as CSV: {error.strerror}") from error
+    return next((name for mark, name in MARKS if begin.startswith(mark)), "utf-8")
+
+
+def _delimiter_of(header: str, columns: Sequence[str]) -> str:
+    """Return the sign that divides a header into fields among which the columns are; else a comma."""
+    fitting = [
+        sign for sign in DELIMITERS if set(columns) <= set(next(csv.reader([header], delimiter=sign), []))
+    ]
+    return next(iter(fitting), DELIMITERS[0])
+
+
+def _place_of(column: str, header: Sequence[str], flag: str, where: str) -> int:
+    """Return the number of a column; raises DataError if it is not there, or twice."""
+    if header.count(column) == 1:
+        return header.index(column)
+    if column in header:
+        raise DataError(f"{flag} = {column!r}: {where} has {header.count(column)} such columns; rename one")
+    raise DataError(
+        f"{flag} = {column!r}: {where} has no such column{suggestion(column, map(shown, header))}"
+    )
 
 
 def write_split(
@@ -97,13 +194,14 @@ def write_split(
     folder.mkdir()
     dtype = dtype_of(encoding.vocabulary)
     starts, targets = [0], []
+    numbers = {name: number for number, name in enumerate(classes)}
     with (folder / TOKENS).open("wb") as out, progress(folder.name, len(rows)) as advance:
         for row in rows:
             advance()
             ids = encoding.encode(row.text.encode())
             out.write(ids.astype(dtype).tobytes())
             starts.append(starts[-1] + len(ids))
-            targets.append(classes.index(row.label))
+            targets.append(numbers[row.label])
     np.save(folder / STARTS, np.asarray(starts, dtype=np.int64))
     np.save(folder / CLASSES, np.asarray(targets, dtype=np.int64))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 import numpy as np
 
+from gpu_fleet.data.census import Census, entries, walked
+from gpu_fleet.data.class_folders import NAMES_OF_SPLITS
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
 from gpu_fleet.data.preparation.prepare import make_folder
@@ -55,12 +57,12 @@ def tokens(
     corrupt_limit: int,
 ) -> None:
     """Write the text files below --source as tokens.bin; every tenth file is held out for validation."""
-    files = text_files(source, pattern)
+    skipped = Skipped(corrupt_limit)
+    files = text_files(source, pattern, skipped.census)
     if end_token and not tokenizer:
         raise DataError(f"--end-token = {end_token!r}: is a token of a --tokenizer, and none is given")
     encoding = file_encoding(tokenizer, end_token) if tokenizer else byte_encoding(shift=0)
     make_folder(out_dir)
-    skipped = Skipped(corrupt_limit)
     held_out = files[::VALIDATION_EVERY]
     kept = [file for number, file in enumerate(files) if number % VALIDATION_EVERY]
     train = write_split(out_dir / "train", kept, encoding, skipped)
@@ -69,9 +71,10 @@ def tokens(
     write_description(out_dir, description)
     click.echo(
         f"{train.tokens} tokens of {train.files} files in {out_dir}/train, {val.tokens} of {val.files} in "
-        f"{out_dir}/val; {skipped.count} files skipped; vocabulary {description.vocabulary}; "
+        f"{out_dir}/val; vocabulary {description.vocabulary}; "
         f"gzip -9 needs {description.baseline:.4f} bits per byte"
     )
+    skipped.say("files")
 
 
 def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
@@ -90,21 +93,33 @@ def ids_of(encoding: Encoding) -> int:
     return encoding.vocabulary + (encoding.end is None)
 
 
-def text_files(source: Path, pattern: str) -> list[Path]:
-    """Return the text files, sorted; raises DataError if there are too few to hold one out."""
+def text_files(source: Path, pattern: str, census: Census) -> list[Path]:
+    """Return the text files, sorted; raises DataError if there are too few, or of splits that would mix."""
     if not source.is_dir():
         raise DataError(f"--source = {str(source)!r}: is not a folder")
-    files = sorted(
-        file
-        for file in source.rglob(pattern)
-        if file.is_file() and not NOT_TEXT & set(file.relative_to(source).parts)
-    )
+    inner = sorted(entry.name for entry in entries(source, Census()) if entry.is_dir())
+    splits = [name for name in inner if name.lower() in NAMES_OF_SPLITS]
+    if "train" in splits and len(splits) > 1:
+        raise DataError(
+            f"--source = {str(source)!r}: would mix {' and '.join(splits)}; set it to {source / 'train'}, of "
+            "which a tenth is held out"
+        )
+    left_out = NOT_TEXT if source == STANDARD_LIBRARY else set()
+    files = []
+    for file in walked(source, census):
+        within = file.relative_to(source)
+        if left_out & set(within.parts):
+            census.leave("tests and packages of the standard library", file)
+        elif within.match(pattern):
+            files.append(file)
+        else:
+            census.leave(f"files that do not match {pattern}", file)
     if len(files) < VALIDATION_EVERY:
         raise DataError(
             f"--source = {str(source)!r}: {len(files)} files match --pattern {pattern!r}; "
-            f"at least {VALIDATION_EVERY} are needed"
+            f"at least {VALIDATION_EVERY} are needed; left out: {census}"
         )
-    return files
+    return sorted(files)
 
 
 def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:
@@ -121,10 +136,15 @@ def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped
             advance()
             try:
                 text = file.read_bytes()
+                ids = np.append(encoding.encode(text), end)
             except OSError as error:
                 skipped.add(f"{file}: {error.strerror}")
                 continue
-            ids = np.append(encoding.encode(text), end)
+            except UnicodeDecodeError as error:
+                skipped.add(f"{file}: is no UTF-8: {error.reason} at byte {error.start}")
+                continue
+            if not text:
+                skipped.census.leave("files without text", file)
             out.write(ids.astype(dtype).tobytes())
             totals.files += 1
             totals.text_bytes += len(text)

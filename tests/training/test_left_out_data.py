@@ -1,0 +1,481 @@
+"""What the folder of a data set holds and its reader does not take: counted and named, or refused."""
+
+import codecs
+import csv
+import io
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from gpu_fleet import cli, config, run_identity
+from gpu_fleet.data.census import Census
+from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
+from gpu_fleet.data.images import decode, plain
+from gpu_fleet.errors import DataError
+from tests.training.examples import resnet_table, train_rank
+
+CHANCE = np.random.default_rng(0)
+SPLITS, CLASSES = ("train", "val"), ("cat", "dog")
+
+
+def pictures(*folders: str | Path, count: int = 2, suffix: str = ".png") -> None:
+    for folder in map(Path, folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}{suffix}", "PNG")
+
+
+def usual() -> None:
+    pictures(*(f"{split}/{name}" for split in SPLITS for name in CLASSES))
+
+
+def beside(*names: str, content: bytes = b"x") -> Callable[[], None]:
+    """The usual folder with more files, and folders where a name ends with a slash."""
+
+    def lay() -> None:
+        usual()
+        for name in names:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith("/"):
+                Path(name).mkdir(parents=True)
+            else:
+                Path(name).write_bytes(content)
+
+    return lay
+
+
+def linked(link: str, target: str) -> Callable[[], None]:
+    def lay() -> None:
+        usual()
+        Path(link).symlink_to(target)
+
+    return lay
+
+
+def only(*folders: str, suffix: str = ".png") -> Callable[[], None]:
+    return lambda: pictures(*folders, suffix=suffix)
+
+
+def unfilled() -> None:
+    pictures("a", "b")
+    Path("c").mkdir()
+
+
+SPLIT = [f"{split}/{name}" for split in SPLITS for name in CLASSES]
+FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
+    "nothing else": (usual, "4 + 4: nothing"),
+    "deeper folders": (only(*(f"{folder}/day" for folder in SPLIT)), "4 + 4: nothing"),
+    "great letters": (only(*SPLIT, suffix=".PNG"), "4 + 4: nothing"),
+    "held-out data called test": (only("train/a", "train/b", "test/a", "test/b"), "4 + 4: nothing"),
+    "of a notebook": (
+        beside("train/.ipynb_checkpoints/1.png"),
+        "1 hidden files and folders, as ROOT/train/.ipy",
+    ),
+    "of a volume": (beside("lost+found/", "train/lost+found/"), "2 hidden files and folders, as ROOT/"),
+    "of macOS": (
+        beside("train/cat/._0.png", "train/cat/.DS_Store", "__MACOSX/x"),
+        "3 hidden files and folders",
+    ),
+    "of Windows": (beside("train/cat/Thumbs.db", "val/desktop.ini"), "2 hidden files"),
+    "notes": (beside("train/cat/a.txt", "train/b.txt"), "2 files of other kinds, as ROOT/train/cat/a.txt"),
+    "a name of two lines": (
+        beside("train/cat/a\nb.txt"),
+        r"1 files of other kinds, as ROOT/train/cat/a\nb.txt",
+    ),
+    "another split": (only(*SPLIT, "extra/cat"), "1 folders that are no split, as ROOT/extra"),
+    "a dangling link": (
+        linked("train/cat/9.png", "nowhere"),
+        "1 links that lead nowhere, as ROOT/train/cat/9.png",
+    ),
+    "a link upwards": (linked("train/cat/up", "../.."), "1 links to a folder above, as ROOT/train/cat/up"),
+    "an empty folder beside": (beside("val/bird/"), "1 folders without pictures, as ROOT/val/bird"),
+    "an empty class": (beside("train/bird/"), "train/bird: holds no pictures, so its class would be empty"),
+    "an empty class without splits": (unfilled, "c: holds no pictures"),
+    "a class of other files": (
+        beside("train/bird/1.txt", "train/bird/2"),
+        "(left out: 2 files of other kinds, as ROOT/train/bird/1.txt)",
+    ),
+    "pictures that are not read": (
+        beside("train/cat/1.heic", "train/cat/2.heic"),
+        "2 files .heic, as ROOT/train/cat/1.heic: would not be read",
+    ),
+    "another class to validate": (
+        only(*SPLIT, "val/fox"),
+        "val/fox/0.png: would not be read: it is in no folder",
+    ),
+    "a class without held-out ones": (only(*SPLIT, "train/fox"), "val/fox: is missing"),
+    "a class in two cases": (only(*SPLIT, "train/Cat"), "'Cat' and 'cat' differ only by their writing"),
+    "another Unicode form": (only("train/\xe9", "train/b", "val/e\u0301", "val/b"), r"not '\xe9')"),
+    "one folder as two classes": (
+        linked("train/mouse", "cat"),
+        "train/mouse: is a link to a folder of ROOT/train",
+    ),
+    "splits of other names": (
+        only("Training/a", "Training/b", "Testing/a"),
+        "look like splits; call them train",
+    ),
+    "a split among classes": (
+        only("a", "b", "test/a", "test/b"),
+        "test would be classes, and look like splits",
+    ),
+    "a folder too high": (
+        only("data/train/a", "data/val/a"),
+        "data would be a class, and holds a data set, with",
+    ),
+    "several data sets": (only("x/a", "x/b", "y/c", "y/d"), "if x is a data set, set data.path to it"),
+    "a lone picture held out": (lambda: pictures("a", "b", count=1), "leaves no picture of class"),
+}
+
+
+def census_of(root: Path, **data: Any) -> str:
+    """What is read and what is left out, or the error, with ROOT for the folder."""
+    settings = config.Data(path=str(root), **data)
+    try:
+        description = describe(root)
+        train, val = (open_split(settings, description, split) for split in SPLITS)
+    except DataError as error:
+        return str(error).replace(str(root), "ROOT")
+    census = Census()
+    for part in (train, val):
+        census.add(part.census)
+    return f"{len(train)} + {len(val)}: {census}".replace(str(root), "ROOT")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_a_folder_of_pictures_holds_is_read_counted_or_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay, expected = FOLDERS[name]
+    monkeypatch.chdir(tmp_path)
+    lay()
+
+    assert expected in census_of(tmp_path, held_out=0.5)
+
+
+def test_what_is_left_out_is_said_once_and_is_in_the_result(
+    digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "pictures"
+    root.mkdir()
+    for split in SPLITS:
+        (root / split).mkdir()
+        for folder in (digits / split).iterdir():
+            (root / split / folder.name).symlink_to(folder)
+    (root / "train/notes.txt").touch()
+
+    outcome = train_rank(resnet_table(root, tmp_path / "run", steps=1))
+
+    (said,) = [record.getMessage() for record in caplog.records if "data-left-out" in record.getMessage()]
+    example = f"{root}/train/notes.txt"
+    assert outcome["left_out"] == {"files of other kinds": {"count": 1, "example": example}}
+    assert f"1 files of other kinds, as {example}" in said
+
+
+def test_a_picture_whose_name_is_no_text_is_fingerprinted(tmp_path: Path) -> None:
+    pictures(tmp_path / "train/cat", tmp_path / "train/dog", tmp_path / "val/cat", tmp_path / "val/dog")
+    (tmp_path / "train/cat/0.png").rename(tmp_path / "train/cat" / os.fsdecode(b"\xff.png"))
+    data = open_split(config.Data(path=str(tmp_path)), describe(tmp_path), "train")
+
+    assert len(run_identity.fingerprint(data)) == 16
+
+
+# pixels
+
+
+def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, kind, **options)
+    return out.getvalue()
+
+
+def pixels(content: bytes, **data: Any) -> np.ndarray[Any, Any]:
+    return decode(content, config.Data(path="x", **data), False, CHANCE).transpose(1, 2, 0).astype(int)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    ("kind", "side"), [("JPEG", 0), ("JPEG", 16), ("PNG", 0), ("WEBP", 16), ("TIFF", 16)]
+)
+def test_a_picture_that_a_camera_turned_is_upright(orientation: int, kind: str, side: int) -> None:
+    """What is stored is turned so that the turn back gives the ramp."""
+    ramp = np.tile(np.linspace(0, 255, 96).astype(np.uint8), (64, 1))
+    picture = Image.fromarray(np.stack([ramp, ramp, 255 - ramp], axis=-1))
+    turns = [0, 0, 0, 3, 1, 5, 2, 6, 4]  # what undoes the orientation, by Pillow's numbers
+    turned = picture.transpose(Image.Transpose(turns[orientation])) if orientation > 1 else picture
+    mark = Image.Exif()
+    mark[0x0112] = orientation
+    quality = {"quality": 98} if kind in ("JPEG", "WEBP") else {}
+
+    content = encoded(turned, kind, exif=mark, **quality)
+    seen, straight = (pixels(each, image_size=side) for each in (content, encoded(picture, "PNG")))
+    other = pixels(plain(content), image_size=side)
+
+    assert seen.shape == straight.shape
+    assert np.abs(seen - straight).mean() < 4
+    assert np.abs(other - straight).mean() < 4
+
+
+def test_grey_values_of_sixteen_bits_of_any_file_are_scaled() -> None:
+    grey = np.array([[0, 256], [32768, 65535]], np.uint16)
+    white_is_zero = encoded(Image.fromarray(65535 - grey), "TIFF", tiffinfo={262: 0})
+    portable = b"P5 2 2 65535\n" + grey.astype(">u2").tobytes()
+
+    shown = [pixels(content)[..., 0].tolist() for content in (white_is_zero, portable, plain(portable))]
+
+    assert shown == [[[0, 1], [128, 255]]] * 3
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_a_file_of_several_pictures_is_no_sample(kind: str) -> None:
+    first, second = (Image.new("RGB", (4, 4), shade) for shade in ("red", "blue"))
+
+    with pytest.raises(CorruptSampleError, match="holds 2 pictures; write each into a file"):
+        pixels(encoded(first, kind, save_all=True, append_images=[second]))
+
+
+# tables of text
+
+ROWS = [
+    (f"{word} film {n} très", label) for n in range(10) for word, label in (("good", "pos"), ("bad", "neg"))
+]
+
+
+def table(
+    rows: Sequence[tuple[str, str]] = ROWS, sign: str = ",", header: str = "text,label", end: str = "\n"
+) -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out, delimiter=sign, lineterminator=end).writerows([header.split(","), *rows])
+    return out.getvalue()
+
+
+CSV: dict[str, tuple[bytes, str]] = {
+    "plain": (table().encode(), "18 texts"),
+    "a byte order mark": (table().encode("utf-8-sig"), "18 texts"),
+    "UTF-16 and tabs": (table(sign="\t").encode("utf-16"), "18 texts"),
+    "UTF-32": (codecs.BOM_UTF32_LE + table().encode("utf-32-le"), "18 texts"),
+    "semicolons": (table(sign=";").encode(), "18 texts"),
+    "bars": (table(sign="|").encode(), "18 texts"),
+    "lines of old": (table(end="\r").encode(), "18 texts"),
+    "a long field": (table([*ROWS, ("x " * 70_000, "pos")]).encode(), "18 texts"),
+    "a NUL": (table([*ROWS, ("a\0b", "pos")]).encode(), "18 texts"),
+    "empty lines": (table().encode() + b"\n\n", "left out: 2 empty lines"),
+    "a quoted line end": (table([*ROWS, ("a\nb", "pos")]).encode(), "18 texts"),
+    "an unquoted sign": (table().encode() + b"well, good,pos\n", "line 22: 3 fields, and 2 in the header"),
+    "a short row": (table().encode() + b"well\n", "line 22: 1 fields, and 2 in the header"),
+    "Windows": (
+        table().encode("cp1252"),
+        "is no utf-8: byte 0xe8; say which it is, such as --encoding cp1252",
+    ),
+    "UTF-16 without a mark": (table().encode("utf-16-le"), r"is no utf-8: byte 0xe8"),
+    "two columns of a name": (table(header="text,label,label").encode(), "has 2 such columns; rename one"),
+    "a hidden sign": (table(header="text,\u200blabel").encode(), r"did you mean \u200blabel?"),
+    "another delimiter": (table(sign="^").encode(), "with ',' between fields, has no such column"),
+    "numbers written twice": (
+        table([(t, "1" if "good" in t else "1.0") for t, _ in ROWS]).encode(),
+        "differ only by",
+    ),
+    "values, not classes": (
+        table([(t, f"0.{n}7") for n, (t, _) in enumerate(ROWS)]).encode(),
+        "no row to train on",
+    ),
+    "a quote without its other": (table().encode() + b'"well,pos\n', "cannot be read as CSV after line 21"),
+}
+
+
+@pytest.mark.parametrize("name", CSV)
+def test_a_table_of_text_is_read_or_refused_in_words_that_help(name: str, tmp_path: Path) -> None:
+    content, expected = CSV[name]
+    (tmp_path / "rows.csv").write_bytes(content)
+
+    done = CliRunner().invoke(cli.main, ["prepare", "text", f"{tmp_path}/rows.csv", f"{tmp_path}/out"])
+
+    assert done.exit_code == (0 if (tmp_path / "out/dataset.json").exists() else 65)
+    assert expected in done.output
+    assert done.output.replace("\n", "").isprintable()
+
+
+def test_a_table_of_another_encoding_and_delimiter_is_read_as_told(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(table(sign="^").encode("cp1252"))
+
+    told = ["--encoding", "cp1252", "--delimiter", "^"]
+    done = CliRunner().invoke(cli.main, ["prepare", "text", f"{tmp_path}/rows.csv", f"{tmp_path}/out", *told])
+
+    assert done.exit_code == 0, done.output
+    assert "très".encode() in bytes(np.fromfile(tmp_path / "out/train/tokens.bin", "<u2").astype("u1") - 1)
+
+
+# archives
+
+
+def member(
+    tar: tarfile.TarFile, name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, to: str = ""
+) -> None:
+    about = tarfile.TarInfo(name)
+    about.size, about.type, about.linkname = len(content), kind, to
+    tar.addfile(about, io.BytesIO(content))
+
+
+def shard(file: Path, more: Callable[[tarfile.TarFile], object] = lambda _tar: None) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as tar:
+        for number in range(4):
+            member(tar, f"{number}.png", encoded(Image.new("L", (4, 4), number), "PNG"))
+            member(tar, f"{number}.cls", str(number % 2).encode())
+        more(tar)
+
+
+def linked_sample(tar: tarfile.TarFile) -> None:
+    member(tar, "9.png", kind=tarfile.LNKTYPE, to="3.png")
+    member(tar, "9.cls", b"1")
+
+
+def pair(tar: tarfile.TarFile, number: bytes) -> None:
+    member(tar, "9.jpg")
+    member(tar, "9.cls", number)
+
+
+TARS: dict[str, tuple[Callable[[tarfile.TarFile], object], str]] = {
+    "nothing else": (lambda _: None, "4 pictures in ROOT/train"),
+    "a hard link": (linked_sample, "5 pictures in ROOT/train"),
+    "a folder": (lambda tar: member(tar, "a/", kind=tarfile.DIRTYPE), "0 samples skipped; left out: nothing"),
+    "a symbolic link": (
+        lambda tar: member(tar, "9.png", kind=tarfile.SYMTYPE, to="3.png"),
+        "1 links, sparse files",
+    ),
+    "of macOS": (
+        lambda tar: member(tar, "._9.png", b"x"),
+        "1 hidden files and folders, as ROOT/train/0.tar: ._9",
+    ),
+    "captions": (
+        lambda tar: member(tar, "0.txt", b"x"),
+        "1 members of tars that are no part of a sample, as",
+    ),
+    "a lonely class": (
+        lambda tar: member(tar, "9.cls", b"1"),
+        "skipped 1 of at most 10: ROOT/train/0.tar: sample 9",
+    ),
+    "a lonely picture": (lambda tar: member(tar, "9.jpg", b"1"), "sample 9 lacks its .cls"),
+    "the class of a word": (
+        lambda tar: pair(tar, b"cat"),
+        "9.cls is no class: a whole number from 0 on",
+    ),
+    "a class that is left out": (
+        lambda tar: pair(tar, b"3"),
+        "1 classes up to 3 have no picture, such as 2",
+    ),
+}
+
+
+def indexed(root: Path, *words: str) -> str:
+    done = CliRunner().invoke(cli.main, ["prepare", "index", str(root), *words])
+    assert done.exit_code in (0, 65), done.exception
+    return done.output.replace(str(root), "ROOT")
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_what_a_tar_holds_is_indexed_counted_or_refused(name: str, tmp_path: Path) -> None:
+    more, expected = TARS[name]
+    shard(tmp_path / "train/0.tar", more)
+    shard(tmp_path / "val/0.tar")
+
+    assert expected in indexed(tmp_path)
+
+
+def test_a_hard_link_of_a_tar_is_read_where_it_leads(tmp_path: Path) -> None:
+    shard(tmp_path / "train/0.tar", linked_sample)
+    shard(tmp_path / "val/0.tar")
+    indexed(tmp_path)
+    data = open_split(config.Data(path=str(tmp_path)), describe(tmp_path), "train")
+
+    assert (data.sample(3, CHANCE)[0] == data.sample(4, CHANCE)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda content: content + content, "0.tar: is joined to another one or damaged, at byte"),
+        (lambda content: content[: 512 * 10], "0.tar: is cut off, at byte"),
+        (lambda content: content[: 512 * 10 + 7], "0.tar: is"),
+    ],
+)
+def test_a_tar_of_which_a_part_would_not_be_read_is_refused(
+    damage: Callable[[bytes], bytes], expected: str, tmp_path: Path
+) -> None:
+    for split in SPLITS:
+        shard(tmp_path / split / "0.tar")
+    (tmp_path / "train/0.tar").write_bytes(damage((tmp_path / "train/0.tar").read_bytes()))
+
+    assert expected in indexed(tmp_path)
+
+
+def test_tars_beside_the_index_are_counted(tmp_path: Path) -> None:
+    shard(tmp_path / "train/0.tar")
+    shard(tmp_path / "val/0.tar")
+    with tarfile.open(tmp_path / "train/1.tar", "w"):
+        pass
+    said = indexed(tmp_path)
+    shard(tmp_path / "train/2.tar")
+    (tmp_path / "train/._0.tar").touch()
+
+    assert "left out: 1 tars without samples, as ROOT/train/1.tar" in said
+    assert "2 tars without a sample in index.npy, as ROOT/train/1.tar" in census_of(tmp_path)
+
+
+def test_the_shards_of_a_folder_leave_out_what_the_folder_does(tmp_path: Path) -> None:
+    pictures(*(tmp_path / "in" / folder for folder in SPLIT))
+    (tmp_path / "in/train/cat/a.txt").touch()
+    frames = [Image.new("RGB", (4, 4), shade) for shade in ("red", "blue")]
+    frames[0].save(tmp_path / "in/train/cat/b.gif", save_all=True, append_images=frames[1:])
+
+    done = CliRunner().invoke(cli.main, ["prepare", "shards", f"{tmp_path}/in", f"{tmp_path}/out"])
+
+    assert "1 pictures skipped; left out: 1 files of other kinds, as" in done.output
+    assert "b.gif: holds 2 pictures" in done.output
+
+
+# text files
+
+
+def test_text_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    for name in ("test/0.txt", *(f"{n}.txt" for n in range(1, 12)), "._1.txt", "a.md"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name * 20)
+    (source / "empty.txt").touch()
+    words = ["prepare", "tokens", f"{tmp_path}/out", "--source", str(source), "--pattern", "*.txt"]
+
+    done = CliRunner().invoke(cli.main, words)
+
+    assert done.exit_code == 0, done.output
+    assert f"1 hidden files and folders, as {source}/._1.txt" in done.output
+    assert f"1 files that do not match *.txt, as {source}/a.md" in done.output
+    assert f"1 files without text, as {source}/empty.txt" in done.output
+    assert "of 11 files" in done.output
+
+
+def test_splits_of_text_files_are_not_mixed(tmp_path: Path) -> None:
+    for split in SPLITS:
+        (tmp_path / split).mkdir()
+
+    done = CliRunner().invoke(cli.main, ["prepare", "tokens", f"{tmp_path}/out", "--source", str(tmp_path)])
+
+    assert (done.exit_code, "would mix train and val" in done.output) == (65, True)
+
+
+def test_a_relabelled_picture_is_other_data(tmp_path: Path) -> None:
+    pictures(*(tmp_path / folder for folder in SPLIT), count=600)
+    settings = config.Data(path=str(tmp_path))
+    before = run_identity.fingerprint(open_split(settings, describe(tmp_path), "train"))
+    for number in (301, 302):
+        (tmp_path / f"train/cat/{number}.png").rename(tmp_path / f"train/dog/{number}x.png")
+    for number in (301, 302):
+        (tmp_path / f"train/dog/{number}.png").rename(tmp_path / f"train/cat/{number}x.png")
+
+    assert run_identity.fingerprint(open_split(settings, describe(tmp_path), "train")) != before

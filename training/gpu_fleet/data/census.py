@@ -1,0 +1,125 @@
+"""Census of a data set's files: what a reader leaves out is counted by its reason and named by an example."""
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet.errors import DataError
+
+# Names that systems and programs leave in any folder; they hold no samples.
+OF_SYSTEM = ("lost+found", "__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information")
+OF_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+HIDDEN = "hidden files and folders"
+DANGLING = "links that lead nowhere"
+SPECIAL = "devices, pipes and sockets"
+LOOPS = "links to a folder above"
+TWICE = "folders that are links to another one of these data"
+OTHERS = "files of other kinds"
+ZEROS = re.compile(r"^([+-]?\d+)\.0+$")  # a whole number that was written as a real one
+
+
+@dataclass
+class Census:
+    """Record of what a reader leaves out: for each reason the number of things, and the first of them."""
+
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def leave(self, reason: str, example: object, count: int = 1) -> None:
+        """Count things that are left out, such as "hidden files and folders"."""
+        before, first = self.left_out.get(reason, (0, shown(example)))
+        if count:
+            self.left_out[reason] = before + count, first
+
+    def add(self, other: "Census") -> None:
+        """Add what another census has counted."""
+        for reason, (count, example) in other.left_out.items():
+            self.leave(reason, example, count)
+
+    def table(self) -> dict[str, Any]:
+        """Return the record for JSON."""
+        return {
+            reason: {"count": count, "example": example} for reason, (count, example) in self.left_out.items()
+        }
+
+    def __str__(self) -> str:
+        parts = (f"{count} {reason}, as {example}" for reason, (count, example) in self.left_out.items())
+        return "; ".join(parts) or "nothing"
+
+
+def shown(name: object) -> str:
+    """Return a name for a message: a sign that prints nothing, such as a byte order mark, is escaped."""
+    text = str(name)
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a name is hidden, or one that a system or a program leaves in any folder."""
+    return name.startswith(".") or name.lower() in (*OF_SYSTEM, *OF_SYSTEM_FILES)
+
+
+def walked(root: Path, census: Census, seen: dict[tuple[int, int], str] | None = None) -> Iterator[Path]:
+    """Yield all files below a folder, sorted, those of a folder before those of its folders.
+
+    What is no file, hidden or a second way to a folder goes into the `census`. `seen` has the folders of
+    earlier walks over the same data. Raises DataError for a folder that cannot be read.
+    """
+    seen = {} if seen is None else seen
+    if not root.is_dir():
+        return
+    if _is_known(root, seen):
+        census.leave(TWICE, root)
+        return
+    folders = []
+    for entry in entries(root, census):
+        if entry.is_dir():
+            folders.append(entry)
+        elif entry.is_file():
+            yield Path(entry.path)
+        else:
+            census.leave(DANGLING if entry.is_symlink() else SPECIAL, entry.path)
+    for entry in folders:
+        if entry.is_symlink() and root.resolve().is_relative_to(Path(entry.path).resolve()):
+            census.leave(LOOPS, entry.path)
+        else:
+            yield from walked(Path(entry.path), census, seen)
+
+
+def _is_known(folder: Path, seen: dict[tuple[int, int], str]) -> bool:
+    """Return whether a folder is in `seen`, to which it is added."""
+    about = folder.stat()
+    key = about.st_dev, about.st_ino
+    return seen.setdefault(key, str(folder)) != str(folder)
+
+
+def entries(root: Path, census: Census) -> list[os.DirEntry[str]]:
+    """Return what a folder holds, sorted by name, without hidden names; raises DataError."""
+    try:
+        with os.scandir(root) as scanned:
+            listed = sorted(scanned, key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{shown(root)}: cannot be read: {error.strerror}") from error
+    for entry in listed:
+        if is_hidden(entry.name):
+            census.leave(HIDDEN, entry.path)
+    return [entry for entry in listed if not is_hidden(entry.name)]
+
+
+def check_apart(names: Iterable[str], what: str) -> None:
+    """Raise DataError if two names differ only by case, spaces, Unicode form, or zeros after a point."""
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(_folded(name), name)
+        if other != name:
+            raise DataError(
+                f"{what} {shown(other)!r} and {shown(name)!r} differ only by their writing, and would be two "
+                "classes: write both alike, or rename one"
+            )
+
+
+def _folded(name: str) -> str:
+    plain = unicodedata.normalize("NFC", name.strip())
+    return plain if len(plain) == 1 else ZEROS.sub(r"\1", plain.casefold())  # `a` and `A` may be two letters

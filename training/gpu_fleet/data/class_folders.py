@@ -1,0 +1,188 @@
+"""Folders of pictures, one folder for each class: which there are, and which pictures they hold."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+
+from gpu_fleet.data.census import (
+    DANGLING,
+    OTHERS,
+    TWICE,
+    Census,
+    check_apart,
+    entries,
+    is_hidden,
+    shown,
+    walked,
+)
+from gpu_fleet.errors import DataError
+
+SUFFIXES = (
+    *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".gif"),
+    *(".tif", ".tiff", ".jp2", ".j2k", ".ppm", ".pgm", ".pbm", ".pnm", ".tga"),
+)
+# Pictures and arrays that cannot be read: an error names them, so that no class loses a part of its samples.
+UNREAD = (
+    *(".heic", ".heif", ".jxl", ".svg", ".psd", ".exr", ".hdr", ".dcm", ".nii", ".npy", ".npz"),
+    *(".dng", ".cr2", ".nef", ".arw", ".raw"),
+)
+# Splits by the names of their folders; the first that is there is read.
+SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
+NAMES_OF_SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
+FEWEST = 2  # folders that can be classes, or splits, of a data set of their own
+
+
+def classes_of(root: Path) -> tuple[str, ...]:
+    """Return the names of the class folders of a data set without dataset.json, sorted.
+
+    Raises DataError where a class may be something else: a split, another data set, or the same class again.
+    """
+    folder = root if is_unsplit(root) else root / "train"
+    names = class_names(folder)
+    check_apart(names, f"{shown(folder)}: the folders")
+    if folder == root:
+        _check_one_data_set(root, names)
+    return names
+
+
+def is_unsplit(root: Path) -> bool:
+    """Return whether a folder has folders, presumably of classes, but none called train."""
+    return not (root / "train").exists() and any(entry.is_dir() for entry in entries(root, Census()))
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """Return the folder of a split: the first of its names that is there, or else the split's own."""
+    return next((root / name for name in SPLITS[split] if (root / name).is_dir()), root / split)
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the class folders of a split, sorted; raises DataError without the folder."""
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png, a table is "
+            "*.parquet, *.jsonl or *.jsonl.gz"
+        )
+    return tuple(entry.name for entry in entries(folder, Census()) if entry.is_dir())
+
+
+def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
+    """Raise DataError if folders without a split called train are splits, or data sets, by their looks."""
+    inner = {name: _folders_without_pictures(root / name) for name in names}
+    splits = [name for name in names if name.lower() in NAMES_OF_SPLITS]
+    if len(splits) >= FEWEST or any(inner[name] & set(names) for name in splits):
+        raise DataError(
+            f"data.path = {str(root)!r}: {' and '.join(splits)} would be classes, and look like splits; call "
+            "them train and val"
+        )
+    for name, folders in inner.items():
+        splits = sorted(folder for folder in folders if folder.lower() in NAMES_OF_SPLITS)
+        if len(splits) >= FEWEST or "train" in splits:
+            raise DataError(
+                f"data.path = {str(root)!r}: {shown(name)} would be a class, and holds a data set, "
+                f"with {' and '.join(splits)}; set data.path to one data set, such as {shown(root / name)}"
+            )
+    if names and all(len(folders) >= FEWEST for folders in inner.values()):
+        name, folder = names[0], min(inner[names[0]])
+        raise DataError(
+            f"data.path = {str(root)!r}: all pictures lie in folders of folders, such as "
+            f"{shown(f'{name}/{folder}')}: if {shown(name)} is a data set, set data.path to it; if it is a "
+            "class, write train/CLASS and val/CLASS"
+        )
+
+
+def _folders_without_pictures(folder: Path) -> set[str]:
+    """Return the folders in a folder, as far as they come before its first picture: none after it."""
+    names = set()
+    with os.scandir(folder) as scanned:
+        for entry in scanned:
+            if entry.is_dir() and not is_hidden(entry.name):
+                names.add(entry.name)
+            elif is_picture(entry.name):
+                return set()
+    return names
+
+
+def is_picture(name: str) -> bool:
+    """Return whether a file is a picture that is read, by its name."""
+    return PurePath(name).suffix.lower() in SUFFIXES and not is_hidden(name)
+
+
+def pictures_of(folder: Path, classes: Iterable[str], census: Census) -> list[tuple[Path, int]]:
+    """Return the pictures of a split with their classes, by class and name; the rest goes into the census.
+
+    Raises DataError for a class without pictures, for a picture of no class, and for one of two classes.
+    """
+    pictures: list[tuple[Path, int]] = []
+    seen: dict[tuple[int, int], str] = {}
+    names = tuple(classes)
+    for number, name in enumerate(names):
+        place = folder / name
+        if not place.is_dir():
+            raise DataError(
+                f"{shown(place)}: is missing, but dataset.json or train/ names this class"
+                f"{_alike(folder, name)}"
+            )
+        here = Census()
+        of_class = pictures_in(place, here, seen)
+        if TWICE in here.left_out:
+            other = here.left_out[TWICE][1]
+            raise DataError(f"{other}: is a link to a folder of {shown(folder)} that is read: remove one")
+        if not of_class:
+            raise DataError(
+                f"{shown(place)}: holds no pictures, so its class would be empty (left out: {here}); fill "
+                f"the folder, or move it away; pictures are {', '.join(SUFFIXES)}"
+            )
+        census.add(here)
+        pictures += [(file, number) for file in of_class]
+    _check_left_out(folder, names, census)
+    return pictures
+
+
+def _alike(folder: Path, name: str) -> str:
+    """Return a hint at a folder whose name is another writing of a class."""
+    for other in class_names(folder) if folder.is_dir() else ():
+        try:
+            check_apart((name, other), "")
+        except DataError:
+            return f"; {shown(other)!r} is another writing of it ({other!a}, not {name!a})"
+    return ""
+
+
+def pictures_in(folder: Path, census: Census, seen: dict[tuple[int, int], str] | None = None) -> list[Path]:
+    """Return the pictures of a class, at any depth, sorted; raises DataError for some that cannot be read."""
+    pictures, unread = [], Census()
+    for file in walked(folder, census, seen):
+        suffix = file.suffix.lower()
+        if suffix in SUFFIXES:
+            pictures.append(file)
+        elif suffix in UNREAD:
+            unread.leave(f"files {suffix}", file)
+        else:
+            census.leave(OTHERS, file)
+    if unread.left_out:
+        raise DataError(f"{unread}: would not be read; write {', '.join(SUFFIXES)}, or move them away")
+    if DANGLING in census.left_out and not pictures:
+        raise DataError(f"{shown(folder)}: holds {census}, and no picture")
+    return sorted(pictures)
+
+
+def _check_left_out(folder: Path, classes: Sequence[str], census: Census) -> None:
+    """Count what a split holds beside its classes; raises DataError for a picture."""
+    for entry in entries(folder, census):
+        if entry.is_dir() and entry.name in classes:
+            continue
+        files = walked(Path(entry.path), Census()) if entry.is_dir() else (Path(entry.path),)
+        if picture := next((file for file in files if is_picture(file.name)), None):
+            raise DataError(
+                f"{shown(picture)}: would not be read: it is in no folder of a class, which dataset.json or "
+                "train/ names; move it into one, or away"
+            )
+        census.leave("folders without pictures" if entry.is_dir() else OTHERS, entry.path)
+
+
+def beside_splits(root: Path, census: Census) -> None:
+    """Count what lies beside the splits of a data set, and is read by nobody."""
+    read = {split_folder(root, split).name for split in SPLITS}
+    for entry in entries(root, census):
+        if entry.is_dir() and entry.name not in read:
+            census.leave("folders that are no split", entry.path)

@@ -1,0 +1,222 @@
+"""Tables: Parquet, JSON lines, or a folder that save_to_disk of Hugging Face's datasets wrote."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from gpu_fleet import config
+from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
+from gpu_fleet.data.class_folders import SPLITS, is_picture
+from gpu_fleet.data.dataset import DESCRIPTION, split_of, split_problem
+from gpu_fleet.data.own_data import OwnData, adapted
+from gpu_fleet.errors import ConfigError, DataError, MissingPackageError
+from gpu_fleet.own_code import Own
+
+MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets
+UNSPLIT = "rows"  # not "all", which means all splits to the library
+TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
+# Rows in a format or compression that is not read.
+UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
+REAL = ("float", "double", "halffloat")  # Arrow's names of column types
+
+
+def is_table(root: Path) -> bool:
+    """Return whether a path is a table: Parquet, JSON lines, or a folder from save_to_disk of datasets.
+
+    A file of rows deep inside a folder of pictures does not make the folder a table.
+    """
+    if (root / DESCRIPTION).exists():
+        return False
+    if _kind(root.name) or any((root / mark).is_file() for mark in MARKS):
+        return True
+    if not root.is_dir():
+        return False
+    listed = entries(root, Census())
+    inner = [entry for folder in listed if folder.is_dir() for entry in entries(Path(folder.path), Census())]
+    if any(_kind(entry.name) for entry in [*listed, *inner]):
+        return True
+    has_rows = False
+    for file in walked(root, Census()):
+        if is_picture(file.name):
+            return False
+        has_rows |= bool(_kind(file.name))
+    return has_rows
+
+
+def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
+    """Return the files of a table by split, from their folders or names; all under UNSPLIT without train.
+
+    Raises DataError for files that would be left out, read as the wrong split, or as one table with others.
+    """
+    if _kind(root.name):
+        return {UNSPLIT: [root]}
+    splits: dict[str, dict[Path, list[Path]]] = {}  # by the folder above what says the split
+    for file in _rows_in(root, census):
+        split, above = _split_of(file, root)
+        splits.setdefault(split, {}).setdefault(above, []).append(file)
+    for split, tables in splits.items():
+        if split != UNSPLIT and len(tables) > 1:
+            names = " and ".join(shown(files[0].relative_to(root)) for files in list(tables.values())[:2])
+            raise _refused(
+                root,
+                f"holds several data sets, with {names}: set data.path to one of them, or put the files of "
+                f"all into one folder {split}",
+            )
+    files = {split: [file for some in tables.values() for file in some] for split, tables in splits.items()}
+    if len({_kind(file.name) for some in files.values() for file in some}) > 1:
+        raise _refused(root, "has both Parquet and JSON lines; give one of them")
+    if "train" not in files and len(files) == 1:
+        return {UNSPLIT: next(iter(files.values()))}
+    if files and "train" not in files:
+        raise _refused(root, f"has {' and '.join(sorted(files))}, and no train: call the files of one so")
+    if UNSPLIT in files:
+        names = ", ".join(shown(file.relative_to(root)) for file in files[UNSPLIT][:4])
+        raise _refused(
+            root,
+            f"{names} beside files of train: begin their names, or those of their folders, with train, val "
+            "or test, or move them away",
+        )
+    return files
+
+
+def _rows_in(root: Path, census: Census) -> Iterator[Path]:
+    """Yield the files of rows; the rest goes into the census. Raises DataError for rows that are not read."""
+    for file in walked(root, census):
+        if _kind(file.name):
+            yield file
+        elif UNREAD.search(file.name):
+            raise _refused(
+                root,
+                f"{shown(file.relative_to(root))} would not be read: write it as .parquet, .jsonl or "
+                ".jsonl.gz, or move it away",
+            )
+        else:
+            census.leave("pictures beside the table" if is_picture(file.name) else OTHERS, file)
+    if TWICE in census.left_out:
+        raise _refused(root, f"{census.left_out[TWICE][1]} is a link to a folder that is read: remove one")
+
+
+def _refused(root: Path, problem: str) -> DataError:
+    return DataError(f"data.path = {str(root)!r}: {problem}")
+
+
+def _split_of(file: Path, root: Path) -> tuple[str, Path]:
+    """Return the split of a file and the folder above what says so: the outermost folder with a split's name.
+
+    Without one, all parts of the path that begin with a split's name decide; they must agree.
+    """
+    parts = file.relative_to(root).parts
+    names = [name for some in SPLITS.values() for name in some]
+    for depth, part in enumerate(parts[:-1]):
+        if part in names:
+            return part, Path(*parts[:depth])
+    said = [next((name for name in names if part.startswith(name)), UNSPLIT) for part in parts]
+    splits = sorted({*said} - {UNSPLIT})
+    if len(splits) > 1:
+        raise _refused(
+            root,
+            f"{shown(file.relative_to(root))} says {' and '.join(splits)}: put it into a folder called "
+            f"{', '.join(names[:-1])} or {names[-1]}, or rename it",
+        )
+    return (splits[0], Path(*parts[: said.index(splits[0])])) if splits else (UNSPLIT, Path())
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a table file, by the name that datasets uses; empty for another file."""
+    return next((kind for suffix, kind in TABLES.items() if name.lower().endswith(suffix)), "")
+
+
+def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
+    """Open a split of a table: samples are dictionaries of the chosen columns; numbers become tensors.
+
+    The "val" split is the first of validation, val and test. In a table without splits, data.held_out is its
+    share; 0 gives None. Raises DataError or ConfigError.
+    """
+    root, census = Path(settings.path), Census()
+    splits = _loaded(root, census)
+    name = next((name for name in SPLITS[split] if name in splits), None)
+    rows = splits[name] if name else None
+    for other in splits.keys() - {UNSPLIT, name, *SPLITS["train"]} if split == "val" else ():
+        census.leave(f"rows of split {shown(other)}, which is not read", root, len(splits[other]))
+    if rows is None and UNSPLIT in splits:
+        kept = split_of(len(splits[UNSPLIT]), settings, training=split == "train")
+        rows = splits[UNSPLIT].select(kept) if len(kept) else None
+        if rows is None and split == "train":
+            raise DataError(split_problem(len(splits[UNSPLIT]), settings, training=True))
+    if rows is None:
+        if split == "val":
+            return None
+        other = f"has no split 'train', but {', '.join(splits)}" if splits else "holds no rows"
+        raise _refused(root, other)
+    for column in settings.columns:
+        if column not in rows.column_names:
+            raise ConfigError(
+                f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
+            )
+    chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
+    if collate is None:
+        _check_values(chosen, root)
+    table = adapted(
+        chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError
+    )
+    table.census = census
+    return table
+
+
+def _check_values(rows: Any, root: Path) -> None:
+    """Raise DataError for a column with missing values, from which no batch can be made.
+
+    Real numbers are allowed: a missing one becomes NaN, which a loss may leave out.
+    """
+    for name in rows.column_names:
+        column = rows.data.column(name)
+        if column.null_count and str(column.type) not in REAL:
+            raise DataError(
+                f"data.columns: {name!r} of {root} has {column.null_count} rows without a value; leave them "
+                "out, or set data.collate = 'FILE.py:NAME'"
+            )
+
+
+def _with_rows(files: list[Path], census: Census) -> list[Path]:
+    """Return the files that have rows, as datasets cannot read one without; count the others."""
+    empty = [file for file in files if _is_empty(file)]
+    for file in empty:
+        census.leave("files without rows", file)
+    return [file for file in files if file not in empty]
+
+
+def _is_empty(file: Path) -> bool:
+    from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+
+    if file.suffix != ".parquet":
+        return file.is_file() and file.stat().st_size == 0
+    try:
+        return bool(parquet.read_metadata(file).num_rows == 0)
+    except (OSError, ArrowException):  # the reader reports a damaged file
+        return False
+
+
+def _loaded(root: Path, census: Census) -> dict[str, Any]:
+    """Load the splits of a table, mapped into memory; Parquet and JSON go once through datasets' cache."""
+    files = table_files(root, census)
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"data.path = {str(root)!r}: tables need two more packages: pip install datasets 'pyarrow<26'"
+        ) from error
+    datasets.disable_progress_bars()
+    try:
+        if files:
+            kind = _kind(next(iter(files.values()))[0].name)
+            names = {split: [str(file) for file in _with_rows(some, census)] for split, some in files.items()}
+            names = {split: some for split, some in names.items() if some}
+            return dict(datasets.load_dataset(kind, data_files=names)) if names else {}
+        loaded = datasets.load_from_disk(str(root))
+    except Exception as error:  # the library passes on errors of the readers of its files
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
+    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}
