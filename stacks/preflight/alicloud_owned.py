@@ -98,7 +98,7 @@ def _key(stack: Stack, cloud: Alicloud) -> Finding:
 
 def _instances(stack: Stack, cloud: Alicloud) -> Finding:
     """Check the age of instances."""
-    tags = {"Tag.1.Key": f"{naming.PROJECT}:stack", "Tag.1.Value": stack.name}
+    tags: dict[str, Any] = {"Tag.1.Key": f"{naming.PROJECT}:stack", "Tag.1.Value": stack.name}
     listing = partial(cloud.numbered, "ecs", "DescribeInstances", "Instances", "Instance", size=PAGE)
     started = {}
     for each in listing(RegionId=stack.region, **tags):
