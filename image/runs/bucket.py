@@ -16,6 +16,7 @@ from image.runs.model import (
     CANCEL,
     JOB,
     LOG,
+    RUNS,
     STATE,
     Job,
     NodeState,
@@ -61,15 +62,27 @@ class RunBucket:
         job = None if content is None else job_of(content)
         return job if job and (job.account, job.run) == (account, run) else None
 
-    def jobs(self, account: str, most: int = NEWEST) -> list[Job]:
-        """The newest jobs of an account, newest first; those of no sense are left out."""
+    def jobs(self, account: str, heard_since: datetime | None = None) -> list[Job]:
+        """The newest jobs of an account, newest first; those of no sense are left out.
+
+        Args:
+            heard_since: beside them all older ones of which an instance has spoken since then.
+        """
         names = {
             key.removeprefix(job_prefix(account)).partition("/")[0]
             for key in self._keys(job_prefix(account), account)
         }
-        newest = sorted(names, key=lambda name: name[-TIME_LENGTH:], reverse=True)[:most]
-        jobs = [job for run in newest if (job := self.job(account, run)) is not None]
+        chosen = set(sorted(names, key=lambda name: name[-TIME_LENGTH:], reverse=True)[:NEWEST])
+        if heard_since is not None and len(names) > NEWEST:
+            chosen |= names & self._heard(account, heard_since)
+        jobs = [job for run in chosen if (job := self.job(account, run)) is not None]
         return sorted(jobs, key=lambda job: (job.at, job.run), reverse=True)
+
+    def _heard(self, account: str, since: datetime) -> set[str]:
+        """Runs of which an instance has spoken since."""
+        listed = self._listed(f"{RUNS}/{account}/", account)
+        spoken = [item["Key"] for item in listed if item["LastModified"] >= since]
+        return {key.split("/")[-3] for key in spoken if key.endswith(f"/{STATE}")}
 
     def states(self, job: Job) -> list[NodeState]:
         """What each instance of a run says of it, by rank; of one that was refused before, that it was."""
@@ -120,13 +133,16 @@ class RunBucket:
         return content
 
     def _keys(self, prefix: str, account: str) -> Iterator[str]:
+        return (str(item["Key"]) for item in self._listed(prefix, account))
+
+    def _listed(self, prefix: str, account: str) -> Iterator[dict[str, Any]]:
         arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
         while True:
             try:
                 page = self.calls.look(self.s3.list_objects_v2, **arguments)
             except CloudError as error:
                 raise self._explained(error, account) from error
-            yield from (str(item["Key"]) for item in page.get("Contents", ()))
+            yield from page.get("Contents", ())
             if not page.get("NextContinuationToken"):
                 return
             arguments["ContinuationToken"] = page["NextContinuationToken"]

@@ -81,7 +81,8 @@ def _is_taken(instance: Instance, criteria: Criteria) -> bool:
 def busy(bucket: RunBucket, account: str, now: datetime) -> dict[str, str]:
     """Instance -> the run of this account that works there. Raises CloudError."""
     runs: dict[str, str] = {}
-    for job in bucket.jobs(account):
+    # twice, since it is the bucket's clock that says when something was written
+    for job in bucket.jobs(account, heard_since=now - 2 * SILENT):
         for member, state in zip(job.instances, bucket.states(job), strict=True):
             if state.phase not in OVER and not is_silent(job, state, now):
                 runs.setdefault(member.id, job.run)

@@ -5,7 +5,8 @@ import json
 import os
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from types import SimpleNamespace
 
 import boto3
@@ -22,8 +23,19 @@ from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.place import Place
 from image.runs import aws, command
-from image.runs.bucket import RunBucket
-from image.runs.model import Job, Member, NodeState, Phase, state_of
+from image.runs.bucket import NEWEST, RunBucket
+from image.runs.choice import busy
+from image.runs.model import (
+    JOB,
+    STATE,
+    Job,
+    Member,
+    NodeState,
+    Phase,
+    job_prefix,
+    node_prefix,
+    state_of,
+)
 from stacks.aws.stack import build
 from stacks.rehearsal import sweeps
 from stacks.rehearsal.moto_server import moto_server
@@ -337,6 +349,42 @@ def test_what_s3_denies_is_absent_unless_it_is_listed():
     assert RunBucket(Denying(), calls, RECORDS).state(place, "ada").phase is Phase.SENT
     with pytest.raises(ConfigurationError, match="--as ada: these credentials may not act as this account"):
         RunBucket(Denying(f"{place}state.json"), calls, RECORDS).state(place, "ada")
+
+
+class Kept:
+    """S3 with some objects: key -> (content, when it was written)."""
+
+    def __init__(self, objects):
+        self.objects = objects
+
+    def get_object(self, *, Key, **_):  # noqa: N803 - as boto3 names it
+        if Key not in self.objects:
+            raise ClientError({"Error": {"Code": "NoSuchKey", "Message": "no"}}, "GetObject")
+        return {"Body": BytesIO(self.objects[Key][0])}
+
+    def list_objects_v2(self, *, Prefix, **_):  # noqa: N803 - as boto3 names it
+        found = [(key, at) for key, (_, at) in self.objects.items() if key.startswith(Prefix)]
+        return {"Contents": [{"Key": key, "LastModified": at} for key, at in found]}
+
+
+def test_a_run_that_still_works_keeps_its_instance_busy_however_many_came_after_it():
+    now = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    objects = {}
+    for number in range(NEWEST + 5):
+        began = now - timedelta(hours=NEWEST + 5 - number)
+        member = Member(f"i-{number}", "10.0.0.1")
+        run = f"r-{began:%Y%m%d-%H%M%S}"
+        job = Job(run, "ada", "test", "train", (member,), ("run",), "", "", "users/ada", began.isoformat())
+        is_at_work = number in {1, NEWEST}
+        at = now if is_at_work else began
+        phase = Phase.RUNNING if is_at_work else Phase.FINISHED
+        said = json.dumps({"phase": phase.value, "at": at.isoformat()})
+        objects[job_prefix("ada", run) + JOB] = (job.content(), began)
+        objects[node_prefix(job, member.id) + STATE] = (said.encode(), at)
+
+    working = busy(RunBucket(Kept(objects), Calls(lambda: now), DATA), "ada", now)
+
+    assert working.keys() == {"i-1", f"i-{NEWEST}"}
 
 
 @pytest.mark.parametrize(("other", "ended"), [(Phase.SENT, 1), (Phase.STARTING, 1), (Phase.REFUSED, 0)])
