@@ -18,6 +18,7 @@ from stacks.rehearsal.registrations import RegistrationOutcome
 from stacks.settings.quantities import canary_types
 from tests.stacks.examples import BUILDING, pool, stack
 from tests.stacks.policy_judge import violations
+from tests.stacks.registrations import declared as declared_of
 from tests.stacks.registrations import stood
 
 BUILDER = "aws:imagebuilder/{}:{}"
@@ -145,9 +146,9 @@ def test_a_canary_can_be_tried_in_every_zone_and_only_the_first_has_a_schedule(b
     )
 
 
-def test_without_a_canary_image_builders_own_test_runs(register):
+def test_without_a_canary_image_builders_own_test_runs():
     image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "canary": False}
-    declared = register(stack(image=image | {"payload": "image/packages.toml"}))
+    declared = declared_of(stack(image=image | {"payload": "image/packages.toml"}))
 
     assert declared.of_type(BUILDER.format("workflow", "Workflow")) == ()
     arns = [workflow["workflowArn"] for workflow in inputs(declared, "ImagePipeline")["workflows"]]
@@ -261,20 +262,14 @@ def test_launch_templates_read_the_parameter_that_a_build_writes(built):
     assert template.inputs["imageId"] == f"resolve:ssm:{parameter['parameterName']}"
 
 
-def test_another_recipe_is_another_component_and_another_recipe_of_image_builder(register):
+def test_another_recipe_is_another_component_and_another_recipe_of_image_builder():
     def names(payload):
         image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "payload": payload}
-        found = register(stack(image=image))
-        return {
-            (label, inputs(found, kind, label)["name"], inputs(found, kind, label)["version"])
-            for kind, label in (("Component", "-recipe"), ("ImageRecipe", ""))
-        }
+        found = declared_of(stack(image=image))
+        made = [inputs(found, kind, label) for kind, label in (("Component", "-recipe"), ("ImageRecipe", ""))]
+        return {(each["name"], each["version"]) for each in made}
 
-    once, again, other = (
-        names(payload) for payload in ("image/packages.toml", "image/packages.toml", "image/versions.toml")
-    )
-    assert once == again
-    assert not once & other
+    assert not names("image/packages.toml") & names("image/versions.toml")
 
 
 @given(st.lists(st.text(), min_size=1))

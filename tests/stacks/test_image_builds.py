@@ -27,6 +27,7 @@ from stacks.payload import image_files
 from stacks.settings import stack_files
 from tests.stacks import alicloud_account, alicloud_examples, aws_account
 from tests.stacks.examples import BUILDING, stack
+from tests.stacks.registrations import declared
 
 PIPELINE = "arn:aws:imagebuilder:us-east-1:123456789012:image-pipeline/gpu-fleet-test"
 RECIPE = "arn:aws:imagebuilder:us-east-1:123456789012:image-recipe/gpu-fleet-test-0/1.0.0"
@@ -595,15 +596,15 @@ def test_without_the_setting_no_scanner_is_asked(run):
     assert "image.scan = False: true keeps Amazon Inspector's findings" in str(said.exception)
 
 
-def test_a_pipeline_keeps_findings_only_where_the_setting_says_so(register):
+def test_a_pipeline_keeps_findings_only_where_the_setting_says_so():
     pipeline = "aws:imagebuilder/imagePipeline:ImagePipeline"
-    scanning, plain = register(SCANNED).of_type(pipeline), register(BUILDING).of_type(pipeline)
+    scanning, plain = (declared(each).of_type(pipeline) for each in (SCANNED, BUILDING))
 
     assert scanning
     assert plain
-    for declared in scanning:
-        assert declared.inputs["imageScanningConfiguration"] == {"imageScanningEnabled": True}
-    assert not [declared for declared in plain if "imageScanningConfiguration" in declared.inputs]
+    for made in scanning:
+        assert made.inputs["imageScanningConfiguration"] == {"imageScanningEnabled": True}
+    assert not [made for made in plain if "imageScanningConfiguration" in made.inputs]
 
 
 @pytest.mark.parametrize(

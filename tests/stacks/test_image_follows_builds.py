@@ -22,6 +22,7 @@ from stacks.settings import ImageMode, reader, stack_files
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import BUILDING, pool, stack
 from tests.stacks.first_boots import STARTS
+from tests.stacks.registrations import stood
 
 PARAMETER = "/imagebuilder/gpu-fleet-test/ami"
 BUILDS = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload, "mode": "baked"}
@@ -49,26 +50,19 @@ def config(rehearsed):
 
 @pytest.fixture(scope="module")
 def first_up():
-    return registered(AWS)
+    return stood(AWS)
 
 
-def test_before_the_first_build_launches_find_the_image_that_the_stack_file_names(first_up):
-    (template,) = first_up.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+def test_before_the_first_build_launches_find_the_image_of_the_stack_file_and_a_later_up_leaves_a_builds(
+    first_up,
+):
+    (template,), parameter = first_up.of_type("aws:ec2/launchTemplate:LaunchTemplate"), seed(first_up)
 
     assert template.inputs["imageId"] == f"resolve:ssm:{PARAMETER}"
-    assert seed(first_up).inputs["name"] == PARAMETER
-    assert seed(first_up).inputs["insecureValue"] == FIRST
-    assert seed(first_up).inputs["dataType"] == "aws:ec2:image"
-
-
-def test_the_image_is_known_before_any_template_names_it(first_up):
-    (template,) = first_up.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-
-    assert seed(first_up).urn in template.dependencies
-
-
-def test_a_later_up_leaves_what_a_build_wrote(first_up):
-    assert seed(first_up).ignored_changes == ("insecureValue",)
+    assert (parameter.inputs["name"], parameter.inputs["insecureValue"]) == (PARAMETER, FIRST)
+    assert parameter.inputs["dataType"] == "aws:ec2:image"
+    assert parameter.urn in template.dependencies
+    assert parameter.ignored_changes == ("insecureValue",)
 
 
 def test_an_image_that_a_build_wrote_before_stays_the_one_that_boots():
@@ -154,44 +148,32 @@ def test_on_alibaba_cloud_an_image_that_is_named_as_ours_is_not_looked_up(monkey
     assert asked == []
 
 
-def refused(**changes):
-    with pytest.raises(SettingsError) as caught:
-        stack(**changes)
-    return str(caught.value)
+def test_what_builds_write_and_a_pool_that_no_build_could_serve_are_refused_before_the_first():
+    for changes, says in (
+        ({"image": BUILDS | {"parameter": PARAMETER}}, f"parameter = '{PARAMETER}': is what builds write"),
+        (
+            {"image": BUILDS | {"id": FIRST}, "pools": [pool(types=["p3.2xlarge"])]},
+            "need Turing or newer; p3.2xlarge is older",
+        ),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            stack(**changes)
+        assert says in str(caught.value)
 
 
-def test_what_builds_write_is_no_image_for_the_time_before():
-    said = refused(image=BUILDS | {"parameter": PARAMETER})
+def test_check_says_what_instances_boot_in_every_mode(monkeypatch):
+    images = {
+        f"(`gpu-fleet image build test`); until the first has ended {FIRST}, bootstrapped": AWS,
+        f"image: {FIRST}, bootstrapped\n": stack(image={"id": FIRST}),
+        f"image: what {PARAMETER} names, baked\n": stack(
+            image={"parameter": PARAMETER, "mode": "baked", "bundled": True}
+        ),
+        f"image: {FIRST}, nothing of ours runs there\n": stack(image={"id": FIRST, "mode": "none"}),
+    }
 
-    assert f"image.parameter = '{PARAMETER}': is what builds write" in said
-
-
-def test_a_pool_that_no_build_could_serve_is_refused_before_the_first():
-    said = refused(image=BUILDS | {"id": FIRST}, pools=[pool(types=["p3.2xlarge"])])
-
-    assert "need Turing or newer; p3.2xlarge is older" in said
-
-
-def test_check_says_what_instances_boot(monkeypatch):
-    monkeypatch.setattr(stack_files, "settings_of", lambda name: AWS)
-
-    said = CliRunner().invoke(check.check, ["test"]).stdout
-
-    assert f"(`gpu-fleet image build test`); until the first has ended {FIRST}, bootstrapped" in said
-
-
-@pytest.mark.parametrize(
-    ("image", "words"),
-    [
-        ({"id": FIRST}, f"image: {FIRST}, bootstrapped"),
-        ({"parameter": PARAMETER, "mode": "baked", "bundled": True}, f"image: what {PARAMETER} names, baked"),
-        ({"id": FIRST, "mode": "none"}, f"image: {FIRST}, nothing of ours runs there"),
-    ],
-)
-def test_check_says_so_of_every_mode(monkeypatch, image, words):
-    monkeypatch.setattr(stack_files, "settings_of", lambda name: stack(image=image))
-
-    assert words in CliRunner().invoke(check.check, ["test"]).stdout.splitlines()
+    for words, settings in images.items():
+        monkeypatch.setattr(stack_files, "settings_of", lambda name, settings=settings: settings)
+        assert words in CliRunner().invoke(check.check, ["test"]).stdout
 
 
 @pytest.mark.parametrize("name", ["aws-prod", "alicloud-prod"])

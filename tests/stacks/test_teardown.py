@@ -180,12 +180,10 @@ def test_a_snapshot_keeps_the_key_and_a_second_run_after_its_deletion_lets_it_go
     assert "key in 7" in world.did
 
 
-@pytest.mark.parametrize("failures", [1, 2, 3])
-def test_a_destroy_that_failed_is_finished_by_running_it_again(failures):
-    """Whichever of its calls of the engine fails."""
-    world = World(fails=failures)
+def test_a_destroy_that_failed_is_finished_by_running_it_again():
+    world = World(fails=3)
 
-    for _ in range(failures):
+    for _ in range(3):
         with pytest.raises(TeardownError):
             world.run(delete_data=frozenset(KINDS))
     world.run(delete_data=frozenset(KINDS))
@@ -255,19 +253,16 @@ def test_nothing_kept_is_ever_without_its_key(world, given_up, fails):
         assert KEY in world.left
 
 
-@pytest.mark.parametrize(
-    ("tags", "held"),
-    [
-        ({}, False),
-        ({"gpu-fleet:keep-until": "2026-11-22T00:00:00+00:00"}, True),
-        ({"gpu-fleet:keep-until": "2026-11-20T00:00:00+00:00"}, False),
-        ({"gpu-fleet:keep-until": "2026-11-20T00:00:00"}, True),
-        ({"gpu-fleet:keep-until": "soon"}, True),
-        ({"gpu-fleet:protected": ""}, True),
-    ],
-)
-def test_a_hold_counts_unless_it_is_surely_over(tags, held):
-    assert bool(hold_of(tags, NOW)) is held
+def test_a_hold_counts_unless_it_is_surely_over():
+    def until(text):
+        return bool(hold_of({"gpu-fleet:keep-until": text}, NOW))
+
+    assert [until(text) for text in ("2026-11-22T00:00:00+00:00", "2026-11-20T00:00:00", "soon")] == [
+        True
+    ] * 3
+    assert not until("2026-11-20T00:00:00+00:00")
+    assert hold_of({"gpu-fleet:protected": ""}, NOW)
+    assert not hold_of({}, NOW)
 
 
 def test_a_running_instance_in_no_group_is_named_since_no_drain_reaches_it():
@@ -286,26 +281,21 @@ def test_the_page_says_why_each_store_stays_and_how_to_go_on():
     assert "`gpu-fleet up test` takes it up again" in text
 
 
-@pytest.mark.parametrize(
-    ("argument", "instead"),
-    [
-        ("--target=urn", "destroyed whole"),
-        ("-yt", "destroyed whole"),
-        ("-xurn", "--delete-data"),
-        ("--exclude-protected", "kept anyway"),
-        ("--remove", "pulumi stack rm"),
-        ("--ignore-protect", "gpu-fleet:protected"),
-        ("--stack=other", "argument STACK"),
-    ],
-)
-def test_flags_that_would_undo_what_was_looked_at_are_refused(argument, instead):
-    with pytest.raises(StacksError, match=instead):
+def test_flags_that_would_undo_what_was_looked_at_are_refused_and_others_handed_on():
+    refused = {
+        "--target=urn": "destroyed whole",
+        "-yt": "destroyed whole",
+        "-xurn": "--delete-data",
+        "--exclude-protected": "kept anyway",
+        "--remove": "pulumi stack rm",
+        "--ignore-protect": "gpu-fleet:protected",
+        "--stack=other": "argument STACK",
+    }
+    for argument, instead in refused.items():
+        with pytest.raises(StacksError, match=instead):
+            engine.refuse([argument])
+    for argument in ("--diff", "-y", "--parallel=4", "--refresh"):
         engine.refuse([argument])
-
-
-@pytest.mark.parametrize("argument", ["--diff", "-y", "--parallel=4", "--refresh"])
-def test_other_flags_are_handed_on(argument):
-    engine.refuse([argument])
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"deployment": {"resources": [{}]}}', "not json"])
