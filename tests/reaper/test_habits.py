@@ -94,8 +94,10 @@ def numbered(*pids, **more):
 def test_a_run_that_some_looks_missed_is_one_run_whose_past_is_not_forgotten():
     missed = [(numbered(1, 2), False), ([], False)] * 4
     on_gpu = [numbered(1, on_gpu=True), [], numbered(1), [], numbered(2), [], numbered(3), []]
+    itself = [(numbered(3, began_s=99.0), False), ([], False)]
 
     assert not learned(missed, *numbered(3))
+    assert not learned([*missed, *itself], *numbered(3))
     assert not learned([(look, False) for look in on_gpu], *numbered(4))
 
 

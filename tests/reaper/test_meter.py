@@ -20,7 +20,7 @@ from image.reaper.money.meter import (
     with_spot_prices,
 )
 from image.reaper.money.meter_state import from_json
-from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instance, metered
+from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instance, metered, prices
 
 DEV_HOUR = Decimal("2.10")
 
@@ -72,47 +72,35 @@ def test_what_pools_share_and_a_pool_without_instances_are_metered_too():
     assert metered(at_noon(), fleet(), at(1)).month == {"dev": 0, "train": 0, SHARED: Decimal("0.50")}
 
 
-def test_an_instance_that_a_sweep_terminated_counts_until_then_where_the_cloud_says_nothing_more():
-    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON + HOUR / 2)
+def ended_at(hours):
+    """A meter that began at noon, by which a sweep terminated the instance so much later."""
+    return note_ends(at_noon(make_instance()), ["i-1"], at(hours))
 
-    reading = metered(noted, fleet(), NOON + HOUR)
+
+def test_an_instance_that_a_sweep_terminated_counts_until_then_where_the_cloud_says_nothing_more():
+    reading = metered(ended_at(0.5), fleet(), at(1))
 
     assert reading.month["dev"] == DEV_HOUR / 2
     assert reading.day.saved["i-1"].seconds == 1800
 
 
-def test_what_an_instance_saves_ends_with_its_month():
-    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON)
-    into_december, days = advance(noted, fleet(), budget(), "USD", datetime(2026, 12, 2, tzinfo=UTC))
+def test_an_instance_saves_all_but_its_disks_until_it_runs_again_or_its_month_ends():
+    stopped = metered(ended_at(0), fleet(make_instance(state="stopped", stopped_at=NOON)), at(1))
+    again = metered(ended_at(0), fleet(make_instance(launched_at=at(1))), at(2))
+    december, days = advance(ended_at(0), fleet(), budget(), "USD", datetime(2026, 12, 2, tzinfo=UTC))
 
+    assert stopped.day.saved["i-1"].cost == Decimal(2)
+    assert again.saved == december.saved == {}
     assert sum(day.saved["i-1"].seconds for day in days if day.saved) == 9.5 * 86_400
-    assert into_december.saved == {}
-
-
-def test_an_instance_that_was_stopped_saves_all_but_its_disks():
-    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON)
-
-    reading = metered(noted, fleet(make_instance(state="stopped", stopped_at=NOON)), NOON + HOUR)
-
-    assert reading.day.saved["i-1"].cost == Decimal(2)
-
-
-def test_an_instance_that_runs_again_saves_no_more():
-    noted = note_ends(at_noon(make_instance()), ["i-1"], NOON)
-
-    assert metered(noted, fleet(make_instance(launched_at=NOON + HOUR)), NOON + 2 * HOUR).saved == {}
 
 
 def test_an_instance_that_was_stopped_all_along_and_then_terminated_did_not_run():
-    stopped = make_instance(state="stopped", stopped_at=NOON - HOUR, launched_at=NOON - 2 * HOUR)
-    before = metered(metered(None, fleet(stopped), NOON), fleet(stopped), NOON + HOUR)
+    stopped = make_instance(state="stopped", stopped_at=at(-1), launched_at=at(-2))
+    before = metered(metered(None, fleet(stopped), NOON), fleet(stopped), at(1))
 
-    gone = replace(stopped, state="terminated", stopped_at=NOON + 2 * HOUR)
+    after = metered(before, fleet(gone=(replace(stopped, state="terminated", stopped_at=at(2)),)), at(3))
 
-    assert metered(before, fleet(gone=(gone,)), NOON + 3 * HOUR).month == {
-        **before.month,
-        SHARED: before.month[SHARED] + 2 * Decimal("0.50"),
-    }
+    assert after.month == before.month | {SHARED: before.month[SHARED] + 2 * Decimal("0.50")}
 
 
 def test_an_hour_costs_the_market_price_of_spot_the_listed_one_or_what_is_assumed_in_this_order():
@@ -122,6 +110,7 @@ def test_an_hour_costs_the_market_price_of_spot_the_listed_one_or_what_is_assume
     rows = {
         "1.10": (make_instance(spot=True), budget()),
         "0.10": (nameless, budget()),  # its disks
+        "0.1": (make_instance(state="stopped"), budget(pools={"dev": prices(disk_per_hour=Decimal("0.1"))})),
         "20.10": (nameless, assumed),
         "2.10": (own, assumed),
         "9.10": (nameless, market),

@@ -94,6 +94,15 @@ def test_what_was_asked_at_an_old_look_and_answered_since_is_asked_anew(slow, qu
     assert slow.get(question) == 3
 
 
+def test_another_question_is_not_answered_by_what_was_asked_before_it(slow, question):
+    slow.get(question)
+    question.may_answer.clear()
+    slow.get(question)  # is asked, and the answer before is young
+    threading.Timer(0.05, question.may_answer.set).start()
+
+    assert slow.get(question, key="another") == 3
+
+
 def test_what_asking_raised_is_raised_until_there_is_an_answer(slow, question, monkeypatch):
     monkeypatch.setattr(slow_answer, "PATIENCE_S", 60)
 
