@@ -63,6 +63,11 @@ def only(*folders: str, suffix: str = ".png") -> Callable[[], None]:
     return lambda: pictures(*folders, suffix=suffix)
 
 
+def val_of_train() -> None:
+    pictures("train/a", "train/b")
+    Path("val").symlink_to("train")
+
+
 def unfilled() -> None:
     pictures("a", "b")
     Path("c").mkdir()
@@ -120,6 +125,14 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     "splits of other names": (
         only("Training/a", "Training/b", "Testing/a"),
         "look like splits; call them train",
+    ),
+    "splits of longer names": (
+        only("train_set/a", "test-set/a"),
+        "look like splits; call them train and val",
+    ),
+    "one folder as two splits": (
+        val_of_train,
+        "ROOT/val: is the folder of train: no picture would be held out",
     ),
     "a split among classes": (
         only("a", "b", "test/a", "test/b"),
@@ -230,6 +243,18 @@ def test_grey_values_of_sixteen_bits_of_any_file_are_scaled() -> None:
     shown = [pixels(content)[..., 0].tolist() for content in (white_is_zero, portable, plain(portable))]
 
     assert shown == [[[0, 1], [128, 255]]] * 3
+
+
+@pytest.mark.parametrize("mark", [b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM", b"no camera"])
+def test_a_picture_whose_orientation_cannot_be_read_is_read_as_it_is_stored(mark: bytes) -> None:
+    content = encoded(Image.new("RGB", (4, 6), "red"), "JPEG", exif=mark)
+
+    assert (pixels(content).shape, plain(content)) == ((6, 4, 3), content)
+
+
+def test_what_is_no_picture_is_no_sample_for_another_decoder_either() -> None:
+    with pytest.raises(CorruptSampleError, match="is no picture"):
+        plain(b"nothing")
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])

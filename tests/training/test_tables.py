@@ -35,6 +35,7 @@ def test_a_table_without_its_package_says_which(tmp_path: Path, monkeypatch: pyt
         (["train-0.parquet", "train-1.parquet", "test-0.parquet"], {"train": 2, "test": 1}),
         (["data/train-0.parquet", "data/validation-0.parquet"], {"train": 1, "validation": 1}),
         (["train/0.jsonl", "val/0.jsonl"], {"train": 1, "val": 1}),
+        (["Train.jsonl", "TEST/0.jsonl"], {"train": 1, "test": 1}),
         (["train.jsonl.gz", "test.jsonl.gz"], {"train": 1, "test": 1}),
         (["train/0.jsonl", "val/train_x.jsonl"], {"train": 1, "val": 1}),
         (["train/2026/07/0.jsonl", "val/2026/0.jsonl"], {"train": 1, "val": 1}),

@@ -1,6 +1,7 @@
 """Folders of pictures, one folder for each class: which there are, and which pictures they hold."""
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
@@ -28,7 +29,7 @@ UNREAD = (
 )
 # Splits by the names of their folders; the first that is there is read.
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
-NAMES_OF_SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
+NAME_OF_SPLIT = re.compile(r"(train|test|val|valid|dev|eval)(ing|idation|uation)?(?![a-z])", re.IGNORECASE)
 FEWEST = 2  # folders that can be classes, or splits, of a data set of their own
 
 
@@ -68,14 +69,14 @@ def class_names(folder: Path) -> tuple[str, ...]:
 def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
     """Raise DataError if folders without a split called train are splits, or data sets, by their looks."""
     inner = {name: _folders_without_pictures(root / name) for name in names}
-    splits = [name for name in names if name.lower() in NAMES_OF_SPLITS]
+    splits = [name for name in names if NAME_OF_SPLIT.match(name)]
     if len(splits) >= FEWEST or any(inner[name] & set(names) for name in splits):
         raise DataError(
             f"data.path = {str(root)!r}: {' and '.join(splits)} would be classes, and look like splits; call "
             "them train and val"
         )
     for name, folders in inner.items():
-        splits = sorted(folder for folder in folders if folder.lower() in NAMES_OF_SPLITS)
+        splits = sorted(folder for folder in folders if NAME_OF_SPLIT.match(folder))
         if len(splits) >= FEWEST or "train" in splits:
             raise DataError(
                 f"data.path = {str(root)!r}: {shown(name)} would be a class, and holds a data set, "

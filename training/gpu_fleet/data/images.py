@@ -4,6 +4,7 @@ import hashlib
 import io
 import math
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ def open_split(
     """
     root = folder.parent
     folder = split_folder(root, folder.name)
+    if not training and folder.is_dir() and folder.samefile(split_folder(root, "train")):
+        raise DataError(f"{shown(folder)}: is the folder of train: no picture would be held out")
     if folder.is_dir() or not is_unsplit(root):
         return ImageFolder(folder, description.classes, settings, training)
     pictures = ImageFolder(root, description.classes, settings, training)
@@ -163,8 +166,8 @@ def plain(content: bytes) -> bytes:
 
     Raises CorruptSampleError.
     """
-    with Image.open(io.BytesIO(content)) as stored, opened(content) as picture:
-        if picture.mode == stored.mode and not turn_of(picture):
+    with opened(content) as picture:
+        if picture.format and not turn_of(picture):  # what was scaled to 8 bits has no format
             return content
         out = io.BytesIO()
         _upright(picture).convert("RGB").save(out, "PNG")
@@ -208,7 +211,10 @@ def turn_of(picture: Image.Image) -> Image.Transpose | None:
     """Return the turn that makes a picture upright, by the orientation that a camera wrote into it."""
     if picture.format == "TIFF" or not OF_CAMERAS & picture.info.keys():  # Pillow turns TIFF itself
         return None
-    return TURNS.get(picture.getexif().get(ORIENTATION, 1))
+    try:
+        return TURNS.get(picture.getexif().get(ORIENTATION, 1))
+    except (*BROKEN, struct.error, LookupError, TypeError):  # the picture itself may be whole
+        return None
 
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:

@@ -109,11 +109,12 @@ def _split_of(file: Path, root: Path) -> tuple[str, Path]:
     Without one, all parts of the path that begin with a split's name decide; they must agree.
     """
     parts = file.relative_to(root).parts
+    lower = [part.lower() for part in parts]
     names = [name for some in SPLITS.values() for name in some]
-    for depth, part in enumerate(parts[:-1]):
+    for depth, part in enumerate(lower[:-1]):
         if part in names:
             return part, Path(*parts[:depth])
-    said = [next((name for name in names if part.startswith(name)), UNSPLIT) for part in parts]
+    said = [next((name for name in names if part.startswith(name)), UNSPLIT) for part in lower]
     splits = sorted({*said} - {UNSPLIT})
     if len(splits) > 1:
         raise _refused(

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from gpu_fleet.data.census import Census, entries, walked
-from gpu_fleet.data.class_folders import NAMES_OF_SPLITS
+from gpu_fleet.data.class_folders import NAME_OF_SPLIT
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
 from gpu_fleet.data.preparation.prepare import make_folder
@@ -98,7 +98,7 @@ def text_files(source: Path, pattern: str, census: Census) -> list[Path]:
     if not source.is_dir():
         raise DataError(f"--source = {str(source)!r}: is not a folder")
     inner = sorted(entry.name for entry in entries(source, Census()) if entry.is_dir())
-    splits = [name for name in inner if name.lower() in NAMES_OF_SPLITS]
+    splits = [name for name in inner if NAME_OF_SPLIT.match(name)]
     if "train" in splits and len(splits) > 1:
         raise DataError(
             f"--source = {str(source)!r}: would mix {' and '.join(splits)}; set it to {source / 'train'}, of "
