@@ -382,7 +382,7 @@ def test_a_run_that_still_works_keeps_its_instance_busy_however_many_came_after_
         objects[job_prefix("ada", run) + JOB] = (job.content(), began)
         objects[node_prefix(job, member.id) + STATE] = (said.encode(), at)
 
-    working = busy(RunBucket(Kept(objects), Calls(lambda: now), DATA), "ada", now)
+    working = busy(RunBucket(Kept(objects), Calls(lambda: now), RECORDS), "ada", now)
 
     assert working.keys() == {"i-1", f"i-{NEWEST}"}
 
