@@ -98,10 +98,10 @@ def _key(stack: Stack, cloud: Alicloud) -> Finding:
 
 def _instances(stack: Stack, cloud: Alicloud) -> Finding:
     """Check the age of instances."""
-    tags: dict[str, Any] = {"Tag.1.Key": f"{naming.PROJECT}:stack", "Tag.1.Value": stack.name}
-    listing = partial(cloud.numbered, "ecs", "DescribeInstances", "Instances", "Instance", size=PAGE)
+    asked: dict[str, Any] = {"Tag.1.Key": f"{naming.PROJECT}:stack", "Tag.1.Value": stack.name}
+    asked["RegionId"] = stack.region
     started = {}
-    for each in listing(RegionId=stack.region, **tags):
+    for each in cloud.numbered("ecs", "DescribeInstances", "Instances", "Instance", size=PAGE, **asked):
         of = {tag["TagKey"]: tag["TagValue"] for tag in each["Tags"]["Tag"]}
         if (pool := of.get(f"{naming.PROJECT}:pool")) in {known.name for known in stack.pools}:
             started[each["InstanceId"]] = str(pool), datetime.fromisoformat(each["CreationTime"])
