@@ -22,6 +22,8 @@ WORK = [
     "prterun -n 2 sleep 15",
     "/usr/bin/orted -mca ess env",
     "srun --ntasks 16 python train.py",
+    "salloc --gpus=1 bash",
+    "sbatch --wait job.sh",
     "slurmstepd:_[12.0]",
     "ray::train_fn",
     "ray::Trainer.step",

@@ -29,7 +29,7 @@ LAUNCHERS = frozenset(
         *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "colossalai", "composer"),
         # Open MPI 4 and 5 with their daemons on the other nodes, MPICH and Intel MPI with theirs, Slurm's
         *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prun", "prted"),
-        *("mpiexec.hydra", "hydra_pmi_proxy", "srun"),
+        *("mpiexec.hydra", "hydra_pmi_proxy", "srun", "salloc", "sbatch"),
     }
 )
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
