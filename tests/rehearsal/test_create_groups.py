@@ -18,14 +18,17 @@ def template(create):
     )[0]
 
 
-def test_a_group_starts_the_instances_it_desires(clients, create, template, subnet_id):
+def test_a_group_starts_the_instances_it_desires_with_the_tags_of_group_and_template(
+    clients, create, template, subnet_id
+):
     name, _ = create(
         GROUP,
         minSize=0,
         maxSize=3,
         desiredCapacity=2,
         vpcZoneIdentifiers=[subnet_id],
-        launchTemplate={"id": template, "version": "1"},
+        launchTemplate={"id": template, "version": "$Latest"},
+        tags=[{"key": "gpu-fleet:pool", "value": "dev", "propagateAtLaunch": True}],
     )
 
     of_group = [{"Name": "tag:aws:autoscaling:groupName", "Values": [name]}]
@@ -33,20 +36,7 @@ def test_a_group_starts_the_instances_it_desires(clients, create, template, subn
     instances = [instance for reservation in reservations for instance in reservation["Instances"]]
     assert [instance["InstanceType"] for instance in instances] == ["g5.xlarge", "g5.xlarge"]
     assert {instance["SubnetId"] for instance in instances} == {subnet_id}
-
-
-def test_instances_carry_the_tags_of_group_and_template(clients, create, template, subnet_id):
-    create(
-        GROUP,
-        minSize=1,
-        maxSize=1,
-        vpcZoneIdentifiers=[subnet_id],
-        launchTemplate={"id": template, "version": "$Latest"},
-        tags=[{"key": "gpu-fleet:pool", "value": "dev", "propagateAtLaunch": True}],
-    )
-
-    instance = clients("ec2").describe_instances()["Reservations"][0]["Instances"][0]
-    tags = as_map(instance["Tags"])
+    tags = as_map(instances[0]["Tags"])
     assert (tags["gpu-fleet:pool"], tags["from"]) == ("dev", "template")
 
 
@@ -135,7 +125,5 @@ def test_a_lifecycle_hook_holds_an_ending_instance(clients, create, group):
 
     seen = clients("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=group)["LifecycleHooks"][0]
     assert (seen["LifecycleHookName"], seen["HeartbeatTimeout"]) == ("drain", 900)
-    assert (seen["LifecycleTransition"], seen["DefaultResult"]) == (
-        "autoscaling:EC2_INSTANCE_TERMINATING",
-        "CONTINUE",
-    )
+    assert seen["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
+    assert seen["DefaultResult"] == "CONTINUE"

@@ -3,8 +3,8 @@
 from tests.rehearsal.examples import REGION, TAGS, as_map
 
 
-def test_a_vpc_has_its_cidr_tags_and_dns(clients, create):
-    made, _ = create(
+def test_a_vpc_has_its_cidr_tags_and_dns_and_reports_its_default_group_and_main_table(clients, create):
+    made, outputs = create(
         "aws:ec2/vpc:Vpc",
         cidrBlock="10.1.0.0/16",
         enableDnsHostnames=True,
@@ -18,15 +18,9 @@ def test_a_vpc_has_its_cidr_tags_and_dns(clients, create):
     assert seen["CidrBlock"] == "10.1.0.0/16"
     assert as_map(seen["Tags"]) == TAGS
     assert dns["EnableDnsHostnames"]["Value"] is True
-
-
-def test_a_vpc_reports_its_default_group_and_main_table(clients, create):
-    made, outputs = create("aws:ec2/vpc:Vpc", cidrBlock="10.1.0.0/16")
-
-    group = clients("ec2").describe_security_groups(GroupIds=[outputs["defaultSecurityGroupId"]])
-    table = clients("ec2").describe_route_tables(RouteTableIds=[outputs["mainRouteTableId"]])
-    assert group["SecurityGroups"][0]["VpcId"] == made
-    assert table["RouteTables"][0]["VpcId"] == made
+    group = ec2.describe_security_groups(GroupIds=[outputs["defaultSecurityGroupId"]])
+    table = ec2.describe_route_tables(RouteTableIds=[outputs["mainRouteTableId"]])
+    assert group["SecurityGroups"][0]["VpcId"] == table["RouteTables"][0]["VpcId"] == made
 
 
 def test_a_subnet_lies_in_its_zone_and_gives_no_public_address(clients, create, vpc_id):

@@ -10,52 +10,42 @@ from stacks.rehearsal.program import read_config
 from tests.rehearsal.examples import run
 
 
-def test_a_refusal_names_the_resource_and_motos_words(clients):
-    def program():
-        aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
-
-    with pytest.raises(CreationError) as refusal:
-        run(program)
-
-    assert str(refusal.value) == (
-        "aws:ec2/subnet:Subnet 'lost' was refused: CreateSubnet: InvalidVpcID.NotFound: "
-        "VpcID vpc-missing does not exist."
-    )
+def lost_subnet():
+    return aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
 
 
-def test_what_boto3_itself_refuses_is_refused(clients):
-    with pytest.raises(
-        CreationError, match=r"aws:s3/bucket:Bucket 'data' was refused: .*Invalid bucket name"
-    ):
-        run(lambda: aws.s3.Bucket("data", bucket="not a name"))
+def nowhere():
+    provider = aws.Provider("nowhere", region="xx-nowhere-1")
+    aws.ec2.Vpc("lost", cidr_block="10.0.0.0/16", opts=pulumi.ResourceOptions(provider=provider))
 
 
-def test_what_moto_stumbles_over_is_a_refusal(clients):
-    def program():
-        nowhere = aws.Provider("nowhere", region="xx-nowhere-1")
-        aws.ec2.Vpc("lost", cidr_block="10.0.0.0/16", opts=pulumi.ResourceOptions(provider=nowhere))
-
-    with pytest.raises(CreationError, match=r"aws:ec2/vpc:Vpc 'lost' was refused: .*xx-nowhere-1"):
-        run(program)
+def without_status():
+    aws.s3.BucketVersioning("versions", bucket="mine", versioning_configuration={"mfa_delete": "Disabled"})
 
 
-def test_a_missing_input_is_named(clients):
-    def program():
-        aws.s3.BucketVersioning(
-            "versions", bucket="mine", versioning_configuration={"mfa_delete": "Disabled"}
-        )
+# In the words of moto, of boto3, of what moto stumbles over, and of a creator that misses an input.
+REFUSED = {
+    r"aws:ec2/subnet:Subnet 'lost' was refused: CreateSubnet: InvalidVpcID.NotFound: VpcID vpc-missing does "
+    r"not exist\.$": lost_subnet,
+    r"aws:s3/bucket:Bucket 'data' was refused: .*Invalid bucket name": lambda: aws.s3.Bucket(
+        "data", bucket="not a name"
+    ),
+    r"aws:ec2/vpc:Vpc 'lost' was refused: .*xx-nowhere-1": nowhere,
+    r"BucketVersioning 'versions' was refused: .* has 'status'": without_status,
+}
 
-    with pytest.raises(CreationError, match=r"BucketVersioning 'versions' was refused: .* has 'status'"):
-        run(program)
+
+def test_a_refusal_names_the_resource_and_the_reason_and_a_run_after_it_succeeds(clients):
+    for reason, program in REFUSED.items():
+        with pytest.raises(CreationError, match=reason):
+            run(program)
+
+    assert run(lambda: aws.sns.Topic("alarms")).created == 1
 
 
 def test_nothing_that_depends_on_a_refused_resource_is_made(clients):
-    def program():
-        lost = aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
-        aws.sns.Topic("alarms", display_name=lost.id)
-
     with pytest.raises(CreationError):
-        run(program)
+        run(lambda: aws.sns.Topic("alarms", display_name=lost_subnet().id))
 
     assert clients("sns").list_topics()["Topics"] == []
 
@@ -66,13 +56,6 @@ def test_an_error_of_the_program_itself_comes_out_as_it_is(clients):
 
     with pytest.raises(pulumi.RunError, match="the settings are wrong"):
         run(program)
-
-
-def test_a_run_after_a_refusal_succeeds(clients):
-    with pytest.raises(CreationError):
-        run(lambda: aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24"))
-
-    assert run(lambda: aws.sns.Topic("alarms")).created == 1
 
 
 def test_an_unknown_provider_function_is_refused_with_those_that_are_known(clients):
@@ -95,10 +78,9 @@ def test_a_missing_stack_file_is_refused_with_those_there_are():
         read_config("nowhere")
 
 
-@pytest.mark.parametrize("content", ["config: [1]", "- list", "config: {a: ["])
-def test_a_stack_file_that_is_none_is_refused(tmp_path, content):
+def test_a_stack_file_that_is_none_is_refused(tmp_path):
     path = tmp_path / "Pulumi.bad.yaml"
-    path.write_text(content)
-
-    with pytest.raises(StacksError, match=str(path)):
-        read_config("bad", path)
+    for content in ("config: [1]", "- list", "config: {a: ["):
+        path.write_text(content)
+        with pytest.raises(StacksError, match=str(path)):
+            read_config("bad", path)

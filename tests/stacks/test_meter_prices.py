@@ -131,25 +131,18 @@ def test_a_stack_that_never_freezes_grants_nothing_for_it(register):
         assert not {"LimitGroups", "CloseGroups"} & reaper_statements(register(stack)).keys()
 
 
-@pytest.mark.parametrize(("on_exceeded", "allowed"), [("notify", []), ("freeze", [["train"]])])
-def test_a_freeze_on_alibaba_cloud_is_bound_to_training_groups_too(on_exceeded, allowed):
-    budget = {"monthly": 10**6, "currency": "CNY", "recipients": ["a@b.org"], "on_exceeded": on_exceeded}
-    found = register_alicloud(
-        alicloud_examples.stack(
-            budget=budget, pools=[alicloud_examples.pool(), alicloud_examples.pool(**TRAIN)]
-        )
-    )
-
-    statements = [
-        statement
-        for policy in inputs(found, "alicloud:ram/policy:Policy", name="-reaper")
-        for statement in json.loads(policy["policyDocument"])["Statement"]
-    ]
-    limiting = [statement for statement in statements if "ess:ModifyScalingGroup" in statement["Action"]]
-
-    assert [
-        alarm["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"] for alarm in limiting
-    ] == allowed
+def test_a_freeze_on_alibaba_cloud_is_bound_to_training_groups_too():
+    pools = [alicloud_examples.pool(), alicloud_examples.pool(**TRAIN)]
+    for on_exceeded, allowed in (("notify", []), ("freeze", [["train"]])):
+        budget = {"monthly": 10**6, "currency": "CNY", "recipients": ["a@b.org"], "on_exceeded": on_exceeded}
+        found = register_alicloud(alicloud_examples.stack(budget=budget, pools=pools))
+        limiting = [
+            statement["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"]
+            for policy in inputs(found, "alicloud:ram/policy:Policy", name="-reaper")
+            for statement in json.loads(policy["policyDocument"])["Statement"]
+            if "ess:ModifyScalingGroup" in statement["Action"]
+        ]
+        assert limiting == allowed
 
 
 def test_assumed_prices_stand_apart_from_those_of_a_list():
@@ -174,11 +167,8 @@ def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
 
 
 def test_running_instances_without_a_price_raise_an_alarm_on_aws(declared):
-    (alarm,) = [
-        resource.inputs
-        for resource in declared.of_type(ALARM)
-        if resource.inputs["metricName"] == "UnpricedInstances"
-    ]
+    alarms = [made.inputs for made in declared.of_type(ALARM)]
+    (alarm,) = [alarm for alarm in alarms if alarm["metricName"] == "UnpricedInstances"]
 
     assert alarm["namespace"] == f"GpuFleet/{declared.settings.name}"
     assert (alarm["statistic"], alarm["comparisonOperator"]) == ("Maximum", "GreaterThanThreshold")
@@ -189,11 +179,8 @@ def test_running_instances_without_a_price_raise_an_alarm_on_aws(declared):
 def test_running_instances_without_a_price_raise_an_alarm_on_alibaba_cloud():
     found = register_alicloud(alicloud_examples.stack())
 
-    (alarm,) = [
-        resource
-        for resource in inputs(found, "alicloud:cms/alarm:Alarm")
-        if resource["metric"] == "UnpricedInstances"
-    ]
+    alarms = inputs(found, "alicloud:cms/alarm:Alarm")
+    (alarm,) = [alarm for alarm in alarms if alarm["metric"] == "UnpricedInstances"]
     assert alarm["escalationsCritical"]["comparisonOperator"] == ">"
     assert alarm["escalationsCritical"]["threshold"] == "0"
     assert alarm["contactGroups"] == ["gpu-fleet-test"]

@@ -46,11 +46,6 @@ def named():
 
 
 @pytest.fixture
-def nobody():
-    return stood(NOBODY)
-
-
-@pytest.fixture
 def assistant():
     return declared(ON_ALICLOUD)
 
@@ -77,19 +72,17 @@ def test_the_document_takes_three_parameters_and_holds_each_to_a_pattern(named):
     assert all(re.search(patterns[key], value) for key, value in model.parameters(JOB).items())
 
 
-@pytest.mark.parametrize(
-    "text", ["ada; id", "ada\nid", "$(id)", "`id`", "a'b", "-a", "../a", "", "{{ Run }}", "root\\"]
-)
-def test_no_parameter_lets_a_shell_word_through(named, text):
+def test_no_parameter_lets_a_shell_word_through(named):
     (document,) = documents(named)
-    parameters = json.loads(document["content"])["parameters"]
+    words = "ada; id", "ada\nid", "$(id)", "`id`", "a'b", "-a", "../a", "", "{{ Run }}", "root\\"
 
-    assert [
-        key for key, parameter in parameters.items() if re.fullmatch(parameter["allowedPattern"], text)
-    ] == []
+    for key, parameter in json.loads(document["content"])["parameters"].items():
+        assert [word for word in words if re.fullmatch(parameter["allowedPattern"], word)] == [], key
 
 
-def test_a_stack_without_accounts_has_no_document_and_lets_no_user_send_one(nobody):
+def test_a_stack_without_accounts_has_no_document_and_lets_no_user_send_one():
+    nobody = stood(NOBODY)
+
     assert documents(nobody) == []
     assert "ssm:SendCommand" not in nobody.outputs["people_policy"]
 
@@ -97,10 +90,8 @@ def test_a_stack_without_accounts_has_no_document_and_lets_no_user_send_one(nobo
 def may(found, action, resource, **context):
     me = {"aws:username": "ada", "aws:userid": "AIDA1", "aws:PrincipalTag/SSMSessionRunAs": "ada"} | context
     given = {key: value for key, value in me.items() if value is not None}
-    return (
-        decide(Request(action, resource, context=given), identity=[found.outputs["people_policy"]])
-        is Verdict.ALLOWED
-    )
+    request = Request(action, resource, context=given)
+    return decide(request, identity=[found.outputs["people_policy"]]) is Verdict.ALLOWED
 
 
 INSTANCE = f"arn:aws:ec2:{NAMED.region}:{NAMED.account_id}:instance/i-0123456789abcdef0"
@@ -203,9 +194,8 @@ def test_on_alibaba_cloud_a_user_starts_runs_as_their_own_account_and_never_as_r
     tags = {"acs:ResourceTag/gpu-fleet:stack": ON_ALICLOUD.name}
 
     def starts(resource, account, **more):
-        return ram_may(
-            assistant, "ada", "ecs:InvokeCommand", resource, **{"ecs:CommandRunAs": account, **more}
-        )
+        more |= {"ecs:CommandRunAs": account}
+        return ram_may(assistant, "ada", "ecs:InvokeCommand", resource, **more)
 
     assert starts(theirs, "ada")
     assert starts(instance, "ada", **tags)

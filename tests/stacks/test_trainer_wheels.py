@@ -124,7 +124,7 @@ def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, l
     assert "its instances fetch from PyPI by themselves" in said.output
 
 
-def test_nothing_is_fetched_for_a_bucket_that_is_not_there(s3, lists, monkeypatch):
+def test_a_stack_that_does_not_stand_is_one_message_and_nothing_is_fetched_for_it(s3, lists, monkeypatch):
     """Minutes and gigabytes went by before the first call said so."""
     monkeypatch.setattr(wheels_command, "LISTS", lists)
     fetches = []
@@ -132,7 +132,8 @@ def test_nothing_is_fetched_for_a_bucket_that_is_not_there(s3, lists, monkeypatc
 
     said = CliRunner().invoke(wheels_command.wheels, ["aws-prod"])
 
-    assert "does the stack stand" in str(said.exception)
+    assert isinstance(said.exception, StacksError)
+    assert "does the stack stand (`gpu-fleet up`)?" in str(said.exception)
     assert fetches == []
 
 
@@ -144,15 +145,6 @@ def test_what_takes_minutes_is_said_before_it_begins(tmp_path, monkeypatch):
     wheels_command.fetched(TEXT, tmp_path, said.append)
 
     assert said == [f"fetching 2 wheels, up to 4 GB, into {tmp_path}: minutes, and once", "pip"]
-
-
-def test_a_stack_that_does_not_stand_is_one_message(s3, folder, lists, monkeypatch):
-    monkeypatch.setattr(wheels_command, "LISTS", lists)
-
-    said = CliRunner().invoke(wheels_command.wheels, ["aws-prod", "--wheels", str(folder)])
-
-    assert isinstance(said.exception, StacksError)
-    assert "does the stack stand (`gpu-fleet up`)?" in str(said.exception)
 
 
 def test_without_credentials_of_alibaba_cloud_it_says_which(folder):
