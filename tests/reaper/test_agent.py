@@ -1,5 +1,6 @@
-"""The agent's loop on a clock that a test moves."""
+"""The agent's loop on a clock that a test moves, and its own clock."""
 
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.agent.judge import JudgeMemory, Minute
-from image.reaper.agent.loop import Agent, next_multiple
+from image.reaper.agent.loop import REAL_PAUSE_S, Agent, Clock, next_multiple
 from image.reaper.agent.sensors.counters import Counters, RateSensor
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.reading import Rates
@@ -169,3 +170,35 @@ def test_the_next_multiple_is_a_whole_step_and_less_than_one_away(moment, step):
 
     assert timedelta(0) <= found - moment < step
     assert moment.year >= 9000 or found.timestamp() % step.total_seconds() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.fixture
+def real(monkeypatch):
+    """Real seconds as a list of one; sleeping adds to them."""
+    passed = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: passed.insert(0, passed.pop() + seconds))
+    return passed
+
+
+def test_it_shows_what_it_was_set_to_and_runs_and_waits_as_fast_as_it_was_set(real):
+    clock = Clock(NOON, speed=60)
+
+    real[0] += 2
+    assert clock.now() == NOON + timedelta(minutes=2)
+    clock.wait_until(NOON + timedelta(minutes=5))
+
+    assert real[0] == pytest.approx(1005.0)
+
+
+@pytest.mark.parametrize("ahead_s", [-60, 0, 1])
+def test_two_looks_are_never_closer_than_the_kernel_counts(real, ahead_s):
+    Clock(NOON, speed=1000).wait_until(NOON + timedelta(seconds=ahead_s))
+
+    assert real[0] == pytest.approx(1000.0 + REAL_PAUSE_S)
+
+
+def test_only_the_wall_s_time_at_its_own_speed_is_real():
+    assert Clock().is_real
+    assert not Clock(NOON).is_real
+    assert not Clock(speed=2).is_real

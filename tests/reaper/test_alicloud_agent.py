@@ -245,31 +245,22 @@ def test_an_instance_reaches_its_bucket_inside_the_network_and_the_group_that_it
     assert agent_cloud.metrics()._group == "4711"
 
 
-def test_an_instance_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
-    agent_cloud.harden(Metadata("alicloud"), INSTANCE)
-
-    assert not cloud.asked
-
-
-def test_an_instance_that_was_started_without_tokens_asks_for_them_from_now_on(
-    cloud, metadata, agent_cloud, caplog
+@pytest.mark.parametrize("takes", [True, False])
+def test_an_instance_that_was_started_without_tokens_asks_for_them_or_says_that_it_cannot(
+    cloud, metadata, agent_cloud, caplog, takes
 ):
-    metadata.open = True
+    """One that asks for them already is left as it is."""
     hardened = []
-    cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
+    if takes:
+        cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
 
     agent_cloud.harden(Metadata("alicloud"), INSTANCE)
-
-    assert hardened == ["required"]
-    assert "event=metadata-not-hardened" not in caplog.text
-
-
-def test_an_instance_that_cannot_be_hardened_says_so_and_continues(metadata, agent_cloud, caplog):
+    assert not cloud.asked
     metadata.open = True
-
     agent_cloud.harden(Metadata("alicloud"), INSTANCE)
 
-    assert "event=metadata-not-hardened" in caplog.text
+    assert hardened == (["required"] if takes else [])
+    assert ("event=metadata-not-hardened" in caplog.text) is not takes
 
 
 ROLE = {

@@ -106,12 +106,12 @@ def test_two_currencies_are_refused():
         summarise([end(), end(instance_id="i-2", currency="CNY")], NOVEMBER, LATER)
 
 
-@pytest.mark.parametrize("key", ["at", "price_per_hour", "owner"])
-def test_a_damaged_record_is_named(key):
-    damaged = {name: value for name, value in record().items() if name != key}
+def test_a_damaged_record_is_named():
+    for key in ("at", "price_per_hour", "owner"):
+        damaged = {name: value for name, value in record().items() if name != key}
 
-    with pytest.raises(CloudError, match=r"ledger record a/b\.json: KeyError"):
-        end_of(damaged, "a/b.json")
+        with pytest.raises(CloudError, match=r"ledger record a/b\.json: KeyError"):
+            end_of(damaged, "a/b.json")
 
 
 def test_what_is_no_month_is_refused():
