@@ -653,9 +653,6 @@ EXCEPTIONS = {
     "mig.service": (96, "it changes the mode of GPUs, which resets them: tried in no sandbox"),
     "mig@.service": (96, "as mig.service"),
     "gpu-queue-node.service": (96, "slurmd starts everybody's jobs as they are, with their own limits"),
-    "gpu-queue-controller.service": (96, "slurmctld, in a queue of the stack's own: tried in no sandbox"),
-    "gpu-queue-accounting.service": (96, "slurmdbd: as the controller"),
-    "gpu-queue-watch.service": (96, "it asks both, as root: as the controller"),
 }
 
 
