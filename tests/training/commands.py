@@ -1,5 +1,6 @@
 """Runs commands of `python -m gpu_fleet` inside the test, and hears what they tell a person."""
 
+import os
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -19,9 +20,14 @@ def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> l
 
 
 def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[int, str]:
-    """The same for one process, this one."""
+    """The same for one process, this one, which may be one of several ranks that share the folder.
+
+    Each puts the file there whole: a rank that read a half-written one ended, and the other waited for it.
+    """
     file = folder / "config.toml"
-    file.write_text(tomli_w.dumps(table))
+    own = folder / f"config-{os.getpid()}.toml"
+    own.write_text(tomli_w.dumps(table))
+    own.replace(file)
     return command(["train", str(file), *overrides])
 
 

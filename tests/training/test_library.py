@@ -96,45 +96,32 @@ def test_a_finished_run_is_in_the_bucket_and_not_trained_again(bucket: str, tmp_
     assert result(tmp_path / "there")["checkpoint"] == uri
 
 
-def test_a_run_with_another_configuration_is_refused(
+# what the configuration was, is now, and what is said of it
+OTHER: list[tuple[dict[str, Any], dict[str, Any] | None, str]] = [
+    ({"lr": 0.1}, {"lr": 0.2}, "run.lr  0.1 -> 0.2"),
+    ({"lr": 0.1}, {"lr": 0.1, "decay": 0.9}, "run.decay  (none) -> 0.9"),
+    ({"lr": 0.1, "decay": 0.9}, {"lr": 0.1}, "run.decay  0.9 -> (none)"),
+    ({}, {"lr": 0.1}, "run.lr  (none) -> 0.1"),
+    ({"lr": 0.1}, None, "run.lr  0.1 -> (none)"),
+]
+
+
+def test_a_run_with_another_configuration_is_refused_until_its_key_is_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small(tmp_path, 2, config={"lr": 0.1})
+    for number, (before, now, row) in enumerate(OTHER):
+        folder, key = tmp_path / str(number), row.split(maxsplit=1)[0]
+        small(folder, 2, config=before)
 
-    with pytest.raises(SystemExit) as end:
-        small(tmp_path, 3, config={"lr": 0.2})
-    hopeless = (tmp_path / outcome.FAILURE).exists()  # which `train run` around torchrun reads
-    small(tmp_path, 3, config={"lr": 0.2}, allow=["run.lr"])
+        with pytest.raises(SystemExit) as end:
+            small(folder, 3, config=now)
+        hopeless = (folder / outcome.FAILURE).exists()  # which `train run` around torchrun reads
+        small(folder, 3, config=now, allow=[key])
 
-    assert (end.value.code, hopeless) == (65, True)
-    assert "run.lr  0.1 -> 0.2" in (said := capsys.readouterr().err)
-    assert "to go on all the same: Run(allow=['run.lr'])" in said
-    assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "row"),
-    [
-        ({"lr": 0.1}, {"lr": 0.1, "decay": 0.9}, "run.decay  (none) -> 0.9"),
-        ({"lr": 0.1, "decay": 0.9}, {"lr": 0.1}, "run.decay  0.9 -> (none)"),
-        ({}, {"lr": 0.1}, "run.lr  (none) -> 0.1"),
-        ({"lr": 0.1}, None, "run.lr  0.1 -> (none)"),
-    ],
-)
-def test_a_key_that_is_new_or_gone_is_another_configuration(
-    before: dict[str, Any],
-    now: dict[str, Any] | None,
-    row: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    small(tmp_path, 2, config=before)
-
-    with pytest.raises(SystemExit) as end:
-        small(tmp_path, 2, config=now)
-    small(tmp_path, 2, config=now, allow=[row.split(maxsplit=1)[0]])
-
-    assert (end.value.code, row in capsys.readouterr().err) == (65, True)
+        assert (end.value.code, hopeless) == (65, True)
+        assert row in (said := capsys.readouterr().err)
+        assert f"to go on all the same: Run(allow=['{key}'])" in said
+        assert "Traceback" not in said
 
 
 def rank_with_its_number_in_config(directory: str, steps: int) -> int:
@@ -506,12 +493,12 @@ def rank_alone(directory: str, seed_by_rank: int) -> str:
     return heard.getvalue()
 
 
-@pytest.mark.parametrize("seed_by_rank", [0, 1])
-def test_ranks_that_hold_different_weights_are_named_once(seed_by_rank: int, tmp_path: Path) -> None:
-    first, second = run_ranks(rank_alone, 2, str(tmp_path), seed_by_rank)
+def test_ranks_that_hold_different_weights_are_named_once(tmp_path: Path) -> None:
+    for seed_by_rank in (0, 1):
+        first, second = run_ranks(rank_alone, 2, str(tmp_path / str(seed_by_rank)), seed_by_rank)
 
-    assert first.count("Run(net=...): the ranks hold different weights") == seed_by_rank
-    assert "different weights" not in second
+        assert first.count("Run(net=...): the ranks hold different weights") == seed_by_rank
+        assert "different weights" not in second
 
 
 @pytest.mark.parametrize(("said", "warnings"), [(1, 1), (2, 0)])

@@ -195,19 +195,6 @@ def gone_on_elsewhere(
     return straight, started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
 
 
-def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
-    table, file = with_own_file(example("own_regression", tmp_path / "run", digits), tmp_path)
-    started_in(tmp_path, table, stop_at=2)
-    file.write_text(file.read_text().replace(".mean()", ".sum()"))
-
-    refused, said = run_ranks(tried_in, 1, tmp_path, table)[0]
-    allowed = started_in(tmp_path, changed(table, checkpoint={"allow": ["code.my_code.py"]}))
-
-    assert refused == 65
-    assert "code.my_code.py" in said
-    assert allowed["resumed_from_step"] == 2
-
-
 LATE = """
 
 def late(*arguments, **options):
@@ -229,19 +216,22 @@ def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any
     return table, module
 
 
-def test_a_changed_module_that_is_imported_inside_a_function_is_another_run(
-    digits: Path, tmp_path: Path
-) -> None:
+def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
+    """A module too that a function imports first when it is called."""
     table, module = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
     started_in(tmp_path, table, stop_at=2)
     module.write_text("SCALE = 2.0\n")
 
-    refused, said = run_ranks(tried_in, 1, tmp_path, table)[0]
-    allowed = started_in(tmp_path, changed(table, checkpoint={"allow": ["code.helpers/scales.py"]}))
+    _, of_module = run_ranks(tried_in, 1, tmp_path, table)[0]
+    file = tmp_path / "my_code.py"
+    file.write_text(file.read_text().replace(".mean()", ".sum()"))
+    refused, of_both = run_ranks(tried_in, 1, tmp_path, table)[0]
+    allow = {"allow": ["code.my_code.py", "code.helpers/scales.py"]}
+    allowed = started_in(tmp_path, changed(table, checkpoint=allow))
 
     assert refused == 65
-    assert "code.helpers/scales.py" in said
-    assert "code.my_code.py" not in said
+    assert ("code.helpers/scales.py" in of_module, "code.my_code.py" in of_module) == (True, False)
+    assert ("code.helpers/scales.py" in of_both, "code.my_code.py" in of_both) == (True, True)
     assert allowed["resumed_from_step"] == 2
 
 
@@ -267,19 +257,6 @@ def test_a_checkpoint_that_knows_no_such_module_is_resumed_and_says_so(digits: P
     assert resumed["resumed_from_step"] == 2
     assert "the checkpoint of step 2 does not know code.helpers/scales.py" in said
     assert "not compared" not in again
-
-
-def test_a_module_that_is_imported_inside_a_function_travels_with_the_checkpoint(
-    bucket: str, digits: Path, tmp_path: Path
-) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    table, module = with_late_module(example("own_regression", here / "run", digits), here)
-
-    straight, resumed = gone_on_elsewhere(table, f"s3://{bucket}/late", here, there)
-
-    assert (there / "run/code/helpers/scales.py").read_bytes() == module.read_bytes()
-    assert resumed["resumed_from_step"] == 2
-    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
 
 
 def written(folder: Path, texts: Mapping[str, str]) -> None:
@@ -416,17 +393,20 @@ def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:
-    """Another instance has the configuration alone."""
+    """Another instance has the configuration alone; a module that a function imports travels too."""
     here, there = tmp_path / "here", tmp_path / "there"
-    table, file = with_own_file(example("own_regression", here / "run", digits), here)
+    here.mkdir()
+    table, module = with_late_module(example("own_regression", here / "run", digits), here)
 
     straight, resumed = gone_on_elsewhere(table, f"s3://{bucket}/mine", here, there)
 
-    assert (there / "run/code/my_code.py").read_text() == file.read_text()
+    own = (here / "my_code.py").read_bytes()
+    assert (there / "run/code/my_code.py").read_bytes() == own
+    assert (there / "run/code/helpers/scales.py").read_bytes() == module.read_bytes()
     assert resumed["resumed_from_step"] == 2
     assert resumed["parameters_sha256"] == straight["parameters_sha256"]
     with zipfile.ZipFile(there / "run/checkpoints/step-6/code.zip") as packed:
-        assert packed.read("my_code.py") == file.read_bytes()
+        assert packed.read("my_code.py") == own
 
 
 class Counted:
