@@ -32,27 +32,29 @@ def document_name(stack: Stack) -> str:
     return naming.session_document(stack.name) if by_account(stack) else ""
 
 
-def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
+class SessionDocuments(pulumi.ComponentResource):
     """The documents; that of a shell where the stack names users.
 
     Without a default account a caller who has no tag ``SSMSessionRunAs`` gets no session at all
     (docs.aws.amazon.com/systems-manager/latest/userguide/session-preferences-run-as.html).
     """
-    contents = {"forward": forward_content(stack)}
-    if by_account(stack):
-        contents["session"] = document_content(stack)
-    return [
-        aws.ssm.Document(
-            f"{name}-{kind}",
-            name=naming.prefixed(stack.name, kind),
-            document_type="Session",
-            document_format="JSON",
-            content=json.dumps(content, indent=1),
-            tags=naming.tags(stack.name, stack.owner),
-            opts=opts,
-        )
-        for kind, content in contents.items()
-    ]
+
+    def __init__(self, name: str, stack: Stack, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:SessionDocuments", name, None, opts)
+        contents = {"forward": forward_content(stack)}
+        if by_account(stack):
+            contents["session"] = document_content(stack)
+        for kind, content in contents.items():
+            aws.ssm.Document(
+                f"{name}-{kind}",
+                name=naming.prefixed(stack.name, kind),
+                document_type="Session",
+                document_format="JSON",
+                content=json.dumps(content, indent=1),
+                tags=naming.tags(stack.name, stack.owner),
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        self.register_outputs({})
 
 
 def forward_content(stack: Stack) -> dict[str, object]:

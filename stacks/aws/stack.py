@@ -6,7 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming, organization
-from stacks.aws import sessions, submit
+from stacks.aws import submit
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.builds import ImageBuilds, ImageBuildsArgs
 from stacks.aws.capacity import Capacity, CapacityArgs, people_policy
@@ -21,6 +21,7 @@ from stacks.aws.network import Network, NetworkArgs
 from stacks.aws.people import People, PeopleArgs
 from stacks.aws.queue import QueueArgs, QueueController
 from stacks.aws.reaper import Reaper, ReaperArgs
+from stacks.aws.sessions import SessionDocuments
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs
 from stacks.cost import notice
 from stacks.payload import sweep_archive
@@ -150,7 +151,7 @@ def build(stack: Stack) -> dict[str, Any]:
         People(name, reading, own)
     if stack.image.built:
         ImageBuilds(name, ImageBuildsArgs(stack, image.pipeline_arns, keys.key_arn, budget.topic_arn), own)
-    sessions.declare(name, stack, own)
+    SessionDocuments(name, stack, own)
     submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
     dashboard = Dashboard(name, DashboardArgs(stack, groups), own)

@@ -103,7 +103,7 @@ def test_a_notice_in_an_evaluation_of_the_trainer_ends_it_and_loses_nothing(
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("library", "key"),
-    zip(LIBRARIES, ("arguments.learning_rate", "run.rate", "run.rate"), strict=True),
+    list(zip(LIBRARIES, ("arguments.learning_rate", "run.rate", "run.rate"), strict=True)),
 )
 def test_another_learning_rate_in_the_same_folder_is_refused(
     library: str, key: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -170,7 +170,7 @@ def at_home(monkeypatch):
 def run_up(shell, step):  # noqa: F811 - the fixture
     plan = json.dumps({"steps": [step]})
     shell.has_cli(f"""case "$*" in preview*--json*) echo '{plan}'; exit 0;; esac""")
-    return shell.run("up", "alicloud-dev")
+    return CliRunner().invoke(main, ["up", "alicloud-dev"])
 
 
 def ups(shell):  # noqa: F811 - the fixture
