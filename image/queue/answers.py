@@ -17,6 +17,8 @@ COMMAND = "squeue --json"
 # Without it Slurm cuts the list of an array's tasks.
 ENVIRONMENT = {"SLURM_BITSTR_LEN": "0"}
 LONGEST_NAME = 200
+LONGEST_PATH = 4096  # PATH_MAX of limits.h
+WIDEST = 10  # sbatch(1): a number in a file name pattern is filled up to ten digits
 OURS = "gpu-fleet"  # how comments begin that are not users' own business
 PENDING = "PENDING"
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
@@ -28,7 +30,7 @@ CPUS = re.compile(r"cpu[:=]\d+")  # which 23.11 writes of each task beside GPUs;
 NO_GRES = ("gres:none", "gres/none", "none")  # as `sbatch --gres=none` says it
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-PATTERN = re.compile(r"%(\d*)([%Aajux])")
+PATTERN = re.compile(r"%(\d{0,4})([%Aajux])")
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def answer(text: str) -> JobList:
             jobs.append(listed(JobFields(raw)))
         except SlurmError as error:
             unread.append(str(error))
+        except Exception as error:  # noqa: BLE001 - what one user wrote must not hide the jobs of all others
+            unread.append(f"{COMMAND}: a job cannot be read: {type(error).__name__}")
     if unread and not jobs:
         raise SlurmError(unread[0])
     return JobList(tuple(jobs), tuple(unread))
@@ -221,11 +225,11 @@ def _job(raw: JobFields) -> Job:
         pool=raw.text("partition").partition(",")[0],
         nodes=max(raw.number("node_count"), 1),
         state=raw.text("job_state"),
-        reason="" if reason == "None" else reason,
+        reason="" if reason == "None" else printable(reason),
         on=raw.text("nodes"),
         restarts=raw.number("restart_cnt"),
         log=_log(raw),
-        comment=comment if comment.partition(":")[0] == OURS else "",
+        comment=printable(comment, LONGEST_PATH) if comment.partition(":")[0] == OURS else "",
     )
 
 
@@ -283,13 +287,16 @@ def _count(tasks: str) -> int:
     return number
 
 
-def printable(text: str) -> str:
+def printable(text: str, longest: int = LONGEST_NAME) -> str:
     """What users wrote, for a line of a table: no control characters, and no end of lines."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_NAME])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
 
 
 def _log(raw: JobFields) -> str:
-    """The file of a job's output: 22.05 says the pattern (sbatch(1), "FILENAME PATTERN")."""
+    """The file of a job's output: 22.05 says the pattern (sbatch(1), "FILENAME PATTERN").
+
+    Empty for a path that no file can have, or that would not be shown as it is.
+    """
     array, task = raw.number("array_job_id"), raw.number("array_task_id")
     pattern = raw.text("standard_output") or ("slurm-%A_%a.out" if array else "slurm-%j.out")
     folder, number = raw.text("current_working_directory"), raw.number("job_id")
@@ -301,8 +308,11 @@ def _log(raw: JobFields) -> str:
         "u": raw.text("user_name"),
         "x": raw.text("name"),
     }
-    name = PATTERN.sub(lambda mark: values[mark[2]].zfill(int(mark[1] or 0)), pattern)
-    return name if name.startswith("/") or not folder else f"{folder}/{name}"
+    if sum(len(values[kind]) for _, kind in PATTERN.findall(pattern)) > LONGEST_PATH:
+        return ""
+    name = PATTERN.sub(lambda mark: values[mark[2]].zfill(min(int(mark[1] or 0), WIDEST)), pattern)
+    path = name if name.startswith("/") or not folder else f"{folder}/{name}"
+    return path if len(path) <= LONGEST_PATH and path.isprintable() else ""
 
 
 def _short(value: Any) -> str:

@@ -4,6 +4,7 @@ Slurm forgets a job minutes after its end, and a laptop cannot ask Slurm at all.
 it saw last of each job, and how long instances have worked on it, over all its tries.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -17,6 +18,8 @@ JOBS = "queue/jobs.json"
 SCHEMA = 1
 MOST_ENDED = 200
 LONGEST = 4 << 20  # bytes of the object
+HEAD = 1024  # bytes of what stands before the entries
+INDENT = 4  # at least what the store indents an entry by, and the comma behind it
 RUNNING = "RUNNING"
 # squeue(1), "JOB STATE CODES"; UNSEEN is ours
 UNSEEN = "UNSEEN"
@@ -97,8 +100,21 @@ def after(before: Books | None, jobs: Iterable[Job], now: datetime) -> Books:
 
 
 def to_json(books: Books) -> dict[str, Any]:
-    """As the bucket holds it."""
-    return {"schema_version": SCHEMA, "at": format_time(books.at), "jobs": list(map(asdict, books.entries))}
+    """As the bucket holds it: never more than its readers take, whatever users write into their jobs."""
+    return {"schema_version": SCHEMA, "at": format_time(books.at), "jobs": _fitting(books.entries)}
+
+
+def _fitting(entries: Iterable[JobEntry]) -> list[dict[str, Any]]:
+    """The entries in their order; where they are too many, those with the longest texts are left out."""
+    items = list(map(asdict, entries))
+    sizes = [len(json.dumps(item, indent=INDENT)) for item in items]
+    kept, room = set(), LONGEST - HEAD
+    for place in sorted(range(len(items)), key=sizes.__getitem__):
+        room -= sizes[place]
+        if room < 0:
+            break
+        kept.add(place)
+    return [item for place, item in enumerate(items) if place in kept]
 
 
 def books_of(raw: Mapping[str, Any]) -> Books:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.queue.answers import answer, printable
+from image.queue import answers
+from image.queue.answers import answer, printable, request
 from image.queue.errors import SlurmError
 from image.queue.sizes import JobRequest
 
@@ -98,6 +99,10 @@ def test_gpus_at_work_are_those_that_slurm_gave():
             {"standard_output": "/home/ada/%A_%a.log", "array_job_id": 40, "array_task_id": 3},
             "/home/ada/40_3.log",
         ),
+        ({"standard_output": "/home/ada/%99j.log"}, "/home/ada/0000000044.log"),
+        ({"standard_output": "/home/ada/%99999999999j"}, "/home/ada/%99999999999j"),
+        ({"standard_output": "%x" * 2000, "name": "n" * 1000}, ""),
+        ({"standard_output": "/home/ada/\x1b]0;x\x07.log"}, ""),
     ],
 )
 def test_the_log_is_the_file_that_slurm_writes(changes, log):
@@ -185,6 +190,20 @@ def test_no_text_of_a_user_changes_another_field(text, field):
     kept = {"id", "account", "pool", "nodes", "state", "reason", "on", "restarts"}
     assert {key: getattr(hostile.job, key) for key in kept} == {key: getattr(plain.job, key) for key in kept}
     assert (hostile.team, hostile.tasks, hostile.gpus) == (plain.team, plain.tasks, plain.gpus)
+
+
+def test_an_error_that_nobody_expects_keeps_no_other_job_from_being_read(monkeypatch):
+    def bursting(raw):
+        if raw.number("job_id") != 1:
+            raise MemoryError
+        return request(raw)
+
+    monkeypatch.setattr(answers, "request", bursting)
+
+    said = read(HOSTILE, RUNNING)
+
+    assert [listed.job.id for listed in said.jobs] == ["1"]
+    assert said.unread == ("squeue --json: a job cannot be read: MemoryError",)
 
 
 @given(text=st.text())

@@ -1,5 +1,6 @@
 """What the controller says of jobs: how long each ran, and what became of those that Slurm forgot."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -63,6 +64,18 @@ def test_jobs_that_are_over_are_kept_up_to_a_number_and_living_ones_all():
 
     assert sum(entry.is_over for entry in entries) == books.MOST_ENDED
     assert sum(not entry.is_over for entry in entries) == 300
+
+
+def test_what_is_written_is_never_more_than_its_readers_take_and_lacks_the_longest():
+    plain = [replace(RUNNING, id=str(number)) for number in range(100)]
+    long = [replace(RUNNING, id=f"9{number:04}", log="/" + "\u00e9" * 4000) for number in range(300)]
+
+    written = books.to_json(looked([*long, *plain]))
+
+    assert len(json.dumps(written, indent=1, sort_keys=True)) < books.LONGEST
+    kept = [item["job"]["id"] for item in written["jobs"]]
+    assert kept[-100:] == [job.id for job in plain]
+    assert 100 < len(kept) < 400
 
 
 def test_the_next_controller_reads_what_the_last_one_wrote():
