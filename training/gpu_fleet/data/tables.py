@@ -53,6 +53,8 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
     """
     if _kind(root.name):
         return {UNSPLIT: [root]}
+    if _is_saved(root):
+        return {}
     splits: dict[str, dict[Path, list[Path]]] = {}  # by the folder above what says the split
     for file in _rows_in(root, census):
         split, above = _split_of(file, root)
@@ -80,6 +82,18 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
             "or test, or move them away",
         )
     return files
+
+
+def _is_saved(root: Path) -> bool:
+    """Return whether save_to_disk of datasets wrote a folder. Raises DataError for a table beside its files."""
+    if not any((root / mark).is_file() for mark in MARKS):
+        return False
+    files = [file for file in walked(root, Census()) if _kind(file.name)]
+    arrow = any(file.suffix == ".arrow" for file in walked(root, Census()))
+    if files and arrow:
+        name = shown(files[0].relative_to(root))
+        raise _refused(root, f"save_to_disk wrote it, and {name} is beside its files: move one of them away")
+    return arrow
 
 
 def _rows_in(root: Path, census: Census) -> Iterator[Path]:
