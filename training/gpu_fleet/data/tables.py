@@ -85,7 +85,7 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
 
 
 def _is_saved(root: Path) -> bool:
-    """Return whether save_to_disk of datasets wrote a folder. Raises DataError for a table beside its files."""
+    """Return whether save_to_disk of datasets wrote a folder; raises DataError for a table beside it."""
     if not any((root / mark).is_file() for mark in MARKS):
         return False
     files = [file for file in walked(root, Census()) if _kind(file.name)]
