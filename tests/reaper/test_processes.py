@@ -14,6 +14,20 @@ WORK = [
     "python3.11 -I -X dev /opt/venv/bin/torchrun train.py",
     "python -um torch.distributed.run train.py",
     "python -m coverage run -m torch.distributed.run train.py",
+    "/usr/bin/python3.12-dbg -m torch.distributed.run train.py",
+    "/opt/venv/bin/pypy3 -m torch.distributed.run train.py",
+    "python /opt/conda/bin/conda run python -m torch.distributed.run",
+    "/lib64/ld-linux-x86-64.so.2 /opt/venv/bin/python -m torch.distributed.run train.py",
+    "bash entrypoint.sh python -m torch.distributed.run train.py",
+    "env LANG=C python -m accelerate.commands.launch train.py",
+    "timeout 9h python3 -m torch.distributed.run train.py",
+    "numactl -m 0 python -m torch.distributed.run train.py",
+    "nice nohup taskset python -m torch.distributed.run",
+    "sudo -E /opt/venv/bin/python -m deepspeed.launcher.runner train.py",
+    "nsys profile python -m torch.distributed.run train.py",
+    "uv run -m torch.distributed.run train.py",
+    "uv run python -m torch.distributed.run train.py",
+    "coverage run -m torch.distributed.run train.py",
     "/bin/bash -e /opt/intel/mpi/bin/mpirun -n 16 ./solver",
     "deepspeed --num_gpus 8 train.py",
     "python -u -m deepspeed.launcher.launch --world_info=x train.py",
@@ -38,6 +52,14 @@ WORK = [
 NO_WORK = [
     "/opt/gpu-fleet/venv/bin/python -m gpu_fleet report runs/work",
     "vim -m gpu_fleet",
+    "git commit -m torch.distributed.",
+    "git commit -am torch.distributed.",
+    "git commit -m python -m torch.distributed.",
+    "sudo git commit -m torch.distributed.",
+    "bash release.sh -m torch.distributed.",
+    "timeout 9 grep -rm torch.distributed.run python",
+    "grep -rm torch.distributed.run .",
+    "less -m accelerate.commands.launch",
     "",
     "rsync --daemon --no-detach",
     "docker ps",
@@ -81,8 +103,21 @@ def test_the_stack_s_own_words_are_program_names():
 
 
 def test_the_trainer_itself_trains():
-    assert is_trainer(["python", "-m", "gpu_fleet", "train"])
-    assert not is_trainer(["python", "-m", "http.server"])
+    trains = (
+        "python -m gpu_fleet train",
+        "timeout 9h nice -n 5 python -u -m gpu_fleet train",
+        "uv run -m gpu_fleet",
+    )
+    other = (
+        "python -m http.server",
+        "grep -m gpu_fleet",
+        "git commit -m gpu_fleet",
+        "sudo grep -m gpu_fleet",
+        "",
+    )
+
+    assert [line for line in trains if not is_trainer(line.split())] == []
+    assert [line for line in other if is_trainer(line.split())] == []
 
 
 def test_a_kernel_of_any_language_is_known_by_its_connection_file():

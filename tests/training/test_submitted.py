@@ -332,8 +332,25 @@ MORE_SECRETS = (
     *(".vault-token", ".databrickscfg", ".dockercfg", "terraform.tfstate", "a.tfvars", "kubeconfig"),
     *(".my.cnf", "service-account.json", "secret.yaml", "store.jks", ".bash_history", "prod.env.bak"),
     "mamba/conda-meta/x",
+    *("client_secret.json", "client_secret_1-a.apps.googleusercontent.com.json", "client_secrets.json"),
+    *("token.json", "hf_token.txt", "token.pickle", "gcp-key.json", "gcs_key.json", "sa-key.json"),
+    *("my-service-account-1.json", "x-firebase-adminsdk-1.json", "api_key.txt", "openai-api-key"),
+    *("wandb_apikey.json", "apiKeys.yaml", "aws_credentials.csv", "new_user_credentials.csv"),
+    *("user_credentials.ini", "aws_credentials", "credential.json", "rootkey.csv", "rootkey (1).csv"),
+    *("accessKeys.csv", "bob_accessKeys.csv", "AccessKey.csv", "access_key.txt", "office.ovpn"),
+    *(".Renviron", "app-secret.yaml", "db_secrets.toml", "secrets", "db_password.txt", "ssh_private_key"),
+    *("vault.kdbx", ".netrc", ".pypirc", ".cdsapirc", ".passwd-s3fs", ".smbcredentials", "bob.keytab"),
+    "AuthKey_1.p8",
 )
-NO_SECRETS = ("tokens.bin", "tokenizer.json", "token.py", "keys.txt", "environment.yaml", "secretary/a.csv")
+NO_SECRETS = (
+    *("tokens.bin", "tokenizer.json", "token.py", "keys.txt", "environment.yaml", "secretary/a.csv"),
+    *("token_counts.csv", "tokens.json", "added_tokens.json", "special_tokens_map.json"),
+    *("token_embeddings.pt", "tokens.txt", "tokenizer_config.json", "keys.py", "secrets_test.py"),
+    *("api_key.py", "client_secret.py", "answer_key.json", "foreign_key.csv", "keypoints.json"),
+    *("monkey.json", "keys.json", "key.csv", "key_frames.txt", "victorias_secret.csv", "secretary.txt"),
+    *("passwords.csv", "credentialing.csv", "turkey.csv", "access_log.csv", "renviron.R"),
+    *("accessibility.csv", "rootkeys.npy", "service_accounting.csv", "secret_santa.csv", "wsa-key.bin"),
+)
 
 
 @pytest.mark.parametrize(("names", "travel"), [(MORE_SECRETS, False), (NO_SECRETS, True)])

@@ -4,9 +4,10 @@ The files go into a bucket that operators read too. What is named by itself trav
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 
 from gpu_fleet.errors import ConfigError
@@ -30,15 +31,30 @@ OF_CREDENTIALS = frozenset(
     }
 )
 FOLDERS = REPOSITORIES | CACHES | OF_CREDENTIALS
+# Words for secrets, with the endings of what holds one written down; a table of that name is data.
+WORDS = (
+    *("*api[-_]key", "*api[-_]keys", "*apikey", "*apikeys", "*access[-_]key", "*access[-_]keys"),
+    *("*private[-_]key", "*secret[-_]key", "*password", "secret", "secrets", "*[-_.]secret", "*[-_.]secrets"),
+    *("token", "*[-_.]token", "*credentials", "credential", "*[-_.]credential"),
+)
+ENDINGS = ("", ".cfg", ".conf", ".ini", ".json", ".pickle", ".toml", ".txt", ".yaml", ".yml")
 SECRETS = (
-    *(".env", ".env.*", "*.env", "*.env.*", ".envrc", "credentials", "credentials.*", "*credentials*.json"),
-    *("secret.*", "secrets.*", "service-account*.json", "service_account*.json", "token", "*[-_.]token"),
-    *("*.jks", "*.kdbx", "*.key", "*.keystore", "*.p12", "*.pem", "*.pfx", "*.ppk", "*.tfvars"),
+    *(word + ending for word in WORDS for ending in ENDINGS),
+    *(".env", ".env.*", "*.env", "*.env.*", ".envrc", ".renviron", "secret.*", "secrets.*"),
+    *("client_secret*.json", "credentials.*", "*credentials*.json", "*credentials*.csv"),
+    # Google's service accounts by the names that its pages give them, and what both clouds' consoles download
+    *("*service-account*.json", "*service_account*.json", "*firebase-adminsdk*.json", "*gcp[-_]key*.json"),
+    *("*gcs[-_]key*.json", "sa[-_]key*.json", "*[-_.]sa[-_]key*.json", "rootkey.csv", "rootkey (*).csv"),
+    *("*accesskey*.csv", "*access[-_]key*.csv"),
+    *("*.jks", "*.kdbx", "*.key", "*.keystore", "*.keytab", "*.ovpn", "*.p12", "*.p8", "*.pem", "*.pfx"),
+    *("*.ppk", "*.tfvars"),
     *("*.tfstate", "*.tfstate.*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "id_rsa*", ".*_history"),
-    *(".boto", ".databrickscfg", ".dockercfg", ".git-credentials", ".htpasswd", ".my.cnf", ".netrc"),
+    *(".authinfo", ".boto", ".cdsapirc", ".databrickscfg", ".dockercfg", ".git-credentials"),
+    *(".htpasswd", ".my.cnf", ".netrc", ".passwd-s3fs"),
     *(".npmrc", ".ossutilconfig", ".pgpass", ".pypirc", ".s3cfg", "_netrc", "kaggle.json"),
     *("access_tokens.db", "kubeconfig", "*.kubeconfig", "rclone.conf"),
 )
+SECRET = re.compile("|".join(map(translate, SECRETS)))  # in one, as a folder may hold 100,000 names
 CODE = ".py"  # no secret by its name: a program imports it
 
 
@@ -140,7 +156,7 @@ class _Walk:
 def is_secret(name: str) -> bool:
     """Whether a file looks like a secret by its name alone. Pure."""
     plain = name.lower()
-    return not plain.endswith(CODE) and any(fnmatchcase(plain, pattern) for pattern in SECRETS)
+    return not plain.endswith(CODE) and SECRET.match(plain) is not None
 
 
 def too_large() -> str:

@@ -37,6 +37,19 @@ LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.lau
 INTERPRETER = re.compile(
     r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
 )
+# What runs a module by ``-m``; `grep -m` and `git commit -m` run none. Of other names a Python may have:
+# python3.12-dbg, pypy3, ipython.
+RUNS_MODULES = re.compile(r"i?(?:python|pypy|graalpy)[\w.-]*|uv|coverage|kernprof|scalene|viztracer|debugpy")
+# What may stand before it. What else starts a Python starts a process of its own, which is seen by itself.
+WRAPPERS = frozenset(
+    {
+        *("env", "nice", "ionice", "chrt", "nohup", "setsid", "stdbuf", "timeout", "time", "taskset"),
+        *("numactl", "sudo", "runuser", "systemd-run", "systemd-inhibit", "flock", "xvfb-run", "tini"),
+        *("dumb-init", "ssh", "conda", "mamba", "micromamba", "pixi", "poetry", "pdm", "hatch", "pipenv"),
+        *("apptainer", "singularity", "nsys", "ncu", "nvprof", "rocprof", "perf", "py-spy", "strace"),
+        *("ltrace", "gdb", "cuda-gdb", "valgrind", "compute-sanitizer"),
+    }
+)
 MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
 OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
 # ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): any command may run below it
@@ -142,11 +155,20 @@ def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> b
 
 def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command starts the ranks of a job."""
-    first = command[:6]  # a debugger, or what measures coverage, may stand before the module
-    modules = (after for word, after in pairwise(first) if MODULE_OPTION.fullmatch(word))
+    modules = _modules(command[:6])  # a debugger, or what measures coverage, may stand before the module
     return bool(LAUNCHERS.intersection(_names(command))) or any(
         module.startswith(LAUNCHER_MODULES) for module in modules
     )
+
+
+def _modules(command: Sequence[str]) -> list[str]:
+    """The modules that a Python runs by ``-m``, behind a wrapper or shell too; none of another program."""
+    names = [_base(word) for word in command]
+    first = names[0] if names else ""
+    if first not in WRAPPERS and not INTERPRETER.fullmatch(first) and not RUNS_MODULES.fullmatch(first):
+        return []
+    python = next((at for at, name in enumerate(names) if RUNS_MODULES.fullmatch(name)), len(names))
+    return [after for word, after in pairwise(command[python:]) if MODULE_OPTION.fullmatch(word)]
 
 
 def _names(command: Sequence[str]) -> list[str]:
@@ -542,8 +564,7 @@ def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
 
 def is_trainer(command: Sequence[str]) -> bool:
     """Whether a command trains: a launcher, or this project's own trainer."""
-    own = any(word == "-m" and after == "gpu_fleet" for word, after in pairwise(command))
-    return own or is_launcher(command)
+    return "gpu_fleet" in _modules(command) or is_launcher(command)
 
 
 def _uptime_s() -> float:
