@@ -26,6 +26,8 @@ GIVEN_UP = "BadConstraints"
 TRIED = "Resources"
 # A job without a reason is one that Slurm has not looked at: it does within seconds, or after many others.
 LOOKED_AT_S = 20
+# 22.05 says "Resources" of a job right after it was handed in, and a second later what is so: "Dependency".
+TRUE_AFTER_S = 3
 # An instance takes minutes to boot: what may begin within one is asked for now.
 LEAD = timedelta(minutes=1)
 NOT_HERE = "Slurm finds no instance of {pool} that could run it, though there are enough"
@@ -52,62 +54,125 @@ class Room:
 
     Attributes:
         standing: instances that are at work, or take no jobs.
-        free: those that run no job and take one, as Slurm has tried them; less those that jobs are to have.
+        free: nodes that run no job and take one, less those that jobs are to have.
         partly: node -> what jobs have left of it.
-        new: what is left of each instance that was asked for.
+        tried: nodes of both kinds on which Slurm has looked for room already.
+        new: node -> what is left of each that jobs are to have: a free one, or one that was asked for.
+        counted: free nodes that ``wanted`` has.
         wanted: instances of each job that needs new ones.
     """
 
     pool: QueuePool
     standing: int = 0
-    free: int = 0
+    free: list[str] = field(default_factory=list)
     partly: dict[str, NodeSize] = field(default_factory=dict)
-    new: list[NodeSize] = field(default_factory=list)
+    tried: set[str] = field(default_factory=set)
+    new: dict[str, NodeSize] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
     wanted: list[int] = field(default_factory=list)
 
-    def take(self, wants: Fit, *, besides: Collection[str], is_tried: bool, more: int) -> bool:
-        """Find room for a job; whether the pool may be large enough.
+    def copy(self) -> "Room":
+        """One that changes by itself."""
+        return replace(
+            self,
+            free=[*self.free],
+            partly={**self.partly},
+            new={**self.new},
+            counted={*self.counted},
+            wanted=[*self.wanted],
+        )
+
+    def take(self, wants: Fit, besides: Collection[str]) -> set[str] | None:
+        """Find room for a job; the nodes that it is to have, None where the pool may not be large enough.
 
         Args:
             besides: nodes that it is kept away from.
-            is_tried: Slurm has found no room for it on the nodes that there are.
-            more: instances that it needs beside its own, since free ones are none for it.
         """
-        partly = {name: left for name, left in self.partly.items() if name not in besides}
-        there, coming, missing = self._placed(wants, partly)
-        if is_tried and there and len(missing) <= self.free:  # as Slurm has tried it
-            there, coming, missing = self._placed(wants, {})
-        number = len(missing) + more if missing else 0
+        there, missing = self._placed(wants, besides)
+        free = [name for name in self.free if name not in besides][: len(missing)]
+        bought = [f"asked for: {len(self.new) + number}" for number in range(len(missing) - len(free))]
+        # beside free ones that this job may not have, once: more are only asked for beyond all that there are
+        counted = {*(self.free if bought else free)} - self.counted
+        number = len(counted) + len(bought)
         if self.standing + sum(self.wanted) + number > self.pool.most:
-            return False
+            return None
         for name, part in there.items():
-            self.partly[name] = self.partly[name].without(part)
-        for index, part in coming.items():
-            self.new[index] = self.new[index].without(part)
-        if number:
-            self.wanted.append(number)
-            self.new += [self.pool.size.without(part) for part in missing]
-            self.free -= min(self.free, number)
+            left = self.partly if name in self.partly else self.new
+            left[name] = left[name].without(part)
+        coming = dict(zip([*free, *bought], missing, strict=True))
+        self.new |= {name: self.pool.size.without(part) for name, part in coming.items()}
+        self.free = [name for name in self.free if name not in coming]
+        self.counted |= counted
+        self.wanted += [number] * bool(number)
+        return {*there, *coming}
+
+    def _placed(self, wants: Fit, besides: Collection[str]) -> tuple[dict[str, NodeSize], list[NodeSize]]:
+        """Which part goes on which node that has some left, and which on none of them."""
+        there: dict[str, NodeSize] = {}
+        missing: list[NodeSize] = []
+        some_left = {name: left for name, left in (self.partly | self.new).items() if name not in besides}
+        for part in wants.parts:
+            holding = (name for name, left in some_left.items() if name not in there and left.holds(part))
+            if name := next(holding, ""):
+                there[name] = part
+            else:
+                missing.append(part)
+        return there, missing
+
+
+@dataclass
+class Rooms:
+    """What all pools have.
+
+    Attributes:
+        pools: by name.
+        left: team -> GPUs that its limit leaves to its jobs that wait.
+    """
+
+    pools: dict[str, Room]
+    left: dict[str, int]
+
+    def place(
+        self,
+        parts: Sequence[ListedJob],
+        fits: Mapping[str, Fit],
+        excluded: Mapping[str, Collection[str]],
+    ) -> bool:
+        """Find room for all parts of a job, or for none; whether there may be enough."""
+        placed = self._placed(parts, fits, excluded)
+        if placed and placed[1] and all(part.job.reason == TRIED for part in parts):
+            beside = {part.job.pool: [*self.pools[part.job.pool].partly] for part in parts}
+            kept = {part.job.id: (*excluded.get(part.job.id, ()), *beside[part.job.pool]) for part in parts}
+            placed = self._placed(parts, fits, kept)
+        if placed is None:
+            return False
+        self.pools |= placed[0].pools
+        self.left |= placed[0].left
         return True
 
     def _placed(
-        self, wants: Fit, partly: Mapping[str, NodeSize]
-    ) -> tuple[dict[str, NodeSize], dict[int, NodeSize], list[NodeSize]]:
-        """Which part goes on which node, on which instance that was asked for, and on none of them."""
-        there: dict[str, NodeSize] = {}
-        coming: dict[int, NodeSize] = {}
-        missing: list[NodeSize] = []
-        for part in wants.parts:
-            name = next((name for name, left in partly.items() if name not in there and left.holds(part)), "")
-            new = enumerate(self.new)
-            index = next((index for index, left in new if index not in coming and left.holds(part)), None)
-            if name:
-                there[name] = part
-            elif index is not None:
-                coming[index] = part
-            else:
-                missing.append(part)
-        return there, coming, missing
+        self,
+        parts: Sequence[ListedJob],
+        fits: Mapping[str, Fit],
+        excluded: Mapping[str, Collection[str]],
+    ) -> tuple["Rooms", bool] | None:
+        """What would be left, and whether all of it is beside jobs and on nodes that Slurm has tried."""
+        after = Rooms({part.job.pool: self.pools[part.job.pool].copy() for part in parts}, {**self.left})
+        taken: dict[str, set[str]] = {name: set() for name in after.pools}
+        for part in parts:
+            name, wants = part.job.pool, fits[part.job.id]
+            # of 22.05 no two parts of a job share a node
+            nodes = after.pools[name].take(wants, {*excluded.get(part.job.id, ()), *taken[name]})
+            if nodes is None or wants.gpus > after.left.get(part.team, wants.gpus):
+                return None
+            taken[name] |= nodes
+            if part.team in after.left:
+                after.left[part.team] -= wants.gpus
+        for name, room in after.pools.items():
+            before = len(self.pools[name].wanted)
+            room.wanted[before:] = [sum(room.wanted[before:])] * (len(room.wanted) > before)
+        is_beside = any(nodes & after.pools[name].partly.keys() for name, nodes in taken.items())
+        return after, is_beside and all(nodes <= after.pools[name].tried for name, nodes in taken.items())
 
 
 def rooms_of(
@@ -119,10 +184,13 @@ def rooms_of(
         if node.pool not in rooms:
             continue
         room = rooms[node.pool]
-        room.free += node.is_free and node.name not in fresh
         room.standing += not node.is_free
+        if node.is_free:
+            room.free.append(node.name)
         if node.is_partly_free:
             room.partly[node.name] = node.left
+        if node.is_partly_free or node.name not in fresh:
+            room.tried.add(node.name)
     return rooms
 
 
@@ -147,27 +215,23 @@ def needs(
         given_up: jobs that Slurm could not place though there were enough nodes.
         fresh: nodes that Slurm may not have tried yet.
     """
-    rooms, left = rooms_of(nodes, pools, fresh), dict(room)
+    rooms = Rooms(rooms_of(nodes, pools, fresh), dict(room))
     jobs = [_in_its_pool(job, pools) for job in jobs]
-    free = {node.name for node in nodes if node.is_free}
     there = Counter(node.pool for node in nodes if node.is_there)
     fits, refused = _sorted_out(jobs, pools, given_up)
-    for job, number in _due(jobs, now):
-        wants = fits.get(job.job.id)
-        if wants is None or (job.job.reason == GIVEN_UP and wants.nodes <= there[job.job.pool]):
-            continue  # of the second it is to look at the nodes that there are first
-        besides = excluded.get(job.job.id, ())
+    for parts, number in _due(jobs, now):
+        if any(part.job.id not in fits or _is_to_be_tried(part, fits, there) for part in parts):
+            continue
         for _ in range(number):
-            if wants.gpus > left.get(job.team, wants.gpus):
+            if not rooms.place(parts, fits, excluded):
                 break
-            more = len(free.intersection(besides))
-            is_tried = job.job.reason == TRIED
-            if not rooms[job.job.pool].take(wants, besides=besides, is_tried=is_tried, more=more):
-                break
-            if job.team in left:
-                left[job.team] -= wants.gpus
-    wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.items()}
+    wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
     return QueueDemand(wanted, refused, {name: wants.nodes for name, wants in fits.items()})
+
+
+def _is_to_be_tried(job: ListedJob, fits: Mapping[str, Fit], there: Mapping[str, int]) -> bool:
+    """Whether Slurm gave it up, and is to look at the nodes that there are by now first."""
+    return job.job.reason == GIVEN_UP and fits[job.job.id].nodes <= there[job.job.pool]
 
 
 def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
@@ -199,24 +263,50 @@ def _sorted_out(
         else:
             refused[known.id] = outcome
         groups[job.group or known.id].append(known.id)
+    pool_of = {job.job.id: job.job.pool for job in jobs}
     for parts in groups.values():
-        why = next((refused[part] for part in parts if part in refused), "")
+        why = next((f"another part of it {refused[part]}" for part in parts if part in refused), "")
+        why = why or _too_many([(pool_of[part], fits[part].nodes) for part in parts], pools)
         for part in parts if why else ():
             fits.pop(part, None)
-            refused.setdefault(part, f"another part of it {why}")
+            refused.setdefault(part, why)
     return fits, refused
 
 
-def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[ListedJob, int]]:
-    """Jobs that instances would start now, and how many tasks of each; those that come first first."""
+def _too_many(parts: Iterable[tuple[str, int]], pools: Mapping[str, QueuePool]) -> str:
+    """Why a pool may never have as many instances as all parts of a job need; empty where it may.
+
+    Args:
+        parts: pool and instances of each.
+    """
+    needed: Counter[str] = Counter()
+    for name, number in parts:
+        needed[name] += number
+    for name, number in needed.items():
+        if number > (most := pools[name].most):
+            return f"asks for {number} instances in all its parts, size.max of pool {name} is {most}"
+    return ""
+
+
+def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[ListedJob], int]]:
+    """Jobs that instances would start now as their parts, and how many tasks of each; in their order."""
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
+    groups: dict[str, list[ListedJob]] = defaultdict(list)
     for job in sorted(jobs, key=lambda job: (-job.priority, int(job.job.id))):
-        reason = job.job.reason
-        is_held = job.priority == 0 and reason != GIVEN_UP
-        if job.job.state != PENDING or is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):
-            continue
-        is_new = not reason and now.timestamp() - job.submitted_s < LOOKED_AT_S
-        if is_new or job.eligible_s > (now + LEAD).timestamp():
-            continue
-        number = min(job.tasks, max(0, job.at_once - running[job.array])) if job.at_once else job.tasks
-        yield job, number
+        if job.job.state == PENDING:
+            groups[job.group or job.job.id].append(job)
+    for parts in groups.values():
+        if all(_is_due(part, now) for part in parts):
+            job = parts[0]
+            number = min(job.tasks, max(0, job.at_once - running[job.array])) if job.at_once else job.tasks
+            yield parts, number
+
+
+def _is_due(job: ListedJob, now: datetime) -> bool:
+    """Whether room is what it waits for, now or within an instance's boot."""
+    reason, age_s = job.job.reason, now.timestamp() - job.submitted_s
+    is_held = job.priority == 0 and reason != GIVEN_UP
+    if is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):
+        return False
+    is_new = age_s < (TRUE_AFTER_S if reason else LOOKED_AT_S)
+    return not is_new and job.eligible_s <= (now + LEAD).timestamp()

@@ -89,6 +89,90 @@ def test_of_a_job_in_parts_none_gets_anything_where_one_can_never_run():
     assert demand.refused["5"] == f"another part of it {demand.refused['6']}"
 
 
+def group(*requests: JobRequest, **changes: object) -> list[ListedJob]:
+    return [job(request, number, group="1", **changes) for number, request in enumerate(requests, 1)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "number"),
+    [
+        ((whole(5), whole(6)), 11),
+        ((JobRequest(gpus=8), JobRequest(min_nodes=10, max_nodes=10, gpus=10)), 11),
+    ],
+)
+def test_a_job_whose_parts_need_more_than_their_pool_may_have_is_told_so_and_gets_nothing(requests, number):
+    demand = needs((), group(*requests), POOLS, NOW)
+
+    assert demand.needs["train"].jobs == ()
+    why = f"asks for {number} instances in all its parts, size.max of pool train is 10"
+    assert (demand.refused, demand.fits) == ({"1": why, "2": why}, {})
+
+
+def test_a_job_in_parts_waits_with_all_of_them_where_one_finds_no_room():
+    """One's pool is full, or its team's limit is enough for the other alone; the next job has the room."""
+    pools = POOLS | {"full": QueuePool(NodeSize(8, 96, 1_000_000), 1)}
+    first, second = group(whole(2), whole(1))
+    full = first, replace(second, job=replace(second.job, pool="full"))
+    limited = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
+    busy = (Node("i-0", "full", BUSY),)
+
+    assert needs(busy, [*full, job(whole(3), 3)], pools, NOW).needs["train"].jobs == (3,)
+    assert need(*limited, job(JobRequest(gpus=4), 3, team="nlp"), room={"nlp": 15}).jobs == (1,)
+    assert need(*group(whole(4), whole(4)), nodes=(*map(busy_node, range(3)),)).jobs == ()
+
+
+def busy_node(number: int) -> Node:
+    return Node(f"i-{number}", "train", BUSY)
+
+
+@pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser"])
+def test_a_job_in_parts_waits_with_all_of_them_where_one_waits_for_something_else(reason):
+    first, second = group(whole(1), whole(1))
+
+    assert need(first, replace(second, job=replace(second.job, reason=reason))).jobs == ()
+
+
+def test_parts_of_a_job_share_no_instance():
+    """22.05 starts --gpus=1 : --gpus=1 on two nodes alone. What others have left is room for one of them."""
+    mixed = Node("i-0", "train", frozenset({"MIXED"}), left=NodeSize(7, 94, 900_000))
+    parts = group(JobRequest(gpus=1), JobRequest(gpus=1))
+
+    assert need(*parts).jobs == (2,)
+    assert need(*parts, nodes=(mixed,)).jobs == (1,)
+
+
+def test_a_free_node_that_jobs_are_kept_away_from_is_counted_once():
+    nodes = Node("i-0", "train", IDLE), Node("i-1", "train", BUSY)
+    three = [job(whole(1), number) for number in range(3)]
+    excluded = {str(number): ["i-0"] for number in range(3)}
+
+    assert need(*three, nodes=nodes, excluded=excluded) == PoolNeed(1, (2, 1, 1))
+    assert need(job(whole(1), 0, tasks=4), nodes=nodes, excluded=excluded) == PoolNeed(1, (2, 1, 1, 1))
+
+
+def test_a_free_node_that_one_job_is_kept_away_from_is_room_for_another():
+    nodes = (Node("i-0", "train", IDLE),)
+
+    assert need(job(whole(1), 1), job(whole(1), 2), nodes=nodes, excluded={"1": ["i-0"]}).jobs == (2,)
+    assert need(job(whole(1), 1), job(whole(1), 2), nodes=nodes, excluded={"2": ["i-0"]}).jobs == (1, 1)
+
+
+def test_a_node_of_another_pool_that_a_job_is_kept_away_from_buys_nothing():
+    nodes = (Node("i-0", "other", IDLE),)
+
+    assert need(job(whole(1)), nodes=nodes, excluded={"1": ["i-0"]}).jobs == (1,)
+
+
+@pytest.mark.parametrize(
+    ("reason", "age_s", "jobs"), [("Resources", 2, ()), ("Resources", 4, (1,)), ("", 4, ())]
+)
+def test_a_job_whose_reason_slurm_has_not_thought_about_gets_nothing_yet(reason, age_s, jobs):
+    """22.05 says Resources of one that depends on another, for its first second."""
+    submitted = int(NOW.timestamp()) - age_s
+
+    assert need(job(whole(1), reason=reason, submitted_s=submitted)).jobs == jobs
+
+
 def test_the_word_of_a_silent_controller_is_an_alarm():
     said = to_json({}, NOW)
 

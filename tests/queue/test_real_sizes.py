@@ -110,6 +110,10 @@ BESIDE = (
     ("--gpus=1", "--gpus=1 --dependency=afterok:1", 1, "Dependency"),
     ("--gpus=8", "--gpus=1 : --gpus=8", 3, ""),
     ("--gpus=8", "--gpus=1 : --gpus=9 --nodes=1", 1, None),
+    ("--gpus=1", "--gpus=1 : --gpus=1", 2, ""),
+    ("--gpus=8", "--nodes=3 --exclusive : --nodes=2 --exclusive", 1, "in all its parts"),
+    # the pool has too few for both
+    ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "PartitionNodeLimit"),
 )
 
 

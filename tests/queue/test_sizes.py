@@ -92,6 +92,19 @@ def test_what_fits_beside_a_job_that_runs_buys_nothing():
     assert {job.state for job in played.jobs} == {"RUNNING"}
 
 
+def test_jobs_that_are_kept_away_from_a_free_instance_get_one_each_and_none_beside():
+    played = SizePlay()
+    (first,) = played.submit(gpus=8)
+    played.wait()
+    played.slurm.cancel(first)
+
+    jobs = played.submit(gpus=8, exclude="i-0", array="0-1")
+    played.wait()
+
+    assert {job.state for job in jobs} == {"RUNNING"}
+    assert len(played.bought) == 3
+
+
 def test_a_job_for_later_gets_its_instance_when_its_time_has_come():
     played = SizePlay()
     (job,) = played.submit(gpus=1, begin=3600)
