@@ -207,7 +207,7 @@ def opened(
     where.together(lambda: check_decoder(settings.data, kind_of(settings.data, description)))
     where.together(lambda: check_stacked(settings.data, description))
     settings = with_readers(settings, description, training)
-    where.together(lambda: check_parts(training, readers, settings.data.workers or 0))
+    where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
     where.together(lambda: check_mean(settings.loss, training, own))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))

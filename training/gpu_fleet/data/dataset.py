@@ -183,11 +183,11 @@ def open_split(settings: config.Data, description: Description, split: str) -> D
     return dataset
 
 
-def check_parts(dataset: Dataset, ranks: int, workers: int) -> None:
+def check_parts(parts: int, ranks: int, workers: int) -> None:
     """Raise DataError if there are fewer shards than processes that read them."""
     readers = ranks * max(1, workers)
-    if 0 < dataset.parts < readers:
+    if 0 < parts < readers:
         raise DataError(
-            f"{dataset.parts} shards are fewer than {ranks} ranks x {max(1, workers)} data.workers; "
+            f"{parts} shards are fewer than {ranks} ranks x {max(1, workers)} data.workers; "
             f"write at least {readers} shards, or lower data.workers"
         )

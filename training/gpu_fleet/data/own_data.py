@@ -40,7 +40,7 @@ class OwnData:
 
     def __init__(self, samples: Any, label: str, collate: Collate) -> None:
         self._samples, self.label, self.collate = samples, label, collate
-        self.census = samples.census if isinstance(samples, Records) else Census()
+        self.census: Census = samples.census if isinstance(samples, Records) else Census()
         self.classes = tuple(str(name) for name in getattr(samples, "classes", ()))
         self.vocabulary = int(getattr(samples, "vocabulary", 0))
         self.generators = () if isinstance(samples, Records) else held_by(samples)
