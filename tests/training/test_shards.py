@@ -165,7 +165,7 @@ def test_a_missing_shard_is_noticed(packed):
 
 def test_fewer_shards_than_readers_are_refused(packed):
     with pytest.raises(DataError, match=r"3 shards are fewer than 2 ranks x 2 data.workers"):
-        check_parts(open_train(packed), ranks=2, workers=2)
+        check_parts(open_train(packed).parts, ranks=2, workers=2)
 
 
 def test_a_broken_picture_is_left_out_and_named(pictures, tmp_path):
