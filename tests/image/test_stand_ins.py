@@ -3,16 +3,14 @@
 import http.client
 import socket
 import ssl
-import threading
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
 import pytest
 from moto import mock_aws
 
 from image.reaper.alicloud import agent
+from tests.answering import answering
 from tests.image.stand_ins import alicloud, aws, ec2_metadata, hours
 from tests.image.stand_ins.https_front import Forward, RefusedError, https_front
 from tests.image.stand_ins.signatures import Keys
@@ -31,29 +29,9 @@ INSTANCE = {
 }
 
 
-@contextmanager
 def echo():
     """A service that answers with what it was asked."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(f"{self.path} {body.decode()}".encode())
-
-        def log_message(self, *_):
-            """Say nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answering(lambda asked: (200, {}, f"{asked.path} {asked.body.decode()}".encode()))
 
 
 @pytest.fixture

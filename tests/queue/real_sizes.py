@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from image.capacity.queue_need import PoolNeed, needs_of
-from image.queue import configuration, controller, slurm
+from image.queue import configuration, slurm
 from image.queue.answers import PENDING, ListedJob
 from image.queue.configuration import Cluster
 from image.queue.errors import SlurmError
-from tests.queue.size_world import MOST, POLICY, POOL, SIZE, WORDS
+from tests.queue.size_world import MOST, POOL, SIZE, WORDS, watch_of
 
 PACKAGES = (
     "iproute2",
@@ -85,14 +85,7 @@ class RealPlay:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.watch = controller.ControllerWatch(
-            lambda: POLICY,
-            lambda ids: dict.fromkeys(ids, "running"),
-            self.said.update,
-            lambda _pools: False,
-            self.kept.update,
-            ask=self.ask,
-        )
+        self.watch = watch_of(self.said, self.kept, self.ask)
 
     def ask(self, words: Sequence[str]) -> str:
         """A command of Slurm's. Raises SlurmError."""

@@ -1,6 +1,7 @@
 """What the queue buys against what runs: the controller, a model of Slurm, a mover with money and room."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -54,6 +55,20 @@ WORDS: tuple[dict[str, object], ...] = (
 )
 
 
+def watch_of(
+    said: dict[str, Any], kept: dict[str, Any], ask: Callable[[Sequence[str]], str]
+) -> controller.ControllerWatch:
+    """Watch a Slurm of which every instance runs; what it says and keeps goes into the two."""
+    return controller.ControllerWatch(
+        lambda: POLICY,
+        lambda ids: dict.fromkeys(ids, "running"),
+        said.update,
+        lambda _pools: False,
+        kept.update,
+        ask=ask,
+    )
+
+
 @dataclass
 class SizePlay(Instances):
     """An empty pool, and what is submitted to it.
@@ -77,14 +92,7 @@ class SizePlay(Instances):
         conf = configuration.slurm_conf(Cluster("test", "host", "10.0.0.4", memory, "/home/state"))
         self.slurm = FakeSlurm(conf, self, lambda _job, status, _node: status, lambda _: False)
         self.slurm.step(self.now)
-        self.watch = controller.ControllerWatch(
-            lambda: POLICY,
-            lambda ids: dict.fromkeys(ids, "running"),
-            self.said.update,
-            lambda _pools: False,
-            self.kept.update,
-            ask=self.slurm.ask,
-        )
+        self.watch = watch_of(self.said, self.kept, self.slurm.ask)
 
     def is_alive(self, _name: str) -> bool:
         return True

@@ -239,9 +239,7 @@ class Saver:
         self._upload_failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
         self._uploading: set[int] = set()  # steps that wait for an upload or are in one: not pruned
         self.uploaded_step: int | None = None
-        self._queued: local.Manifest | None = (
-            None  # of the newest upload, which the bucket must have at the end
-        )
+        self._queued: local.Manifest | None = None  # of the newest upload
         self.committed: Callable[[], None] = _nobody_asks  # called after each commit, in the saver's thread
         self._threads = [threading.Thread(target=self._write, name="checkpoint-write", daemon=True)]
         if store is not None:

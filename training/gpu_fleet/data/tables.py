@@ -88,12 +88,13 @@ def _is_saved(root: Path) -> bool:
     """Return whether save_to_disk of datasets wrote a folder; raises DataError for a table beside it."""
     if not any((root / mark).is_file() for mark in MARKS):
         return False
-    files = [file for file in walked(root, Census()) if _kind(file.name)]
-    arrow = any(file.suffix == ".arrow" for file in walked(root, Census()))
-    if files and arrow:
-        name = shown(files[0].relative_to(root))
+    files = list(walked(root, Census()))
+    is_saved = any(file.suffix == ".arrow" for file in files)
+    table = next((file for file in files if _kind(file.name)), None)
+    if is_saved and table is not None:
+        name = shown(table.relative_to(root))
         raise _refused(root, f"save_to_disk wrote it, and {name} is beside its files: move one of them away")
-    return arrow
+    return is_saved
 
 
 def _rows_in(root: Path, census: Census) -> Iterator[Path]:
