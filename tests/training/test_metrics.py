@@ -91,6 +91,24 @@ def test_resnet50_costs_what_is_published():
     assert counted == pytest.approx(3 * 2 * multiply_adds_of_v15, rel=0.01)
 
 
+def test_a_sample_on_another_device_than_the_model_is_counted():
+    with torch.device("meta"):  # as a model on the CPU whose first batch is on a GPU, which CI lacks
+        layer = torch.nn.Linear(16, 32, bias=False)
+
+    assert flops_per_sample(layer, torch.zeros(1, 16)) == 6 * 16 * 32
+
+
+def test_a_model_whose_operations_cannot_be_counted_trains_without_the_figure(caplog):
+    class Skips(torch.nn.Linear):
+        """Reads the value of a tensor, which fake ones lack."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs) if float(inputs.sum()) else inputs
+
+    assert utilisation(Skips(4, 4), torch.ones(1, 4), "NVIDIA H200", "bf16", devices=1) is None
+    assert "operations-not-counted" in caplog.text
+
+
 def test_counting_leaves_the_model_and_the_generator_alone():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpu_fleet.metrics.peak import peak_of
 
 BACKWARD_AND_FORWARD = 3
+LONGEST = 300  # characters of a reason in the log
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +27,12 @@ def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
 
     Args:
         model: the whole model, before it is spread, on any device; it is left unchanged.
-        sample: an input of batch size 1; only its shape and type matter.
+        sample: an input of batch size 1, on any device; only its shape and type matter.
     """
     mode = FakeTensorMode()  # meta tensors that keep their device, and that transformers recognises as traced
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
+    batch = mode.from_tensor(sample)  # first: within the mode a real tensor cannot change its device
     training = model.training
     model.eval()
     counter = FlopCounterMode(display=False)
@@ -38,7 +40,7 @@ def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
         # attention as plain matrix products, which have a formula on every device
         with mode, counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             place = next(iter(shapes.values())).device  # "meta" where the model has no memory yet
-            functional_call(model, shapes, (mode.from_tensor(sample.to(place)),))
+            functional_call(model, shapes, (batch.to(place),))
     finally:
         model.train(training)
     return float(counter.get_total_flops() * BACKWARD_AND_FORWARD)
@@ -59,9 +61,17 @@ class Utilisation:
 def utilisation(
     model: nn.Module, sample: Tensor, device_name: str, dtype: str, devices: int
 ) -> Utilisation | None:
-    """Return the utilisation of a run on `devices` GPUs of one kind; None if their peak is not known."""
+    """Return the utilisation of a run on `devices` GPUs of one kind.
+
+    None if their peak is not known, or the operations of a model cannot be counted: one that reads the values
+    of its tensors, say. No run ends for want of a figure.
+    """
     peak = peak_of(device_name, dtype)
     if peak is None:
         log.info("event=no-peak device=%r dtype=%s", device_name, dtype)
         return None
-    return Utilisation(flops_per_sample(model, sample), peak * devices)
+    try:
+        return Utilisation(flops_per_sample(model, sample), peak * devices)
+    except Exception as error:  # noqa: BLE001 - a user's model may raise anything where tensors have no values
+        log.warning("event=operations-not-counted reason=%r", f"{type(error).__name__}: {error}"[:LONGEST])
+        return None
