@@ -7,7 +7,7 @@ are read: that of 22.05, and that of 23.11, whose numbers are objects and whose 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from image.queue.errors import SlurmError
@@ -20,6 +20,7 @@ LONGEST_NAME = 200
 LONGEST_PATH = 4096  # PATH_MAX of limits.h
 WIDEST = 10  # sbatch(1): a number in a file name pattern is filled up to ten digits
 OURS = "gpu-fleet"  # how comments begin that are not users' own business
+ANY_GROUP = "*"
 PENDING = "PENDING"
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 NODES = re.compile(r"(?:^|,)node=(\d+)")
@@ -74,7 +75,9 @@ class ListedJob:
         tasks: how many tasks of an array it stands for; 1 for any other job.
         at_once: how many tasks of its array may run at once; 0 for all.
         array: the array's number, or empty.
+        begin_by_s: until when it must start to end in time, likewise; 0 for whenever.
         group: the number of the heterogeneous job that it is a part of, or empty.
+        is_whole: whether all other parts of that job could be read.
         pools: all that it may start in, `sbatch --partition=a,b`, the first one first.
         gpus: that it has.
         admin_comment: what the queue last said of it to its user.
@@ -91,7 +94,9 @@ class ListedJob:
     tasks: int = 1
     at_once: int = 0
     array: str = ""
+    begin_by_s: int = 0
     group: str = ""
+    is_whole: bool = True
     pools: tuple[str, ...] = ()
     gpus: int = 0
     admin_comment: str = ""
@@ -178,17 +183,29 @@ def answer(text: str) -> JobList:
         raise SlurmError(f"{COMMAND}: jobs = {_short(raws)}; allowed: a list")
     if content.get("errors"):  # which come with an empty list of jobs
         raise SlurmError(f"{COMMAND}: errors = {_short(content['errors'])}; allowed: none")
-    jobs, unread = [], []
+    jobs: list[ListedJob] = []
+    unread: list[str] = []
+    torn: set[str] = set()  # groups of those that cannot be read
     for raw in raws:
         try:
             jobs.append(listed(JobFields(raw)))
-        except SlurmError as error:
-            unread.append(str(error))
         except Exception as error:  # noqa: BLE001 - what one user wrote must not hide the jobs of all others
-            unread.append(f"{COMMAND}: a job cannot be read: {type(error).__name__}")
+            known = isinstance(error, SlurmError)
+            unread.append(str(error) if known else f"{COMMAND}: a job cannot be read: {type(error).__name__}")
+            torn.add(_group_of(raw))
     if unread and not jobs:
         raise SlurmError(unread[0])
-    return JobList(tuple(jobs), tuple(unread))
+    whole = (replace(job, is_whole=not (job.group and torn & {job.group, ANY_GROUP})) for job in jobs)
+    return JobList(tuple(whole), tuple(unread))
+
+
+def _group_of(raw: Any) -> str:
+    """The heterogeneous job that one is a part of which cannot be read; empty for none."""
+    try:
+        number = JobFields(raw).number("het_job_id")
+    except SlurmError:
+        return ANY_GROUP
+    return str(number) if number else ""
 
 
 def listed(raw: JobFields) -> ListedJob:
@@ -208,12 +225,20 @@ def listed(raw: JobFields) -> ListedJob:
         tasks=_count(tasks) if tasks else 1,
         at_once=raw.number("array_max_tasks"),
         array=str(array) if array else "",
+        begin_by_s=_begin_by_s(raw),
         group=str(group) if group else "",
         pools=tuple(filter(None, raw.text("partition").split(","))),
         gpus=int(given[1]) if given else 0,
         admin_comment=raw.text("admin_comment"),
         excluded=raw.text("excluded_nodes"),
     )
+
+
+def _begin_by_s(raw: JobFields) -> int:
+    """Slurm ends a job that waits once its least time would pass its deadline."""
+    deadline_s = raw.number("deadline")
+    minutes = raw.number("time_minimum") or raw.number("time_limit")
+    return max(1, deadline_s - minutes * 60) if deadline_s else 0
 
 
 def _job(raw: JobFields) -> Job:

@@ -11,7 +11,6 @@ import pwd
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,7 @@ from image.instance.errors import CloudError, InstanceError
 from image.instance.files import replace_text
 from image.queue import accounting, books, cloud, configuration, database, folders, munge, queue_file, slurm
 from image.queue.accounting import TeamLimits
-from image.queue.answers import ENDED, PENDING, JobList, ListedJob
+from image.queue.answers import PENDING, JobList, ListedJob
 from image.queue.books import Books
 from image.queue.configuration import DATABASE_PORT, Cluster
 from image.queue.database import KeptAccounts
@@ -38,6 +37,8 @@ from image.reaper.calls import DENIED
 from image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
+# In Debian's slurm-wlm-basic-plugins; one that is named and is not there keeps slurmctld from starting.
+LIBRARIES, SUBMIT_PLUGIN = Path("/usr/lib"), "*/slurm-wlm/job_submit_lua.so"
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
 # systemd gives each command before the start of slurmctld 90 s
@@ -79,7 +80,8 @@ def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Clus
     """The queue of this controller."""
     state = str(configuration.state_of(stack))
     memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
-    return Cluster(stack, socket.gethostname(), address, memory, state)
+    has_lua = any(LIBRARIES.glob(SUBMIT_PLUGIN))
+    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua)
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
@@ -88,6 +90,7 @@ def lay(cluster: Cluster, folder: Path) -> bool:
         "slurm.conf": configuration.slurm_conf(cluster),
         "gres.conf": configuration.gres_conf(),
         "cgroup.conf": configuration.cgroup_conf(),
+        "job_submit.lua": configuration.job_submit(),
     }
     changed = False
     for name, text in texts.items():
@@ -174,8 +177,7 @@ class ControllerWatch:
         now: datetime,
     ) -> QueueDemand:
         """Count what the jobs need; say it to the mover, and to jobs why no instance would help."""
-        self._refusals.judge(said.jobs, nodes)
-        room, given_up = _room(teams, said.jobs), self._refusals.given_up
+        self._refusals.judge(said.jobs, nodes, excluded)
         names = frozenset(node.name for node in nodes)
         demand = needs(
             nodes,
@@ -183,13 +185,13 @@ class ControllerWatch:
             pools,
             now,
             excluded=excluded,
-            room=room,
-            given_up=given_up,
+            limits={name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None},
+            given_up=self._refusals.given_up,
             fresh=names - self._known,
         )
         self._known = names
         self.say(to_json(demand.needs, now, said.unread))
-        self._refusals.say(said.jobs, nodes, demand)
+        self._refusals.say(said.jobs, nodes, excluded, demand)
         return demand
 
     def _keep_away(
@@ -240,17 +242,6 @@ class ControllerWatch:
         gone = {name: f"instance is {state}" for name, state in states.items() if state not in LIVING}
         lost = [name for name, looks in self._missed.items() if looks >= LOOKS_BEFORE_GONE]
         return gone | dict.fromkeys(lost, "instance is gone")
-
-
-def _room(teams: Mapping[str, TeamLimits], jobs: Iterable[ListedJob]) -> dict[str, int]:
-    """Team with a limit -> GPUs that its jobs may have beside those that they have."""
-    used: Counter[str] = Counter()
-    for listed in jobs:
-        if listed.job.state not in (PENDING, *ENDED):
-            used[listed.team] += listed.gpus
-    return {
-        name: max(0, team.max_gpus - used[name]) for name, team in teams.items() if team.max_gpus is not None
-    }
 
 
 def prepare() -> None:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 from image.capacity.queue_need import PoolNeed
@@ -30,6 +30,9 @@ LOOKED_AT_S = 20
 TRUE_AFTER_S = 3
 # An instance takes minutes to boot: what may begin within one is asked for now.
 LEAD = timedelta(minutes=1)
+# What must begin sooner than this gets none: boots of many minutes are seen where Slurm is installed at boot.
+LONGEST_BOOT = timedelta(minutes=10)
+TOO_LATE = "must begin by {by:%Y-%m-%d %H:%M} UTC, before an instance more would be there (--deadline)"
 NOT_HERE = "Slurm finds no instance of {pool} that could run it, though there are enough"
 
 
@@ -201,7 +204,7 @@ def needs(
     now: datetime,
     *,
     excluded: Mapping[str, Collection[str]] = MappingProxyType({}),
-    room: Mapping[str, int] = MappingProxyType({}),
+    limits: Mapping[str, int] = MappingProxyType({}),
     given_up: Collection[str] = frozenset(),
     fresh: Collection[str] = frozenset(),
 ) -> QueueDemand:
@@ -211,16 +214,15 @@ def needs(
         nodes: all that Slurm knows.
         jobs: likewise.
         excluded: job -> nodes that it is kept away from: one that is free is none for this job.
-        room: team -> GPUs that its limit leaves to its jobs that wait: no instance would start one more.
+        limits: team -> GPUs that its jobs may have at once: no instance would start one more.
         given_up: jobs that Slurm could not place though there were enough nodes.
         fresh: nodes that Slurm may not have tried yet.
     """
-    rooms = Rooms(rooms_of(nodes, pools, fresh), dict(room))
+    rooms = Rooms(rooms_of(nodes, pools, fresh), _left(limits, jobs))
     jobs = [_in_its_pool(job, pools) for job in jobs]
-    there = Counter(node.pool for node in nodes if node.is_there)
-    fits, refused = _sorted_out(jobs, pools, given_up)
+    fits, refused = _sorted_out(jobs, pools, limits, given_up, now)
     for parts, number in _due(jobs, now):
-        if any(part.job.id not in fits or _is_to_be_tried(part, fits, there) for part in parts):
+        if any(part.job.id not in fits or _is_to_be_tried(part, fits, nodes, excluded) for part in parts):
             continue
         for _ in range(number):
             if not rooms.place(parts, fits, excluded):
@@ -229,9 +231,20 @@ def needs(
     return QueueDemand(wanted, refused, {name: wants.nodes for name, wants in fits.items()})
 
 
-def _is_to_be_tried(job: ListedJob, fits: Mapping[str, Fit], there: Mapping[str, int]) -> bool:
+def nodes_for(
+    job: ListedJob, nodes: Iterable[Node], excluded: Mapping[str, Collection[str]]
+) -> frozenset[str]:
+    """Nodes of its pool that are there, less those that a job is kept away from."""
+    beside = excluded.get(job.job.id, ())
+    known = (node.name for node in nodes if node.is_there and node.pool == job.job.pool)
+    return frozenset(name for name in known if name not in beside)
+
+
+def _is_to_be_tried(
+    job: ListedJob, fits: Mapping[str, Fit], nodes: Iterable[Node], excluded: Mapping[str, Collection[str]]
+) -> bool:
     """Whether Slurm gave it up, and is to look at the nodes that there are by now first."""
-    return job.job.reason == GIVEN_UP and fits[job.job.id].nodes <= there[job.job.pool]
+    return job.job.reason == GIVEN_UP and fits[job.job.id].nodes <= len(nodes_for(job, nodes, excluded))
 
 
 def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
@@ -244,48 +257,77 @@ def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
     return job
 
 
+def _left(limits: Mapping[str, int], jobs: Iterable[ListedJob]) -> dict[str, int]:
+    """Team with a limit -> GPUs that its jobs may have beside those that they have."""
+    used: Counter[str] = Counter()
+    for job in jobs:
+        if job.job.state not in (PENDING, *ENDED):
+            used[job.team] += job.gpus
+    return {team: max(0, most - used[team]) for team, most in limits.items()}
+
+
 def _sorted_out(
-    jobs: Iterable[ListedJob], pools: Mapping[str, QueuePool], given_up: Collection[str]
+    jobs: Iterable[ListedJob],
+    pools: Mapping[str, QueuePool],
+    limits: Mapping[str, int],
+    given_up: Collection[str],
+    now: datetime,
 ) -> tuple[dict[str, Fit], dict[str, str]]:
     """Jobs that wait: how each fits on instances, or why it never does; of a group all parts or none."""
     fits: dict[str, Fit] = {}
     refused: dict[str, str] = {}
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups: dict[str, list[ListedJob]] = defaultdict(list)
     for job in jobs:
         known = job.job
         if known.state != PENDING or known.pool not in pools:
             continue
-        name = f"pool {known.pool}"
-        outcome = fit(job.request, name, pools[known.pool])
-        outcome = NOT_HERE.format(pool=name) if known.id in given_up else outcome
+        outcome = _outcome(job, pools[known.pool], given_up, now)
         if isinstance(outcome, Fit):
             fits[known.id] = outcome
         else:
             refused[known.id] = outcome
-        groups[job.group or known.id].append(known.id)
-    pool_of = {job.job.id: job.job.pool for job in jobs}
+        groups[job.group or known.id].append(job)
     for parts in groups.values():
-        why = next((f"another part of it {refused[part]}" for part in parts if part in refused), "")
-        why = why or _too_many([(pool_of[part], fits[part].nodes) for part in parts], pools)
-        for part in parts if why else ():
+        ids = [part.job.id for part in parts]
+        why = next((f"another part of it {refused[part]}" for part in ids if part in refused), "")
+        why = why or _too_many(parts, fits, pools) or _beyond(parts, fits, limits)
+        for part in ids if why else ():
             fits.pop(part, None)
             refused.setdefault(part, why)
     return fits, refused
 
 
-def _too_many(parts: Iterable[tuple[str, int]], pools: Mapping[str, QueuePool]) -> str:
-    """Why a pool may never have as many instances as all parts of a job need; empty where it may.
+def _outcome(job: ListedJob, pool: QueuePool, given_up: Collection[str], now: datetime) -> Fit | str:
+    """How a job fits on instances of its pool, or why no instance more would start it."""
+    name = f"pool {job.job.pool}"
+    if job.job.id in given_up:
+        return NOT_HERE.format(pool=name)
+    if job.begin_by_s and job.begin_by_s < (now + LONGEST_BOOT).timestamp():
+        return TOO_LATE.format(by=datetime.fromtimestamp(job.begin_by_s, UTC))
+    return fit(job.request, name, pool)
 
-    Args:
-        parts: pool and instances of each.
-    """
+
+def _too_many(parts: Sequence[ListedJob], fits: Mapping[str, Fit], pools: Mapping[str, QueuePool]) -> str:
+    """Why a pool may never have as many instances as all parts of a job need; empty where it may."""
     needed: Counter[str] = Counter()
-    for name, number in parts:
-        needed[name] += number
+    for part in parts:
+        needed[part.job.pool] += fits[part.job.id].nodes
     for name, number in needed.items():
         if number > (most := pools[name].most):
-            return f"asks for {number} instances in all its parts, size.max of pool {name} is {most}"
+            return f"asks for {number} instances{_in_all(parts)}, size.max of pool {name} is {most}"
     return ""
+
+
+def _beyond(parts: Sequence[ListedJob], fits: Mapping[str, Fit], limits: Mapping[str, int]) -> str:
+    """Why a team may never have as many GPUs as all parts of a job need; empty where it may."""
+    team, gpus = parts[0].team, sum(fits[part.job.id].gpus for part in parts)
+    if gpus <= limits.get(team, gpus):
+        return ""
+    return f"asks for {gpus} GPUs{_in_all(parts)}, teams.{team}.max_gpus of the stack file is {limits[team]}"
+
+
+def _in_all(parts: Sequence[ListedJob]) -> str:
+    return " in all its parts" * (len(parts) > 1)
 
 
 def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[ListedJob], int]]:
@@ -304,6 +346,8 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
 
 def _is_due(job: ListedJob, now: datetime) -> bool:
     """Whether room is what it waits for, now or within an instance's boot."""
+    if not job.is_whole:
+        return False
     reason, age_s = job.job.reason, now.timestamp() - job.submitted_s
     is_held = job.priority == 0 and reason != GIVEN_UP
     if is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):

@@ -5,16 +5,16 @@ Slurm holds a job for ever that the nodes of the moment could not run, though mo
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from image.queue import slurm
 from image.queue.answers import OURS, PENDING, Job, ListedJob
-from image.queue.demand import GIVEN_UP, QueueDemand
+from image.queue.demand import GIVEN_UP, QueueDemand, nodes_for
 from image.queue.errors import SlurmError
 
 PREFIX = f"{OURS}: "
+Excluded = Mapping[str, Collection[str]]  # job -> nodes that it is kept away from
 LOG = logging.getLogger(__name__)
 
 
@@ -45,23 +45,26 @@ class Refusals:
     given_up: set[str] = field(default_factory=set)
     _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes that were there
 
-    def judge(self, jobs: Sequence[ListedJob], nodes: Iterable[slurm.Node]) -> None:
+    def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
         """Take note of those that Slurm gave up once more, and forget those that wait no longer."""
-        waiting = {job.job.id: job.job.reason for job in jobs if job.job.state == PENDING}
-        there = {node.name for node in nodes if node.is_there}
+        waiting = {job.job.id: job for job in jobs if job.job.state == PENDING}
         self.given_up &= waiting.keys()
         for job, before in list(self._released.items()):
-            if waiting.get(job) == GIVEN_UP and before <= there:
-                self.given_up.add(job)
-            if waiting.get(job) in (None, GIVEN_UP):
+            if job not in waiting:
+                del self._released[job]
+            elif waiting[job].job.reason == GIVEN_UP:
+                if before <= nodes_for(waiting[job], nodes, excluded):
+                    self.given_up.add(job)
                 del self._released[job]
 
-    def say(self, jobs: Iterable[ListedJob], nodes: Iterable[slurm.Node], demand: QueueDemand) -> None:
+    def say(
+        self,
+        jobs: Iterable[ListedJob],
+        nodes: Sequence[slurm.Node],
+        excluded: Excluded,
+        demand: QueueDemand,
+    ) -> None:
         """Leave word on jobs that nothing helps; release those for which there are enough nodes by now."""
-        there: dict[str, set[str]] = defaultdict(set)
-        for node in nodes:
-            if node.is_there:
-                there[node.pool].add(node.name)
         for listed in jobs:
             job = listed.job
             if job.state != PENDING:
@@ -69,9 +72,10 @@ class Refusals:
             word = f"{PREFIX}{demand.refused[job.id]}" if job.id in demand.refused else ""
             if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
                 self._notify(job.id, word)
-            nodes_of = there[job.pool]
-            if job.reason == GIVEN_UP and 0 < demand.fits.get(job.id, 0) <= len(nodes_of):
-                self._release(job.id, frozenset(nodes_of))
+            if job.reason == GIVEN_UP and job.id in demand.fits:
+                there = nodes_for(listed, nodes, excluded)
+                if demand.fits[job.id] <= len(there):
+                    self._release(job.id, there)
 
     def _notify(self, job: str, word: str) -> None:
         try:

@@ -534,7 +534,7 @@ class FakeSlurm:
             there = [
                 (node.name, node.left if is_now else node.size, node.size)
                 for node in nodes
-                if not is_now or (node.is_open and node.name not in job.excluded)
+                if node.name not in job.excluded and (node.is_open or not is_now)
             ]
             placed = placed_on(job.options, there, self._per_gpu.get(job.pool, 0))
             if placed is not None:
@@ -671,6 +671,7 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "cores_per_socket": None,
         "cpus": cpus,
         "cpus_per_tres": "",
+        "deadline": 0,
         "current_working_directory": "/home/ada",
         "excluded_nodes": ",".join(job.excluded),
         "eligible_time": int((job.begin_at or EPOCH).timestamp()),
@@ -701,6 +702,8 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "tasks_per_node": 0,
         "tasks_per_socket": None,
         "threads_per_core": None,
+        "time_limit": None,
+        "time_minimum": 0,
         "tres_alloc_str": f"cpu={cpus},gres/gpu={given}" if job.on else "",
         "tres_per_node": of_node,
         "tres_per_socket": "",

@@ -17,6 +17,8 @@ GIVEN = Path("/run/guest")
 STARTED = GIVEN / "started"
 UNITS = Path("/etc/systemd/system")
 STEPS = ("15-agent", "75-queue")
+# What systemd starts once somebody asks on the socket.
+CREDENTIALS = ("gpu-credentials.socket", "gpu-credentials.service", "gpu-fleet-credentials", "127.0.0.1:823")
 # Of those the steps start; the reaper's agent has tests of its own.
 PLAYED = (
     *("gpu-accounts.service", "gpu-ready.service"),
@@ -85,6 +87,20 @@ def serve(unit: str) -> None:
         time.sleep(1)
 
 
+def serve_credentials() -> None:
+    """As the unit's account, on the socket's address."""
+    _, unit, account, address = CREDENTIALS
+    lines = (UNITS / unit).read_text().splitlines()
+    (command,) = [line.partition("=")[2] for line in lines if line.startswith("ExecStart=")]
+    given = [f"--setenv={name}" for name in os.environ if name.startswith("AWS_")]
+    listens = ["systemd-socket-activate", f"--listen={address}", *given]
+    own = ["setpriv", f"--reuid={account}", f"--regid={account}", "--clear-groups"]
+    while True:
+        done = subprocess.run([*listens, *own, *shlex.split(command)], check=False).returncode
+        print(f"event=unit-ended unit={unit} status={done}", flush=True)  # noqa: T201 - the guest's log
+        time.sleep(1)
+
+
 def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)
     program = Path("/usr/bin/systemctl")
@@ -96,6 +112,8 @@ def main() -> None:
     bootstrap()
     trainer(os.environ["GUEST_TRAINER"])
     started = STARTED.read_text().split()
+    if CREDENTIALS[0] in started:
+        threading.Thread(target=serve_credentials, daemon=True).start()
     for unit in started:
         if unit in PLAYED:
             threading.Thread(target=serve, args=(unit,), daemon=True).start()

@@ -183,6 +183,7 @@ def lay(folder: Path) -> None:
     rows = [row + ",bf_interval=1" * row.startswith("SchedulerParameters=") for row in rows]
     folder.mkdir()
     (folder / "slurm.conf").write_text("\n".join([*HERE, *rows]) + "\n")
+    (folder / "job_submit.lua").write_text(configuration.job_submit())
     (folder / "job").write_text("#!/bin/sh\nexec sleep 1000\n")
     (folder / "gres.conf").write_text("Name=gpu File=/run/gpu/nvidia[0-7]\n")
     (folder / "cgroup.conf").write_text("ConstrainCores=no\n")

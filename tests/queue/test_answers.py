@@ -86,6 +86,19 @@ def test_when_a_job_may_begin_is_read():
     assert one(LATER).eligible_s - one(LATER).submitted_s == pytest.approx(2 * 24 * 3600, abs=5)
 
 
+@pytest.mark.parametrize(
+    ("times", "begin_by_s"),
+    [
+        ({}, 0),
+        ({"deadline": 100_000}, 100_000),
+        ({"deadline": 100_000, "time_limit": 50}, 97_000),
+        ({"deadline": 100_000, "time_limit": 50, "time_minimum": 10}, 99_400),
+    ],
+)
+def test_a_job_with_a_deadline_must_begin_by_its_least_time_before(times, begin_by_s):
+    assert one(LATER, **{"time_limit": None, **times}).begin_by_s == begin_by_s
+
+
 def test_gpus_at_work_are_those_that_slurm_gave():
     assert one(RUNNING, tres_alloc_str="cpu=2,mem=130000M,node=1,billing=2,gres/gpu=3").gpus == 3
 
@@ -115,7 +128,7 @@ OBJECTS = """
 array_job_id array_max_tasks array_task_id cores_per_socket cpus eligible_time end_time het_job_id max_nodes
 memory_per_cpu memory_per_node minimum_cpus_per_node minimum_tmp_disk_per_node node_count priority
 sockets_per_node start_time submit_time tasks tasks_per_core tasks_per_node tasks_per_socket threads_per_core
-time_limit
+time_limit deadline time_minimum
 """
 LISTS = "job_state shared"
 
@@ -180,6 +193,14 @@ def test_one_job_that_cannot_be_read_keeps_no_other_from_being_read(changes, say
 
     assert [listed.job.id for listed in said.jobs] == ["1"]
     assert says in said.unread[0]
+
+
+@pytest.mark.parametrize(("group", "whole"), [(7, [True, False]), (8, [True, True]), ("?", [True, False])])
+def test_a_job_of_which_a_part_cannot_be_read_is_not_whole(group, whole):
+    """Of that part not even its job may be known; a job without parts is whole in any case."""
+    said = read(HOSTILE, {**TWO, "het_job_id": 7}, {**TWO, "het_job_id": group, "tasks": "many"})
+
+    assert [listed.is_whole for listed in said.jobs] == whole
 
 
 @given(text=st.text(max_size=1024), field=st.sampled_from(TEXTS))

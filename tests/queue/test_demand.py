@@ -115,10 +115,36 @@ def test_a_job_in_parts_waits_with_all_of_them_where_one_finds_no_room():
     full = first, replace(second, job=replace(second.job, pool="full"))
     limited = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
     busy = (Node("i-0", "full", BUSY),)
+    runs = replace(job(whole(1), 4, team="nlp", gpus=1), job=replace(RUNNING, id="4"))
 
     assert needs(busy, [*full, job(whole(3), 3)], pools, NOW).needs["train"].jobs == (3,)
-    assert need(*limited, job(JobRequest(gpus=4), 3, team="nlp"), room={"nlp": 15}).jobs == (1,)
+    assert need(runs, *limited, job(JobRequest(gpus=4), 3, team="nlp"), limits={"nlp": 16}).jobs == (1,)
     assert need(*group(whole(4), whole(4)), nodes=(*map(busy_node, range(3)),)).jobs == ()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"), [(1, "asks for 8 GPUs"), (2, "asks for 16 GPUs in all its parts")]
+)
+def test_a_job_beyond_what_its_team_may_ever_have_is_told_so_and_gets_nothing(parts, said):
+    demand = needs((), group(*[JobRequest(gpus=8)] * parts, team="nlp"), POOLS, NOW, limits={"nlp": 7})
+
+    assert demand.needs["train"].jobs == ()
+    assert demand.refused["1"] == f"{said}, teams.nlp.max_gpus of the stack file is 7"
+
+
+def test_a_job_of_which_a_part_cannot_be_read_gets_nothing():
+    assert need(*group(whole(1), whole(2), is_whole=False)).jobs == ()
+
+
+@pytest.mark.parametrize(("minutes", "jobs"), [(9, ()), (11, (1,))])
+def test_a_job_that_must_begin_before_an_instance_is_there_gets_none_and_is_told_so(minutes, jobs):
+    begin_by = NOW + timedelta(minutes=minutes)
+
+    demand = needs((), [job(whole(1), begin_by_s=int(begin_by.timestamp()))], POOLS, NOW)
+
+    assert demand.needs["train"].jobs == jobs
+    why = "must begin by 2026-11-23 10:09 UTC, before an instance more would be there (--deadline)"
+    assert list(demand.refused.values()) == ([] if jobs else [why])
 
 
 def busy_node(number: int) -> Node:

@@ -460,7 +460,7 @@ def test_a_job_beyond_the_limit_of_its_team_waits_and_its_user_reads_why(lab):
     within = lab.controller.run(*words, account="bob", at="/home/bob").strip()
     beyond = lab.controller.run(*words, "--nodes=2", account="bob", at="/home/bob").strip()
 
-    why = "its team's GPUs are at work"
+    why = "asks for 2 GPUs, teams.vision.max_gpus of the stack file is 1"
     lab.fleet.until(lambda: why in lab.row(beyond, "bob"), JOB_S, "bob reads why it waits")
     lab.fleet.until(lambda: "JobState=COMPLETED" in lab.job(within), JOB_S, "what is within it runs")
     assert "JobState=PENDING" in lab.job(beyond)

@@ -129,6 +129,19 @@ def test_a_job_that_slurm_gave_up_before_its_instances_came_runs_on_them():
     assert len(played.bought) == 3
 
 
+def test_a_job_that_is_kept_away_from_one_of_enough_instances_gets_another():
+    """22.05 gives it up with those that are left, and did so again when it was released."""
+    played = SizePlay()
+    played.submit(gpus_per_node=1, nodes=2)
+    played.wait()
+    (job,) = played.submit(gpus_per_node=1, nodes=2, exclude="i-0")
+
+    played.wait()
+
+    assert job.state == "RUNNING"
+    assert len(played.bought) == 3
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
