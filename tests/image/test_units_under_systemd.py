@@ -98,12 +98,14 @@ rm /run/gpu-fleet/*
 record hung-gate systemctl start hung
 cp /run/gpu-fleet/ready.json /results/hung.json
 sed -i 's/^home_file_system = .*/home_file_system = "homes.example"/' /etc/gpu-fleet/instance.toml
-record tunnel systemctl start home-tunnel
 listens() { for _ in {1..50}; do ss -Hltn 'sport = :20049' | grep . && return; sleep 0.1; done; false; }
-record tunnel-listens listens
-tunnel=$(systemctl show home-tunnel --value --property=MainPID)
-record own-mounts-of-tunnel readlink /proc/self/ns/mnt "/proc/$tunnel/ns/mnt"
-systemctl stop home-tunnel
+if command -v stunnel4; then
+    record tunnel systemctl start home-tunnel
+    record tunnel-listens listens
+    tunnel=$(systemctl show home-tunnel --value --property=MainPID)
+    record own-mounts-of-tunnel readlink /proc/self/ns/mnt "/proc/$tunnel/ns/mnt"
+    systemctl stop home-tunnel
+fi
 sed -i 's/^home_file_system = .*/home_file_system = ""/' /etc/gpu-fleet/instance.toml
 record accounts systemctl start gpu-accounts
 record ada id -Gn ada
@@ -163,7 +165,7 @@ record agent systemctl start gpu-reaper
 ended /run/gpu-fleet/activity.json
 record status-of-a-user setpriv --reuid 4242 --clear-groups \
     /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console status
-while systemctl is-active --quiet gpu-reaper; do sleep 0.2; done
+systemctl stop gpu-reaper
 cp /run/gpu-fleet/activity.json /results/activity.json
 """
 
@@ -233,7 +235,7 @@ WAYS = {
 }
 for name in ("busy", "resting", "odd", "rights"):
     WAYS[f"idle.command {name}"] = lambda name=name: asked(name)
-WAYS["idle.command hangs"] = lambda: asked("hangs", 2)
+WAYS["idle.command hangs"] = lambda: asked("hangs", 1)
 for name, way in WAYS.items():
     try:
         results[name] = way()
@@ -406,7 +408,7 @@ def files() -> dict[str, str]:
             Restart="no",
         ),
         f"{system}/hung.service": changed(
-            "gpu-ready.service", ExecStart="/bin/sleep 60", TimeoutStartSec="2"
+            "gpu-ready.service", ExecStart="/bin/sleep 60", TimeoutStartSec="1"
         ),
         f"{system}/proof.target": "[Unit]\nRequires=basic.target\nWants=proof.service\n",
         f"{system}/proof.service": "[Unit]\nAfter=basic.target\nSuccessAction=exit-force\n"
@@ -566,7 +568,7 @@ def test_the_agents_sandbox_keeps_it_from_all_else(results, way, refusal):
         ("resting", False),
         ("rights", True),
         ("odd", "idle.command /usr/local/bin/idle-odd: exit code 3; exit code 0 says busy, 1 says not busy"),
-        ("hangs", "idle.command /usr/local/bin/idle-hangs: no answer within 2 s"),
+        ("hangs", "idle.command /usr/local/bin/idle-hangs: no answer within 1 s"),
     ],
 )
 def test_the_agent_asks_idle_command_in_a_sandbox_of_its_own(results, program, said):

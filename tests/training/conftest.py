@@ -1,5 +1,6 @@
 """What the trainer's tests share: the digits, a text, a bucket, an instance of no fleet."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from gpu_fleet import own_code, run_identity
 from gpu_fleet.cli import main
 from stacks.rehearsal.moto_server import moto_server
 from tests.training.examples import write_tokens
+from tests.training.ranks import LOOK_S
 
 # Threads that a library begins once and keeps for its next use, by the beginning of their names.
 KEPT = (
@@ -19,6 +22,7 @@ KEPT = (
     "QueueFeederThread",  # of multiprocessing, which ends with the reader processes of a DataLoader
 )
 THREAD_ENDS_WITHIN_S = 10.0
+REPOSITORY = {"tests", "image", "stacks", "checks", "conftest"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +49,28 @@ def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
     monkeypatch.delenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", raising=False)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_code_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process has the code of its test, and not of the thousand modules of the whole suite."""
+    loaded = own_code._loaded
+    others = {name for name in sys.modules if name.partition(".")[0] in REPOSITORY} - {
+        request.module.__name__
+    }
+    monkeypatch.setattr(
+        own_code,
+        "_loaded",
+        lambda *, with_main: {
+            name: module for name, module in loaded(with_main=with_main).items() if name not in others
+        },
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def looks_briefly() -> None:
+    """Runs compare what both have looked at: for cheap data that is three seconds of a core."""
+    run_identity.LOOK_AT_ALL_S = LOOK_S
 
 
 @pytest.fixture(autouse=True, scope="session")
