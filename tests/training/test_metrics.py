@@ -22,7 +22,7 @@ from gpu_fleet import config
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.metrics.flops import flops_per_sample, utilisation
 from gpu_fleet.metrics.peak import PEAKS, peak_of
-from gpu_fleet.metrics.progress_line import ProgressLine
+from gpu_fleet.metrics.progress_line import ProgressLine, ProgressLog
 from gpu_fleet.metrics.prometheus import Prometheus
 from gpu_fleet.metrics.records import JsonLines, named, read_json_lines
 from gpu_fleet.metrics.writers import open_writers
@@ -281,6 +281,27 @@ def test_the_progress_line_shows_step_loss_and_rate():
     shown = screen.file.getvalue()
     assert "10/40" in shown
     assert "loss 2.5  1,234 samples/s  41.0 % of the peak" in shown
+
+
+def test_a_run_without_a_terminal_logs_its_loss(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+
+    open_writers(config.Metrics(), tmp_path, 40).write({**RECORD, "samples_per_s": 64.0, "step_s": 2.0})
+
+    assert caplog.messages == ["event=progress step=10 of=40 loss=2.5 samples_per_s=64 left=0:01:00"]
+
+
+def test_the_log_of_a_long_run_is_short(caplog):
+    caplog.set_level(logging.INFO)
+    now_s, day = 0, 24 * 3600
+    writer = ProgressLog(day, clock=lambda: now_s)
+
+    for now_s in range(1, day + 1):
+        writer.write({**RECORD, "step": now_s, "samples_per_s": 64.0, "step_s": 1.0})
+
+    assert 300 < len(caplog.messages) < 600
+    assert "step=86400" in caplog.messages[-1]
 
 
 def test_log_lines_go_through_the_progress_line_while_it_is_shown(monkeypatch):

@@ -1,13 +1,16 @@
 """A run that was interrupted anywhere ends with the very parameters of one that was not."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from gpu_fleet import loop
 from gpu_fleet.data.loader import Batch
+from gpu_fleet.errors import IdentityError
 from gpu_fleet.loop import take_step
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.prepared_run import PreparedRun
@@ -115,6 +118,25 @@ def test_fewer_and_more_ranks_read_every_sample_of_an_epoch_once(tmp_path: Path)
     steps = [[n for part in parts for n in part] for ranks in read for parts in zip(*ranks, strict=True)]
     for epoch in (steps[:4], steps[4:]):
         assert sorted(number for step in epoch for number in step) == list(range(samples))
+
+
+@pytest.mark.parametrize(("accumulation", "allowed"), [(2, True), (4, False)])
+def test_half_the_ranks_go_on_with_twice_the_micro_batches_each(
+    *, accumulation: int, allowed: bool, tokens: Path, tmp_path: Path
+) -> None:
+    def table(name: str, micro_batches: int = 1) -> dict[str, Any]:
+        return changed(gpt_table(tokens, tmp_path / name, steps=4), run={"accumulation": micro_batches})
+
+    train_on(2, table("straight"))
+    train_on(2, table("halved"), stop_at=2)
+    with nullcontext() if allowed else pytest.raises(IdentityError, match=r"run\.accumulation  1 -> 4"):
+        resumed = train_rank(table("halved", accumulation))
+
+        assert resumed["resumed_from_step"] == 2
+        straight, halved = (
+            load_file(tmp_path / name / "model/model.safetensors") for name in ("straight", "halved")
+        )
+        assert max(float((straight[name] - halved[name]).abs().max()) for name in straight) <= 5e-8
 
 
 def reading_rank(table: dict[str, Any], stop_at: int) -> list[list[int]]:

@@ -28,7 +28,7 @@ from gpu_fleet.state import (
 )
 from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.storage.object_store import at_start
-from gpu_fleet.world import World
+from gpu_fleet.world import World, ranks_per_replica
 
 FOLDER = "checkpoints"
 MEETINGS_PER_TIMEOUT = 4
@@ -230,10 +230,21 @@ class Checkpoints:
         """Raise IdentityError for a checkpoint of another run."""
         restore.check_fits(manifest, self._settings.model.name, self._layout)
         saved = manifest.identity or identities.of_configuration(manifest.config)
-        allowed = self._settings.checkpoint.allow
+        allowed = [*self._settings.checkpoint.allow]
+        if manifest.config and self._has_micro_batches_of(manifest):
+            allowed.append("run.accumulation")
         identities.check(saved, self._identity, allowed, manifest.step, str(self._root))
         if self._where.leads:
             identities.say_not_compared(saved, self._identity, manifest.step)
+
+    def _has_micro_batches_of(self, manifest: local.Manifest) -> bool:
+        """Return whether ranks x accumulation is as saved, as on half the ranks with twice as many each."""
+        before, now = config.from_table(manifest.config, "checkpoint"), self._settings
+        counts = {
+            ranks // ranks_per_replica(settings.parallel) * settings.run.accumulation
+            for settings, ranks in ((before, manifest.world_size), (now, self._where.size))
+        }
+        return len(counts) == 1
 
     def _check_former_location(self) -> None:
         """Raise IdentityError if an older trainer has begun this run: it must not silently begin anew."""

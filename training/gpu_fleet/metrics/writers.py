@@ -53,8 +53,11 @@ def open_writers(
         path = Path(settings.prometheus_file)
         with named("metrics.prometheus_file", path):
             writers.append(Prometheus(path, {"run": directory.name}))
-    if settings.progress and sys.stderr.isatty():
-        from gpu_fleet.metrics.progress_line import ProgressLine  # noqa: PLC0415 - it needs Record from here
+    if settings.progress:
+        from gpu_fleet.metrics.progress_line import (  # noqa: PLC0415 - it needs Record from here
+            ProgressLine,
+            ProgressLog,
+        )
 
-        writers.append(ProgressLine(steps))
+        writers.append((ProgressLine if sys.stderr.isatty() else ProgressLog)(steps))
     return Writers(writers)
