@@ -27,8 +27,8 @@ FOLDERS = {
     **{f"image/{name}": ROOT / "image" / name for name in ROOMS},
 }
 FOR_READERS = {"README.md", "requirements.txt"}
-# Who asks for them names them: trackers, DALI and callbacks say so where they are not there.
-OPTIONAL = {"lightning", "nvidia", "datasets", "pyarrow"}
+# Who asks for them names them: trackers and callbacks say so where they are not there.
+OPTIONAL = {"lightning", "datasets", "pyarrow"}
 # What another one brings, whose very versions it goes with.
 BROUGHT = {"botocore": "boto3", "pydantic_core": "pydantic", "tokenizers": "transformers"}
 CONSOLE = "from image.console.cli import main; main()"

@@ -117,7 +117,6 @@ class Data(Section):
     held_out: Fraction = 0.1  # share for "val" of data without splits
     split_seed: Count = 0  # decides which samples are held out; run.seed does not
     image_size: Count = 0  # pixels of a side after augmentation; 0: the stored size
-    decoder: Literal["pillow", "dali"] = "pillow"  # for shards; dali: NVIDIA's, on the GPU if there is one
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
     workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes
@@ -130,7 +129,7 @@ class Data(Section):
     def one_source(self) -> Self:
         if bool(self.path) == bool(self.name):
             raise ValueError(f"set one of path (now {self.path!r}) and name (now {self.name!r})")
-        of_other = ("columns", "kind", "image_size", "decoder", "augmentation") if self.name else ("options",)
+        of_other = ("columns", "kind", "image_size", "augmentation") if self.name else ("options",)
         _refuse(self, of_other, f"is for data.{'path' if self.name else 'name'}")
         return self
 

@@ -19,8 +19,6 @@ from gpu_fleet import config, optimization, precision
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
 from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.census import Census, shown
-from gpu_fleet.data.dali import DALI, EncodedReader
-from gpu_fleet.data.dali import check as check_decoder
 from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, is_bucket, open_split
 from gpu_fleet.data.loader import (
     IGNORED,
@@ -44,7 +42,6 @@ from gpu_fleet.data.own_data import (
     open_records,
 )
 from gpu_fleet.data.prefetch import to_device
-from gpu_fleet.data.shards import ShardFolder
 from gpu_fleet.data.tables import is_table, open_table
 from gpu_fleet.errors import CheckpointError, ConfigError, DataError, OwnCodeError, ParallelError
 from gpu_fleet.evaluation import Evaluated
@@ -117,11 +114,6 @@ class PreparedRun:
         if isinstance(dataset, OwnData):
             check = None if model is None else pretrained.limits_of(model).check
             return OwnReader(dataset, seed, count, check)
-        if self.settings.data.decoder == DALI:
-            assert isinstance(dataset, ShardFolder)
-            return EncodedReader(
-                dataset, self.settings.data, seed, self.where.device, count if self.is_task else None
-            )
         read = Reader(dataset, seed)
         return PairedReader(read, count) if self.is_task else read
 
@@ -204,7 +196,6 @@ def opened(
     left_out = left_out_of(training, held_out)
     if where.leads and left_out.left_out:
         log.warning("event=data-left-out path=%r census=%r", settings.data.path, str(left_out))
-    where.together(lambda: check_decoder(settings.data, kind_of(settings.data, description)))
     where.together(lambda: check_stacked(settings.data, description))
     settings = with_readers(settings, description, training)
     where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -134,44 +133,6 @@ class ImageFolder:
         if not drawn and self._room >= pixels.nbytes:
             self._kept[index] = pixels
             self._room -= pixels.nbytes
-
-
-class Cut(NamedTuple):
-    """Part of a picture to scale: a box, in pixels, and whether it is flipped."""
-
-    box: Box
-    flip: bool
-
-
-def cut_plan(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Cut:
-    """Draw the cut that `decode` would draw for a picture of `settings.image_size`, from its header alone.
-
-    Raises CorruptSampleError.
-    """
-    with opened(content) as picture:
-        size, crop = upright_size(picture), training and settings.augmentation == "resized_crop"
-        box = _random_box(size, chance) if crop else _middle_box(size, settings.image_size)
-    return Cut(box, crop and bool(chance.random() < 1 / 2))
-
-
-def cut_out(content: bytes, cut: Cut, side: int) -> Array:
-    """Decode to (3, side, side) uint8, as `decode` does if it draws `cut`; raises CorruptSampleError."""
-    with opened(content) as picture:
-        array = _cut(picture, cut.box, side)
-    return np.ascontiguousarray((array[:, ::-1] if cut.flip else array).transpose(2, 0, 1))
-
-
-def plain(content: bytes) -> bytes:
-    """Return a picture that any decoder shows as this module does: upright, and of 8 bits.
-
-    Raises CorruptSampleError.
-    """
-    with opened(content) as picture:
-        if picture.format and not turn_of(picture):  # what was scaled to 8 bits has no format
-            return content
-        out = io.BytesIO()
-        _upright(picture).convert("RGB").save(out, "PNG")
-    return out.getvalue()
 
 
 @contextmanager

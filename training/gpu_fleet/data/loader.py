@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -183,21 +183,13 @@ class ReadsBatches(Protocol):
     def __getitem__(self, part: Slice) -> Batch: ...
 
 
-@runtime_checkable
-class Decodes(Protocol):
-    """Reader whose batches are finished in the training process, which has the GPU."""
-
-    def decoded(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
-
-
 def batches(
     reader: ReadsBatches, slices: Iterator[Slice], settings: config.Data, pinned: bool
 ) -> Iterator[Batch]:
     """Read the slices in order, ahead of time if there are reader processes."""
     loader = _loader(reader, slices, settings, pinned) if settings.workers or pinned else None
     # without readers or pinning, no DataLoader: it would add 40 us per batch
-    read = _read(loader if loader is not None else map(reader.__getitem__, slices))
-    return reader.decoded(read) if isinstance(reader, Decodes) else read
+    return _read(loader if loader is not None else map(reader.__getitem__, slices))
 
 
 def _loader(

@@ -229,7 +229,7 @@ class ShardFolder:
     """Pictures with classes from the tars of a split and their index."""
 
     def __init__(self, folder: Folder, class_count: int, settings: config.Data, training: bool) -> None:
-        self._settings, self.training, self._class_count = settings, training, class_count
+        self._settings, self._training, self._class_count = settings, training, class_count
         self._tars = Tars(folder, INDEX_DTYPE)
         self.census = self._tars.census
 
@@ -257,16 +257,11 @@ class ShardFolder:
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
-        content, number = self.encoded(index)
-        picture = decode(content, self._settings, self.training, chance)
-        return picture, np.asarray(number, dtype=np.int64)
-
-    def encoded(self, index: int) -> tuple[bytes, int]:
-        """Read the bytes of a picture and its class; raises CorruptSampleError."""
         content, number = self._tars.content(index), int(self._tars.index[index]["class"])
         if not 0 <= number < self._class_count:
             raise CorruptSampleError(f"class {number}, dataset.json names {self._class_count}")
-        return content, number
+        picture = decode(content, self._settings, self._training, chance)
+        return picture, np.asarray(number, dtype=np.int64)
 
 
 class Records:
