@@ -19,6 +19,7 @@ class PoolPrices:
         spot: the same for instances bought on the spot market, at the most that they may cost.
         disk_per_hour: the disks of one instance, stopped or not.
         gpus: instance type -> GPUs of one instance.
+        reserved: instances that are paid for whether they run or not; 0 for a pool without a reservation.
     """
 
     freezes: bool
@@ -26,6 +27,7 @@ class PoolPrices:
     spot: dict[str, Decimal | None]
     disk_per_hour: Decimal
     gpus: dict[str, int]
+    reserved: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class BudgetPolicy:
         listed = (prices.spot if spot else prices.on_demand).get(kind)
         return self.assumed.get(kind) if listed is None else listed
 
+    def reserved_price(self, pool: str) -> Decimal | None:
+        """What an hour of one reserved instance costs, used or not; None where nobody knows."""
+        return self.price_of(pool, next(iter(self.pools[pool].on_demand)), spot=False)
+
     @property
     def freezes(self) -> bool:
         """Whether pools freeze when the money is spent."""
@@ -95,6 +101,7 @@ def _pools(fields: Fields) -> Iterator[tuple[str, PoolPrices]]:
                 spot=table.prices("spot"),
                 disk_per_hour=table.amount("disk_per_hour"),
                 gpus=dict(_gpus(table.table("gpus"))),
+                reserved=table.optional_integer("reserved", 0, 100_000) or 0,
             ),
         )
         table.refuse_unknown()

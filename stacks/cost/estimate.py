@@ -19,6 +19,7 @@ from stacks.settings.quantities import (
     image_builds,
     instances,
     on_demand_instances,
+    reserved_instances,
     shared_units,
 )
 
@@ -55,6 +56,8 @@ class _Parts:
                 yield self._compute(pool, base, Market.ON_DEMAND)
             revocable = {level: many - base[level] for level, many in count.items()}
             yield self._compute(pool, revocable, Market.SPOT)
+        elif reserved := reserved_instances(pool):
+            yield self._compute(pool, dict.fromkeys(Level, reserved), pool.market)
         else:
             yield self._compute(pool, count, pool.market)
         per_instance = {"disk": Decimal(pool.volume_gib + pool.scratch_gib)}
@@ -108,7 +111,9 @@ class _Parts:
         if each is not None:
             months = {level: each * (many * HOURS_PER_MONTH) for level, many in count.items()}
         bought = f"{market} or on-demand" if falls_back(pool, market) else market
-        return CostLine(pool.name, CostKind.COMPUTE, f"{bought} {', '.join(pool.types)}", months, quotes)
+        used_or_not = ", used or not" if market is Market.RESERVATION else ""
+        what = f"{bought} {', '.join(pool.types)}{used_or_not}"
+        return CostLine(pool.name, CostKind.COMPUTE, what, months, quotes)
 
     def _instance_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> CostRange | None:
         listed = [quote for quote in quotes if quote.amount is not None]

@@ -12,7 +12,7 @@ from stacks import catalog
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost
 from stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
-from stacks.settings.quantities import CostKind, Level
+from stacks.settings.quantities import CostKind, Level, reserved_instances
 
 SMALLEST = Decimal("0.000001")  # of the currency's unit, for an hour
 ONE_INSTANCE = Size(min=0, desired=1, max=1)
@@ -49,6 +49,7 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
         "spot": dict(_prices(stack, pool, Market.SPOT)) if pool.market is Market.SPOT else {},
         "disk_per_hour": str(_hour(_of_one(stack, pool, pool.types[0], usual), pool, CostKind.DISKS) or 0),
         "gpus": {name: catalog.load().get(name).gpu_count for name in pool.types},
+        "reserved": reserved_instances(pool),
     }
 
 

@@ -107,7 +107,9 @@ def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
     )
     if total >= pool.size.max and used:
         states = ", ".join(dict.fromkeys(each["State"] for each in used))
-        return Finding(subject, Rating.FINE, f"{states}, {free} of {total} free")
+        beyond = total - pool.size.max
+        uncounted = f"; {beyond} of them beyond size.max: paid for, and not counted" if beyond else ""
+        return Finding(subject, Rating.FINE, f"{states}, {free} of {total} free{uncounted}")
     wrong = [f"holds {total}"] if used or not held else [reason for _, unlike in held for reason in unlike]
     wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
     says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"

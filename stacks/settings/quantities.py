@@ -7,6 +7,7 @@ from enum import StrEnum
 from stacks import catalog
 from stacks.catalog import Cloud
 from stacks.catalog.money import HOURS_PER_MONTH
+from stacks.settings.pool_rules import RESERVED_MARKETS
 from stacks.settings.pools import GroupPlan, group_plans
 from stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
@@ -67,6 +68,11 @@ def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     """
     most = sum(plan.size.max for plan in _of_own_market(stack, pool))
     return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
+
+
+def reserved_instances(pool: Pool) -> int:
+    """Return how many instances are paid for whether they run or not: all that the pool may reserve."""
+    return pool.size.max if pool.market in RESERVED_MARKETS else 0
 
 
 def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:

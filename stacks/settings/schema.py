@@ -649,7 +649,7 @@ class Pool:
         size: how many instances.
         market: how they are bought.
         reservation_id: the reservation or capacity block to start in: its id, or on AWS the ARN of a resource
-            group that holds several reservations.
+            group that holds several reservations. ``size.max`` of its instances are paid for, used or not.
         purpose: who uses the pool.
         zones: a part of ``network.zones``; all of them when empty.
         groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.

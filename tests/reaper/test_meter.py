@@ -169,6 +169,38 @@ def test_each_day_that_ends_is_reported_once_with_its_own_hours():
     assert advance(reading, fleet(make_instance()), budget(), "USD", reading.until)[1] == []
 
 
+RESERVED = {"on_demand": {"g5.xlarge": Decimal(2)}, "spot": {"g5.xlarge": Decimal(2)}, "reserved": 2}
+
+
+def reserved(**changes):
+    return {"pools": {"dev": prices(**RESERVED, **changes), "train": prices()}}
+
+
+def test_what_is_reserved_is_paid_whether_used_or_not_and_an_end_inside_it_saves_nothing():
+    begun = note_ends(metered(None, fleet(make_instance()), NOON, **reserved()), ["i-1"], at(1))
+
+    reading = metered(
+        begun, fleet(gone=(make_instance(state="terminated", stopped_at=at(1)),)), at(3), **reserved()
+    )
+
+    disks = Decimal("0.10")
+    assert reading.month["dev"] == 3 * 2 * Decimal(2) + disks
+    assert reading.day.unused == {"dev": 3600 * (3 + 2)}
+    assert reading.day.saved == {}
+    assert from_json(json.loads(json.dumps(reading.to_json())), "meter.json") == reading
+
+
+def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_price_of_makes_a_least_sum():
+    known, unknown = (
+        budget(**reserved()),
+        budget(**reserved() | {"pools": {"dev": prices(on_demand={"p": None}, reserved=1)}}),
+    )
+
+    assert per_hour([], known)["dev"] == 4
+    assert per_hour([make_instance(), make_instance("i-2")], known)["dev"] == Decimal("4.20")
+    assert advance(at_noon(), fleet(), unknown, "USD", at(1))[0].at_least
+
+
 def test_two_currencies_are_never_added():
     with pytest.raises(CloudError, match="counts in USD, and the policy's prices are in CNY"):
         advance(at_noon(make_instance()), fleet(make_instance()), budget(), "CNY", NOON + HOUR)
@@ -239,6 +271,18 @@ def test_the_month_only_grows_and_its_pools_add_up_to_the_whole(story):
     for day in (*counted, reading.day):
         assert sum(share.cost for share in day.instances.values()) <= day.cost - day.costs.get(SHARED, 0)
         assert all(0 < share.seconds <= 86_400 for share in day.instances.values())
+
+
+@given(lives())
+def test_a_reservation_costs_as_much_as_if_it_was_used_all_the_time(story):
+    reading = at_noon()
+    for now, seen in story:
+        reading, days = advance(reading, seen, budget(**reserved(disk_per_hour=Decimal(0))), "USD", now)
+        hours = Decimal((now - NOON).total_seconds()) / 3600
+        assert reading.month["dev"] >= (2 * 2 * hours).quantize(Decimal("1e-6")) - Decimal("1e-6")
+        assert not any(
+            share.instance.pool == "dev" for day in [*days, reading.day] for share in day.saved.values()
+        )
 
 
 @given(lives())

@@ -271,6 +271,18 @@ def test_a_spot_pool_that_may_fall_back_costs_at_worst_what_on_demand_costs():
     assert line.what.startswith("spot or on-demand ")
 
 
+def test_a_reservation_costs_the_same_at_every_level():
+    held = {"market": "reservation", "reservation_id": "cr-0123456789abcdef0", "zones": ["us-east-1a"]}
+    reserved = pool(types=["p5.48xlarge"], size={"max": 2}, **held)
+
+    cost = estimate(stack(pools=[reserved]))
+
+    (line,) = cost.of_kind(CostKind.COMPUTE)
+    # 2 x 55.04 x 730
+    assert {level: cents(line.months[level].high) for level in Level} == dict.fromkeys(Level, "80358.40")
+    assert line.what == "reservation p5.48xlarge, used or not"
+
+
 def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
     block = pool(
         market="capacity-block",

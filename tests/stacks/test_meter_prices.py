@@ -59,7 +59,8 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
         zones=["us-east-1a"],
     )
 
-    assert budget_document(examples.stack(pools=[block]))["pools"]["dev"]["on_demand"] == {"p5.48xlarge": "0"}
+    found = budget_document(examples.stack(pools=[block]))["pools"]["dev"]
+    assert (found["on_demand"], found["reserved"]) == ({"p5.48xlarge": "0"}, 2)
 
 
 def test_prices_are_shown_in_the_budgets_currency():

@@ -110,7 +110,8 @@ def _spending(
 ) -> Spending:
     rates = meter.per_hour(fleet.instances, budget)
     unpriced = meter.unpriced(fleet.instances, budget)
-    return Spending(policy.currency, budget, reading, rates, unpriced, freeze)
+    reserved = meter.reserved_in_use(fleet.instances, budget)
+    return Spending(policy.currency, budget, reading, rates, unpriced, freeze, reserved)
 
 
 def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet) -> MeterReading:

@@ -9,14 +9,18 @@ one gap of more than an hour, after which EC2 forgets it, is missed.
 Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
 has them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
 is cut at midnight UTC, so that days and months add up to the same money.
+
+What is reserved costs its price every hour: with an instance in it that instance's, without one the pool's.
+So an instance that ends inside a reservation saves nothing.
 """
 
 import calendar
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 
 from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.errors import CloudError
@@ -37,6 +41,7 @@ class MeteredSpan:
 
     Attributes:
         instance_id, instance: whose; None for disks and for what is shared.
+        unused: how many reserved instances of the pool did not run, where the span is what they cost.
         saved: the instance was stopped or terminated before: the time costs nothing, and would have.
     """
 
@@ -46,6 +51,7 @@ class MeteredSpan:
     pool: str
     instance_id: str | None = None
     instance: MeteredInstance | None = None
+    unused: int = 0
     saved: bool = False
 
 
@@ -85,9 +91,17 @@ def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
     return sum(instance.state in BILLED and _price(instance, budget) is None for instance in instances)
 
 
-def per_hour(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
+def reserved_in_use(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, tuple[int, int]]:
+    """Pool with a reservation -> how many of its instances run, and how many are paid for."""
+    running = Counter(instance.pool for instance in instances if instance.state in BILLED)
+    return {name: (running[name], pool.reserved) for name, pool in budget.pools.items() if pool.reserved}
+
+
+def per_hour(instances: Sequence[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
     """Pool, and ``_shared``, -> what an hour costs as things stand; every pool of the budget is there."""
     rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
+    for name, (used, paid) in reserved_in_use(instances, budget).items():
+        rates[name] = max(0, paid - used) * (budget.reserved_price(name) or Decimal(0))
     for listed in instances:
         instance = metered_instance(listed, budget)
         if instance is not None and listed.state in BILLED:
@@ -122,8 +136,10 @@ def advance(
         return before, []
     running = _running(fleet, budget)
     saved = {key: instance for key, instance in before.saved.items() if key not in running}
+    ran = list(_spans(fleet, before.running, before.until, budget, now))
     spans = [
-        *_spans(fleet, before.running, before.until, budget, now),
+        *ran,
+        *_unused_spans(ran, before.until, budget, now),
         MeteredSpan(before.until, now, budget.shared_per_hour, SHARED),
         *_saved_spans(saved, fleet, budget, now),
     ]
@@ -138,7 +154,12 @@ def advance(
 
 def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy) -> bool:
     """Whether hours since the last sweep count nothing because nobody knows their price."""
-    return unpriced(fleet.instances, budget) > 0 or any(not instance.priced for instance in running.values())
+    reserved = [name for name, pool in budget.pools.items() if pool.reserved]
+    return (
+        unpriced(fleet.instances, budget) > 0
+        or any(not instance.priced for instance in running.values())
+        or any(budget.reserved_price(name) is None for name in reserved)
+    )
 
 
 def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
@@ -225,19 +246,35 @@ def _spans(
             )
 
 
+def _unused_spans(
+    ran: Sequence[MeteredSpan], start: datetime, budget: BudgetPolicy, now: datetime
+) -> Iterator[MeteredSpan]:
+    """What the reserved instances cost that did not run, at each moment as many as were missing."""
+    for name, pool in budget.pools.items():
+        if not pool.reserved:
+            continue
+        own = [span for span in ran if span.pool == name and span.instance is not None]
+        turns = {min(now, max(start, moment)) for span in own for moment in (span.begin, span.end)}
+        for begin, end in pairwise(sorted({start, now, *turns})):
+            unused = pool.reserved - sum(span.begin <= begin and end <= span.end for span in own)
+            if unused > 0:
+                rate = unused * (budget.reserved_price(name) or Decimal(0))
+                yield MeteredSpan(begin, end, rate, name, unused=unused)
+
+
 def _saved_spans(
     saved: Mapping[str, MeteredInstance], fleet: Inventory, budget: BudgetPolicy, now: datetime
 ) -> Iterator[MeteredSpan]:
     """What instances would have cost that were terminated, up to the end of that month.
 
-    One that was only stopped goes on paying for its disks.
+    One that was only stopped goes on paying for its disks. One of a reservation saves nothing.
     """
     stopped = {instance.id for instance in fleet.instances if instance.state == STOPPED}
     for key, instance in saved.items():
-        if instance.ends_at is not None:
+        pool = budget.pools.get(instance.pool)
+        if instance.ends_at is not None and not (pool and pool.reserved):
             first = _midnight(instance.ends_at).replace(day=1)
             end = min(now, (first + 31 * DAY).replace(day=1))
-            pool = budget.pools.get(instance.pool)
             disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
             rate = max(Decimal(0), instance.per_hour - disks)
             yield MeteredSpan(instance.ends_at, end, rate, instance.pool, key, instance, saved=True)
@@ -280,6 +317,7 @@ def add_up(
 def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) -> MeterReading:
     """Add what the spans cost from where the reading stands to another moment of the same day."""
     costs: dict[str, Decimal] = defaultdict(Decimal)
+    unused = Counter(reading.day.unused)
     instances, saved = dict(reading.day.instances), dict(reading.day.saved)
     for span in spans:
         seconds = int((min(span.end, stop) - max(span.begin, reading.until)).total_seconds())
@@ -288,11 +326,14 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
         cost = (span.per_hour * seconds / SECONDS_PER_HOUR).quantize(SMALLEST)
         if not span.saved:
             costs[span.pool] += cost
+        if span.unused:
+            unused[span.pool] += span.unused * seconds
         if span.instance_id is not None and span.instance is not None:
             shares = saved if span.saved else instances
             had = shares.get(span.instance_id, DayShare(span.instance, 0, Decimal(0)))
             shares[span.instance_id] = DayShare(span.instance, had.seconds + seconds, had.cost + cost)
-    day = replace(reading.day, costs=_sum(reading.day.costs, costs), instances=instances, saved=saved)
+    counted = _sum(reading.day.costs, costs)
+    day = replace(reading.day, costs=counted, instances=instances, saved=saved, unused=dict(unused))
     return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
 
 

@@ -49,12 +49,14 @@ class Day:
         costs: pool, or ``_shared``, -> cost.
         instances: instance id -> what it had of the day.
         saved: instance id -> what it would have had of it, had no sweep terminated it.
+        unused: pool -> seconds of reserved instances that were paid for and did not run, added up.
     """
 
     date: datetime
     costs: Mapping[str, Decimal] = field(default_factory=dict)
     instances: Mapping[str, DayShare] = field(default_factory=dict)
     saved: Mapping[str, DayShare] = field(default_factory=dict)
+    unused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def cost(self) -> Decimal:
@@ -78,6 +80,7 @@ class Day:
             "costs": _texts(self.costs),
             "machines": {key: _share_json(share) for key, share in self.instances.items()},
             "saved": {key: _share_json(share) for key, share in self.saved.items()},
+            "unused_s": dict(self.unused),
         }
 
 
@@ -163,7 +166,8 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
 def day_from_json(raw: Mapping[str, Any]) -> Day:
     """What ``Day.to_json`` wrote; raises what damaged JSON raises."""
     date = datetime.strptime(raw["date"], "%Y-%m-%d").replace(tzinfo=UTC)
-    return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]))
+    unused = {str(pool): int(seconds) for pool, seconds in raw["unused_s"].items()}
+    return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]), unused)
 
 
 def _share_json(share: DayShare) -> dict[str, Any]:

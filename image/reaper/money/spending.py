@@ -1,7 +1,7 @@
 """What a stack costs, and how that stands to its budget: for metrics, reports and users. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -31,6 +31,7 @@ class Spending:
         rates: pool, or ``_shared``, -> what an hour costs now.
         unpriced: running instances that count without a price.
         freeze: how far the pools are frozen; None where they never are.
+        reserved: pool with a reservation -> instances that run, and instances that are paid for.
     """
 
     currency: str
@@ -39,6 +40,7 @@ class Spending:
     rates: Mapping[str, Decimal]
     unpriced: int
     freeze: Freeze | None = None
+    reserved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def rate(self) -> Decimal:
@@ -83,6 +85,7 @@ class Spending:
             "until": format_time(self.reading.until),
             "unpriced_machines": self.unpriced,
             "at_least": self.at_least,
+            "reserved": {pool: {"used": used, "paid": paid} for pool, (used, paid) in self.reserved.items()},
             "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
             "freeze": self.freeze.to_json() if self.freeze else None,
         }
@@ -99,6 +102,10 @@ def line_of(spending: Spending) -> str:
     )
     if spending.unpriced:
         line += f"; {spending.unpriced} instances without a price count nothing"
+    for pool, (used, paid) in spending.reserved.items():
+        line += (
+            f"; {used} of {paid} reserved instances of {pool} in use ({used / paid:.0%}), all are paid for"
+        )
     if spending.budget.assumed:
         line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
     freeze = spending.freeze
