@@ -65,7 +65,10 @@ def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
         RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
     """
     try:
-        return frozenset(int(user["uid"]) for user in roster["users"])
+        users = roster["users"]
+        if not isinstance(users, list):  # an empty one is nobody, and ends all jobs
+            raise TypeError(f"users = {users!r}; allowed: a list")
+        return frozenset(int(user["uid"]) for user in users)
     except (KeyError, TypeError, ValueError) as error:
         raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
 
@@ -73,10 +76,9 @@ def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
 def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[str]:
     """Jobs that live, of users whom the roster names no more. Pure.
 
-    By their numbers: a new controller knows no names until it has made the accounts.
+    By their numbers: a new controller knows no names until it has made the accounts. A roster of nobody is a
+    word too: what could not be read is not written (image/accounts/refresh.py), and it locks every account.
     """
-    if not numbers:
-        return []  # a roster of nobody is no word on anybody's jobs
     return [
         listed.job.id
         for listed in jobs
@@ -90,8 +92,8 @@ def partings(wanted: Collection[str], known: Iterable[Association], *, have_jobs
     What they did stays in their teams' accounts.
     """
     leavers = {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
-    if not wanted or not have_jobs:
-        return [["delete", "user", f"name={user}"] for user in sorted(leavers)] if wanted else []
+    if not have_jobs:
+        return [["delete", "user", f"name={user}"] for user in sorted(leavers)]
     return [
         ["modify", "user", "where", f"name={user}", "set", "maxsubmitjobs=0"]
         for user, takes_jobs in sorted(leavers.items())

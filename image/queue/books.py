@@ -19,6 +19,8 @@ SCHEMA = 1
 MOST_ENDED = 200
 LONGEST = 4 << 20  # bytes of the object
 HEAD = 1024  # bytes of what stands before the entries
+BESIDE_TEXTS = 1024  # bytes of an entry without its texts, at most
+LONGEST_LETTER = 12  # bytes of a letter in JSON, at most: two escapes
 INDENT = 4  # at least what the store indents an entry by, and the comma behind it
 RUNNING = "RUNNING"
 # squeue(1), "JOB STATE CODES"; UNSEEN is ours
@@ -107,6 +109,8 @@ def to_json(books: Books) -> dict[str, Any]:
 def _fitting(entries: Iterable[JobEntry]) -> list[dict[str, Any]]:
     """The entries in their order; where they are too many, those with the longest texts are left out."""
     items = list(map(asdict, entries))
+    if sum(BESIDE_TEXTS + LONGEST_LETTER * _letters(item) for item in items) <= LONGEST - HEAD:
+        return items  # as nearly always: nothing is written twice at each look
     sizes = [len(json.dumps(item, indent=INDENT)) for item in items]
     kept, room = set(), LONGEST - HEAD
     for place in sorted(range(len(items)), key=sizes.__getitem__):
@@ -115,6 +119,11 @@ def _fitting(entries: Iterable[JobEntry]) -> list[dict[str, Any]]:
             break
         kept.add(place)
     return [item for place, item in enumerate(items) if place in kept]
+
+
+def _letters(item: dict[str, Any]) -> int:
+    """In its texts."""
+    return sum(len(value) for value in item["job"].values() if isinstance(value, str))
 
 
 def books_of(raw: Mapping[str, Any]) -> Books:

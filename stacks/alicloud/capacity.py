@@ -134,17 +134,14 @@ def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
 
 
 def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
-    """What a user needs to take, keep, reach and give back instances: to attach to users or a role.
+    """What a user needs to take, keep and give back instances: to attach to users or a role.
 
     RAM knows no variable for the caller, so that one user of the group can ask in another's name; the
     bucket's access log says who wrote. Keeping and giving back are tags, so that each of them can set and
     remove every tag of every instance of the stack: another's owner and hold, and the tag by which the sweep
-    knows its instances. ActionTrail says who did.
+    knows its instances. ActionTrail says who did. No shell: see ``operator_policy``.
     """
     stack = args.stack
-    own = f"{stack.region}:{stack.account_id}"
-    of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
-    instances = f"acs:ecs:{own}:instance/*"
     queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
     said = ("reaper/capacity/state.json*", sweep_archive.POLICY_KEY, *queue)
     read = [*(pulumi.Output.concat(args.records_arn, f"/{key}") for key in said), *_money(args)]
@@ -156,6 +153,20 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
         policies.allow(["oss:GetObject", "oss:GetObjectVersion"], read),
         policies.allow(["oss:ListObjects", "oss:ListObjectVersions"], args.records_arn),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
-        policies.allow(TAG_ACTIONS, instances, of_stack),
-        policies.allow(["ecs:StartTerminalSession"], instances, of_stack),
+        _of_instances(stack, TAG_ACTIONS),
     )
+
+
+def operator_policy(stack: Stack) -> pulumi.Output[str]:
+    """What opens a shell and ports on every instance of the stack: for those who may be root there.
+
+    A caller of StartTerminalSession names the account, root too, and RAM has no condition on that: without a
+    name it is the assistant's, which Cloud Assistant's agent lets become root.
+    https://help.aliyun.com/en/ecs/developer-reference/api-ecs-2014-05-26-startterminalsession
+    """
+    return policies.document(_of_instances(stack, ["ecs:StartTerminalSession"]))
+
+
+def _of_instances(stack: Stack, actions: list[str]) -> policies.Statement:
+    of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
+    return policies.allow(actions, f"acs:ecs:{stack.region}:{stack.account_id}:instance/*", of_stack)

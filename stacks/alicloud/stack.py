@@ -9,7 +9,7 @@ from stacks import naming, organization
 from stacks.alicloud import existing_files, submit
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
-from stacks.alicloud.capacity import Capacity, CapacityArgs, people_policy
+from stacks.alicloud.capacity import Capacity, CapacityArgs, operator_policy, people_policy
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
 from stacks.alicloud.fleet import Fleet, FleetArgs
@@ -137,6 +137,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "reaper_function_name": reaper.function_name,
         "capacity_function_name": capacity.function_name,
         "people_policy": people_policy(moving),
+        "operator_policy": operator_policy(stack),
         "submit_policies": submit.people_policies(stack, storage.bucket_arns["records"], commands),
         "policy": policy,
         "instance_log": stack.instance_log,

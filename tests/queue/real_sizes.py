@@ -50,6 +50,16 @@ setpriv --reuid munge --regid munge --clear-groups /usr/sbin/munged
 slurmctld -c
 exec sleep infinity
 """
+# A node has an address of its own: $1 its name, $2 its link to the controller
+ADDRESS_OF = "10.0.0.{}/24"
+LINK = """
+ip netns add "$1"
+ip link add "$2" type veth peer name eth0 netns "$1"
+ip link set "$2" master gf0 up
+ip -n "$1" address add "$3" dev eth0
+ip -n "$1" link set lo up
+ip -n "$1" link set eth0 up
+"""
 LEFT_OUT = (
     *("Accounting", "JobAcct", "Priority", "Prolog", "Epilog", "HealthCheck", "TaskProlog", "Preempt"),
     *("ProctrackType", "TaskPlugin", "SlurmUser", "SlurmdSpoolDir", "SlurmdPidFile"),
@@ -91,14 +101,13 @@ class RealPlay:
         """A command of Slurm's. Raises SlurmError."""
         return slurm.run(["nsenter", f"--target={self.init}", "--all", *words])
 
-    def submit(self, *words: str) -> bool:
-        """With options of sbatch; whether Slurm takes it."""
+    def submit(self, *words: str) -> str:
+        """With options of sbatch; the job's number, empty where Slurm refuses it."""
         try:
-            self.ask(["sbatch", *HOSTILE, *words, "/etc/slurm/job"])
+            return self.ask(["sbatch", "--parsable", *HOSTILE, *words, "/etc/slurm/job"]).strip()
         except SlurmError as error:
             LOG.info("event=refused words=%r reason=%r", words, str(error))
-            return False
-        return True
+            return ""
 
     def jobs(self) -> list[ListedJob]:
         """All of them."""
@@ -110,15 +119,13 @@ class RealPlay:
 
     def add(self) -> None:
         """Slurm's daemon of one instance more starts, and joins."""
-        name = f"i-{len(self.bought)}"
-        own = self.folder / f"{name}.conf"
-        port = configuration.NODE_PORT + 100 + len(self.bought)
-        conf = (self.folder / "slurm.conf").read_text()
-        own.write_text(conf.replace(f"SlurmdPort={configuration.NODE_PORT}", f"SlurmdPort={port}"))
+        number = len(self.bought)
+        name, link = f"i-{number}", f"gf{number + 1}"
+        self.ask(["sh", "-ec", LINK, "link", name, link, ADDRESS_OF.format(number + 10)])
         command = configuration.node_command(name, POOL, SIZE.gpus, ADDRESS)
         at = command.index("--conf") + 1
-        command = ["slurmd", "-f", f"/etc/slurm/{own.name}", "-Z", "-N", name, "--conf", command[at]]
-        self.ask([*command[:-1], f"{command[-1]} {HARDWARE}"])
+        slurmd = ["slurmd", "-Z", "-N", name, "--conf", f"{command[at]} {HARDWARE}"]
+        self.ask(["nsenter", f"--net=/run/netns/{name}", *slurmd])
         self.bought.append(name)
         until = time.monotonic() + START_S
         while name not in {node.name for node in slurm.nodes(self.ask)}:
@@ -143,9 +150,9 @@ class RealPlay:
         """Instances that no job has ever used."""
         return {*self.bought} - self.used
 
-    def waiting(self) -> dict[str, str]:
-        """Job -> why it waits, as users read it."""
-        rows = [said["job"] for said in self.kept.get("jobs", ())]
+    def waiting(self, most: int = 99) -> dict[str, str]:
+        """Job that takes no more instances -> why it waits, as users read it."""
+        rows = [said["job"] for said in self.kept.get("jobs", ()) if said["job"]["nodes"] <= most]
         return {row["id"]: str(row["reason"]) for row in rows if row["state"] == PENDING}
 
 
@@ -158,20 +165,22 @@ def options_of(words: Mapping[str, object]) -> list[str]:
 
 def schedule(play: RealPlay, seed: int) -> list[str]:
     """Submissions of chance at some moments, as of ``size_world``; what went wrong."""
-    dice, handed_in = random.Random(seed), 0
+    dice, handed_in = random.Random(seed), set[str]()
     for _ in range(dice.randint(1, 3)):
         for words in dice.choices(WORDS, k=dice.randint(1, 5)):
-            handed_in += play.submit(*options_of(words))
+            handed_in.add(play.submit(*options_of(words)))
         play.settle()
     play.settle()
-    known = {listed.array or listed.job.id for listed in play.jobs()}
+    # Slurm lists for a while what it refused, as failed
+    jobs = [job for job in play.jobs() if (job.array or job.job.id) in handed_in]
     wrongs = [f"{name} was bought in vain" for name in sorted(play.idle_ones())]
-    wrongs += [f"{handed_in - len(known)} jobs are lost"] * (len(known) != handed_in)
-    ended = [listed.job for listed in play.jobs() if listed.job.state not in (PENDING, "RUNNING")]
-    wrongs += [f"job {job.id} is {job.state}" for job in ended]
+    wrongs += [f"job {job} is lost" for job in handed_in - {"", *(it.array or it.job.id for it in jobs)}]
+    wrongs += [
+        f"job {it.job.id} is {it.job.state}" for it in jobs if it.job.state not in (PENDING, "RUNNING")
+    ]
     # each that runs on one instance has it, where the pool may have one more
     if len(play.bought) < MOST:
-        wrongs += [f"job {job} waits: {why}" for job, why in play.waiting().items() if why == "Resources"]
+        wrongs += [f"job {job} waits: {why}" for job, why in play.waiting(1).items() if why == "Resources"]
     return wrongs
 
 

@@ -485,11 +485,22 @@ def test_who_left_and_comes_back_hands_in_jobs_again():
     assert changes(known, ada="nlp") == ["modify user where name=ada set maxsubmitjobs=-1"]
 
 
-def test_a_roster_of_nobody_ends_no_jobs():
+def test_a_roster_of_nobody_ends_the_jobs_of_all_as_it_locks_their_accounts():
     asked = Slurm(FOUND)
     asked.jobs = [LEAVER]
 
     controller.part_with_leavers({"users": []}, [Association("nlp", "bob")], asked)
+
+    assert asked.changes[-1] == f"scancel {LEAVER['job_id']}"
+
+
+@pytest.mark.parametrize("roster", [{}, {"users": None}, {"users": ""}, {"users": {}}])
+def test_a_roster_that_is_no_list_ends_no_jobs(roster):
+    asked = Slurm(FOUND)
+    asked.jobs = [LEAVER]
+
+    with pytest.raises(RosterUnreadError):
+        controller.part_with_leavers(roster, [Association("nlp", "bob")], asked)
 
     assert asked.changes == []
 

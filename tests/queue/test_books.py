@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from image.instance.errors import CloudError
 from image.queue import books
@@ -76,6 +78,23 @@ def test_what_is_written_is_never_more_than_its_readers_take_and_lacks_the_longe
     kept = [item["job"]["id"] for item in written["jobs"]]
     assert kept[-100:] == [job.id for job in plain]
     assert 100 < len(kept) < 400
+
+
+def test_books_of_ordinary_size_are_not_written_out_to_be_measured(monkeypatch):
+    """Once each look, four times a minute, for each of some hundred entries."""
+    kept = looked([replace(RUNNING, id=str(number)) for number in range(500)])
+    monkeypatch.delattr(books.json, "dumps")
+
+    assert len(books.to_json(kept)["jobs"]) == 500
+
+
+@given(st.text(max_size=200))
+def test_no_letter_is_longer_than_is_counted(text):
+    entry = books.to_json(looked([replace(RUNNING, name=text)]))["jobs"][0]
+
+    letters = sum(len(word) for word in entry["job"].values() if isinstance(word, str))
+    written = len(json.dumps(entry, indent=books.INDENT))
+    assert written <= books.BESIDE_TEXTS + books.LONGEST_LETTER * letters
 
 
 def test_the_next_controller_reads_what_the_last_one_wrote():

@@ -187,6 +187,21 @@ def ram_may(found, account, action, resource, **context):
     return ram.decide(asked, [found.outputs["submit_policies"][account]]) is Verdict.ALLOWED
 
 
+def test_on_alibaba_cloud_a_shell_which_may_be_roots_is_for_operators_alone(assistant):
+    """StartTerminalSession takes any account, and RAM has no condition on it."""
+    instance = f"acs:ecs:{ON_ALICLOUD.region}:{ON_ALICLOUD.account_id}:instance/i-1"
+
+    def opens(policy, stack=ON_ALICLOUD.name):
+        tags = {"acs:ResourceTag/gpu-fleet:stack": stack}
+        asked = Request("ecs:StartTerminalSession", instance, context=tags)
+        return ram.decide(asked, [policy]) is Verdict.ALLOWED
+
+    users = [assistant.outputs["people_policy"], *assistant.outputs["submit_policies"].values()]
+    assert not any(map(opens, users))
+    assert opens(assistant.outputs["operator_policy"])
+    assert not opens(assistant.outputs["operator_policy"], "another")
+
+
 def test_on_alibaba_cloud_a_user_starts_runs_as_their_own_account_and_never_as_root(assistant):
     own = f"{ON_ALICLOUD.region}:{ON_ALICLOUD.account_id}"
     (command,) = assistant.of_type("alicloud:ecs/command:Command")
