@@ -27,12 +27,26 @@ def quiet() -> dict[str, str]:
     return os.environ | {"COLUMNS": "120"}
 
 
+# The rehearsal's first act replaced by one that goes on.
+A_LONG_ACT = """
+import sys
+from pathlib import Path
+from stacks.rehearsal import __main__ as rehearsal, processes
+
+def long_act(*_):
+    processes.run(["bash", "-c", "sleep 601 & exec sleep 602"], Path(sys.argv[-1]) / "act.log")
+
+rehearsal.stand_up = long_act
+rehearsal.main()
+"""
+
+
 @contextmanager
-def started(log: Path):
-    """A rehearsal of the whole play, ended with all it started when a test fails."""
+def started(log: Path, *program: str):
+    """A rehearsal, ended with all it started when a test fails."""
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "stacks.rehearsal", "--folder", str(log.parent / "build")],
+            [sys.executable, "-u", *program, "--folder", str(log.parent / "build")],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -98,14 +112,24 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.prove), signal.SIGTERM])
+def test_a_rehearsal_that_is_terminated_leaves_no_process_of_an_act_behind(tmp_path):
+    terminated(tmp_path / "log", "sleep 602", signal.SIGTERM, "-c", A_LONG_ACT)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_rehearsal_that_is_terminated_during_training_leaves_no_process_behind(how, tmp_path):
-    with started(tmp_path / "log") as process:
-        family = wait_for_child(process, "gpu_fleet train")
+    terminated(tmp_path / "log", "gpu_fleet train", how, "-m", "stacks.rehearsal")
+
+
+def terminated(log, at_work, how, *program):
+    """Terminate a rehearsal once one of its processes has these words."""
+    with started(log, *program) as process:
+        family = wait_for_child(process, at_work)
 
         process.send_signal(how)
 
-        assert process.wait(PATIENCE_S) == 130, (tmp_path / "log").read_text()
+        assert process.wait(PATIENCE_S) == 130, log.read_text()
         _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert "Traceback" not in log.read_text()

@@ -49,7 +49,7 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 def test_a_loop_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
     workers: int, tmp_path: Path
 ) -> None:

@@ -77,8 +77,17 @@ def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return cache(lambda name: train_on(2, example(name, folder / name, digits)))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", OWN)
+OFTEN = (("own_model", 0), ("own_records", 1), ("own_regression", 0), ("own_stream", 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        pytest.param(name, workers, marks=() if (name, workers) in OFTEN else pytest.mark.prove)
+        for name in OWN
+        for workers in (0, 1)
+    ],
+)
 def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
     name: str, workers: int, straight: Callable[[str], dict[str, Any]], digits: Path, tmp_path: Path
 ) -> None:
