@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
-from tests.training.examples import changed, gpt_table, losses, train_on
+from gpu_fleet import loop
+from gpu_fleet.state import whole_weights
+from tests.training.examples import changed, gpt_table, losses, train_on, train_rank
 from tests.training.proofs import by_proof
+from tests.training.ranks import run_ranks
 
 # Sums in another order round differently; after six steps of AdamW about 1e-6 is left of it, relatively.
 TOLERANCE = 2e-5
@@ -63,6 +67,29 @@ def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, straight)
     assert learned == pytest.approx(alone[1], rel=TOLERANCE)
     assert outcome["metric"] == pytest.approx(alone[0]["metric"], rel=TOLERANCE)
     assert alone[1][-1] < alone[1][0]
+
+
+def exporting_rank(table: dict[str, Any]) -> int:
+    """Trains on this rank; the number of whole tensors that it holds for the finished model."""
+    held: list[int] = []
+
+    def noted(*arguments: Any) -> dict[str, Any]:
+        weights = whole_weights(*arguments)
+        held.append(len(weights))
+        return weights
+
+    loop.whole_weights = noted
+    train_rank(table)
+    return held[0]
+
+
+@pytest.mark.parametrize("parallel", [DDP, FSDP, PIPELINE], ids=by_strategy)
+def test_rank_0_alone_holds_the_finished_model(
+    parallel: dict[str, Any], tokens: Path, tmp_path: Path
+) -> None:
+    table = changed(gpt_table(tokens, tmp_path, steps=1), parallel=parallel)
+
+    assert run_ranks(exporting_rank, 2, table) == [len(load_file(tmp_path / "model/model.safetensors")), 0]
 
 
 def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, tmp_path: Path) -> None:

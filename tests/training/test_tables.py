@@ -1,5 +1,6 @@
 """The files of a table, and pictures without splits: split the same way every time."""
 
+import gzip
 import io
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from gpu_fleet import config
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
-from gpu_fleet.data.tables import table_files
+from gpu_fleet.data.tables import damaged_line, table_files
 from gpu_fleet.errors import DataError
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
@@ -26,6 +27,29 @@ def test_a_table_without_its_package_says_which(tmp_path: Path, monkeypatch: pyt
     status, said = tried_alone(gpt_table(tmp_path / "rows", tmp_path / "run"), tmp_path)
 
     assert (status, "pip install datasets 'pyarrow<26'" in said, "Traceback" in said) == (65, True, False)
+
+
+ROW = b'{"text": "a", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", ROW * 2, ""),
+        ("a.jsonl", ROW + b"\n" + ROW[:12], "line 3 of a.jsonl is cut off: write it anew, or remove"),
+        ("a.jsonl", ROW + b'{"text"\n' + ROW, "line 2 of a.jsonl is cut off: write it anew, or remove"),
+        ("a.jsonl", b'{"text" "a"}\n' + ROW, "line 1 of a.jsonl is no JSON in UTF-8: mend or remove"),
+        ("a.jsonl", ROW.replace(b"a", b"\xe9"), "line 1 of a.jsonl is no JSON in UTF-8: mend or remove"),
+        ("a.jsonl.gz", gzip.compress(ROW * 99)[:-9], "a.jsonl.gz ends in the midst of its compressed data"),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    found = damaged_line([tmp_path / name])
+
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
 
 
 @pytest.mark.parametrize(

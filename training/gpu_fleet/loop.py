@@ -283,7 +283,7 @@ def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | N
 def export(run: PreparedRun, state: State) -> None:
     """Write the finished model into the run's folder, for model.weights of another run."""
     module = run.evaluated(state).module
-    weights = whole_weights(module, run.where, state.spread.other_layers is not None)
+    weights = whole_weights(module, run.where, state.spread.other_layers)
     bad = not_finite(weights, state.not_finite_at_start)
     check_finite(
         run.where,

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
@@ -230,13 +231,19 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
-def whole_weights(model: nn.Module, where: World, by_depth: bool) -> dict[str, Tensor]:
-    """Return all parameters and buffers on the CPU, each with its own memory; all ranks call it.
+def whole_weights(model: nn.Module, where: World, others: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """Return, on rank 0, all parameters and buffers on the CPU, each with its own memory; all ranks call it.
 
-    `by_depth` says that the ranks hold different layers, which are then gathered.
+    Other ranks have one whole tensor at a time. `others` are ranks that hold the other layers of the model.
     """
-    mine = {name: whole(tensor).clone() for name, tensor in _tensors(model).items()}
-    parts = where.gather(mine) if by_depth else [mine]
+    sends = others is not None and 0 in dist.get_process_group_ranks(others)
+    mine = {}
+    for name, tensor in _tensors(model).items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if where.leads or sends:
+            mine[name] = gathered.detach().cpu().contiguous().clone()
+        del gathered
+    parts = [mine] if others is None else where.gather_on_first(mine)
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 

@@ -1,7 +1,9 @@
 """Tables: Parquet, JSON lines, or a folder that save_to_disk of Hugging Face's datasets wrote."""
 
+import gzip
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from gpu_fleet.errors import ConfigError, DataError, MissingPackageError
 from gpu_fleet.own_code import Own
 
 MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets
+SHOWN = 60  # bytes of a damaged line in a message
 UNSPLIT = "rows"  # not "all", which means all splits to the library
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 # Rows in a format or compression that is not read.
@@ -215,6 +218,31 @@ def _is_empty(file: Path) -> bool:
         return False
 
 
+def damaged_line(files: Iterable[Path]) -> str:
+    """Return the first line of JSON lines that cannot be read, and what helps; empty if there is none."""
+    for file in files:
+        number, line = 0, b""
+        try:
+            with (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb") as lines:
+                for line in lines:
+                    number += 1
+                    if line.strip():
+                        json.loads(line)
+        except EOFError:
+            return f"{shown(file.name)} ends in the midst of its compressed data: copy it anew"
+        except ValueError as error:
+            text = line.rstrip()
+            is_cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(
+                text.decode(errors="replace")
+            )
+            what = "is cut off: write it anew, or" if is_cut else "is no JSON in UTF-8: mend or"
+            begin = shown(text[:SHOWN].decode(errors="replace"))
+            return f"line {number} of {shown(file.name)} {what} remove the line: {begin}"
+        except OSError:
+            continue
+    return ""
+
+
 def _loaded(root: Path, census: Census) -> dict[str, Any]:
     """Load the splits of a table, mapped into memory; Parquet and JSON go once through datasets' cache."""
     files = table_files(root, census)
@@ -233,6 +261,7 @@ def _loaded(root: Path, census: Census) -> dict[str, Any]:
             return dict(datasets.load_dataset(kind, data_files=names)) if names else {}
         loaded = datasets.load_from_disk(str(root))
     except Exception as error:  # the library passes on errors of the readers of its files
-        reason = str(error.__cause__ or error).partition("\n")[0]
+        lines = [file for some in files.values() for file in some if _kind(file.name) == "json"]
+        reason = damaged_line(lines) or str(error.__cause__ or error).partition("\n")[0]
         raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}
