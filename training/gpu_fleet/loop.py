@@ -73,9 +73,7 @@ def train(
         run.checkpoints.flush()
         run.writer.write(run.book.record(state.step))
         result = conclude(run, state, stop, score, resumed_from_step)
-        run.checkpoints.check_held()  # the release follows only after the last write
-        # once per instance: each has a `launch` that reads it, and may have its own disk
-        where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
+        run.checkpoints.conclude(result)
         if tries is not None:
             tries.end()
         text = (

@@ -43,8 +43,9 @@ from gpu_fleet.data.own_data import (
 )
 from gpu_fleet.data.prefetch import to_device
 from gpu_fleet.data.tables import is_table, open_table
-from gpu_fleet.errors import CheckpointError, ConfigError, DataError, OwnCodeError, ParallelError
+from gpu_fleet.errors import ConfigError, DataError, OwnCodeError, ParallelError
 from gpu_fleet.evaluation import Evaluated
+from gpu_fleet.files import on_disk
 from gpu_fleet.metrics.flops import Utilisation, utilisation
 from gpu_fleet.metrics.goodput import Book
 from gpu_fleet.metrics.profiling import StepTrace
@@ -119,11 +120,9 @@ class PreparedRun:
 
     def keep_code(self) -> None:
         """Copy the user's files into the run directory, once per instance; raises CheckpointError."""
-        try:
-            if self.where.local_rank == 0:
+        if self.where.local_rank == 0:
+            with on_disk(self.directory):
                 keep(self.code, self.directory)
-        except OSError as error:
-            raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
 
     def epoch(self, state: State) -> float:
         """Return the number of passes over the training data so far."""

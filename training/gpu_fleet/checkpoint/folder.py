@@ -27,7 +27,7 @@ from typing import Self
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.folder_files import OURS, Entry, FolderFiles, Look, Records
 from gpu_fleet.errors import CheckpointError, IdentityError
-from gpu_fleet.files import write_bytes
+from gpu_fleet.files import on_disk, write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 LIST, CONTENTS = "folder.json", "contents"
@@ -60,13 +60,11 @@ class FolderKnowledge:
 
     def write(self, folder: Path) -> None:
         """Write it as a whole or not at all; raises CheckpointError."""
-        try:
+        with on_disk(folder / OURS):
             (folder / OURS).mkdir(parents=True, exist_ok=True)
             staged = folder / OURS / f"{KNOWN}.{os.getpid()}"
             write_bytes(staged, json.dumps(asdict(self)).encode())
             staged.replace(folder / OURS / KNOWN)
-        except OSError as error:
-            raise CheckpointError(f"{folder / OURS}: cannot be written: {error.strerror}") from error
 
 
 class FolderSync:
@@ -356,9 +354,8 @@ class FolderSync:
 
         `lists` and `contents` are the hashes from before.
         """
-        listed = json.dumps(
-            {name: _row(record) for name, record in records.items()}, indent=1, sort_keys=True
-        ).encode()
+        table = {name: asdict(record) for name, record in records.items()}
+        listed = json.dumps(table, indent=1, sort_keys=True).encode()
         self._know([*lists, _sha256(listed)], contents | _hashes(records))
         with self._asking():
             self._held()
@@ -381,15 +378,7 @@ class FolderSync:
 
 
 def _records(listed: bytes) -> Records:
-    return {
-        name: Entry(record["size"], record["sha256"], record.get("mtime_ns"), record.get("link", False))
-        for name, record in json.loads(listed).items()
-    }
-
-
-def _row(record: Entry) -> dict[str, object]:
-    """Return a record as a row of the list; without a link the row is as earlier trainers know it."""
-    return {key: value for key, value in asdict(record).items() if key != "link" or value}
+    return {name: Entry(**record) for name, record in json.loads(listed).items()}
 
 
 def _with_former(look: Look, former: Records) -> Records:
