@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 import torch.distributed as dist
@@ -17,11 +17,9 @@ from gpu_fleet.callbacks import claim, guard
 from gpu_fleet.checkpoint import claim as claims
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.errors import IdentityError, StoreError
+from gpu_fleet.errors import CheckpointError, IdentityError, StoreError
+from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
-
-if TYPE_CHECKING:
-    from gpu_fleet.storage.object_store import ObjectStore
 
 URI = "s3://bucket/mine"
 Objects = dict[str, bytes]
@@ -49,8 +47,10 @@ class Store:
         file.write_bytes(content)
         return b""
 
+    check_holds = ObjectStore.check_holds
+
     def sizes(self, folder: str) -> dict[str, int]:
-        root = f"{self.uri}/{folder}/"
+        root = f"{self.uri}/{folder}/" if folder else f"{self.uri}/"
         return {
             key.removeprefix(root): len(value) for key, value in self.objects.items() if key.startswith(root)
         }
@@ -470,6 +470,19 @@ def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
         newest = max(there.glob(pattern), key=lambda path: path.stat().st_mtime)
         assert newest.name.endswith("-10")
     assert (there / "ckpt-9").stat().st_mtime_ns == (here / "ckpt-9").stat().st_mtime_ns
+
+
+def test_a_folder_that_the_bucket_does_not_hold_at_the_end_is_no_success(store: Store, tmp_path: Path) -> None:
+    folder = sync(files(tmp_path / "here", x="1"), store)
+    folder.up(last=True)
+    for key in [key for key in store.objects if "/contents/" in key]:
+        del store.objects[key]
+
+    with pytest.raises(CheckpointError, match="is not whole after its upload: contents/"):
+        folder.up(last=True, final=True)
+    folder.up(last=True, final=True)
+
+    assert sync(tmp_path / "there", store).down() == 1
 
 
 def test_links_come_back_and_lead_where_they_led(store: Store, tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from gpu_fleet.checkpoint import local, sharded
 from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.containers import mapping_like, sequence_like
-from gpu_fleet.errors import CheckpointError, RunLeaseError
+from gpu_fleet.errors import CheckpointError, RunLeaseError, UnreadableError
 from gpu_fleet.own_code import ARCHIVE
 from gpu_fleet.storage.object_store import at_start, patiently
 
@@ -232,7 +233,7 @@ class Saver:
         self._uploads: queue.Queue[Upload | None] = queue.Queue()
         self._idle = threading.Event()
         self._idle.set()
-        self._closing = False
+        self._closing = self._is_read_back = False
         self._write_failure: CheckpointError | None = None
         self._upload_failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
         self._uploading: set[int] = set()  # steps that wait for an upload or are in one: not pruned
@@ -314,13 +315,14 @@ class Saver:
         while (job := self._jobs.get()) is not None:
             try:
                 manifest = self._commit(job)
+                self._read_back(manifest.step)
                 if self._team is None or (self._team.leads and self._shared):
                     local.prune(self._root, manifest.step, self._keep, spared=self._uploading)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
                 self.committed()
                 if self._store is not None:
                     self._queue_upload(manifest, self._team)
-            except RunLeaseError as error:
+            except (RunLeaseError, UnreadableError) as error:
                 self._write_failure = error
             except Exception as error:  # noqa: BLE001 - any would end this thread, and the run waits for it
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
@@ -328,6 +330,17 @@ class Saver:
             finally:
                 self._idle.set()
         self._uploads.put(None)
+
+    def _read_back(self, step: int) -> None:
+        """Read the first checkpoint as a restore does; raises UnreadableError if that is refused."""
+        file = self._root / local.folder_name(step) / STATE
+        if self._is_read_back or not file.exists():
+            return
+        try:
+            read_state(file, mapped=True)
+        except Exception as error:  # whatever unpickling raises, a restore would raise it too
+            raise UnreadableError(f"{file}: what was saved cannot be read again: {_reason(error)}") from error
+        self._is_read_back = True
 
     def _commit(self, job: SaveJob) -> local.Manifest:
         copied = job.copied()  # the training waits for this
