@@ -472,7 +472,7 @@ def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
     assert (there / "ckpt-9").stat().st_mtime_ns == (here / "ckpt-9").stat().st_mtime_ns
 
 
-def test_a_folder_that_the_bucket_does_not_hold_at_the_end_is_no_success(store: Store, tmp_path: Path) -> None:
+def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store: Store, tmp_path: Path) -> None:
     folder = sync(files(tmp_path / "here", x="1"), store)
     folder.up(last=True)
     for key in [key for key in store.objects if "/contents/" in key]:
