@@ -28,8 +28,10 @@ from gpu_fleet.cli import main as training_command
 from gpu_fleet.data.loader import RankShare, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.evaluation import mean_loss
+from gpu_fleet.initial_state import fresh_state, rehearse
+from gpu_fleet.optimization import decided
 from gpu_fleet.parallel.spread import Whole
-from gpu_fleet.prepared_run import fresh_state, opened, rehearse
+from gpu_fleet.prepared_run import opened
 from gpu_fleet.state import State
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
@@ -158,9 +160,11 @@ def measure_saves(folder: str) -> tuple[list[float], list[float]]:
             model=model,
             spread=Whole(model, model, settings, where.device),
             optimizer=optimizer,
+            chosen=decided(optimizer, ()),
             scaler=torch.amp.GradScaler("cpu", enabled=False),
             average=None,
             utilisation=None,
+            not_finite_at_start=frozenset(),
         )
         checkpoints = Checkpoints(settings, where, samples=1, identity={})
         stager = DefaultStager(StagingOptions(False, False, False, False))

@@ -26,11 +26,12 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from gpu_fleet import config
+from gpu_fleet.initial_state import fresh_state, rehearse
 from gpu_fleet.loop import train_steps
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.models import registry
 from gpu_fleet.models.definitions import Facts
-from gpu_fleet.prepared_run import fresh_state, opened, rehearse
+from gpu_fleet.prepared_run import opened
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.stopping.watchdog import Watchdog

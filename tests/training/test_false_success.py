@@ -244,6 +244,14 @@ def test_a_save_that_fails_in_a_way_nobody_expects_is_reported(tmp_path: Path) -
         saver.close()
 
 
+def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, None, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {"path": Path()})
+
+    with pytest.raises(UnreadableError, match="what was saved cannot be read again"):
+        saver.close()
+
+
 def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_finish(
     bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 import torch.distributed as dist
@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 from gpu_fleet import any_command, outcome
 from gpu_fleet.callbacks import claim, guard
+from gpu_fleet.checkpoint import claim as claims
+from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.errors import IdentityError, StoreError
+from gpu_fleet.errors import CheckpointError, IdentityError, StoreError
+from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
-
-if TYPE_CHECKING:
-    from gpu_fleet.storage.object_store import ObjectStore
 
 URI = "s3://bucket/mine"
 Objects = dict[str, bytes]
@@ -47,8 +47,10 @@ class Store:
         file.write_bytes(content)
         return b""
 
+    check_holds = ObjectStore.check_holds
+
     def sizes(self, folder: str) -> dict[str, int]:
-        root = f"{self.uri}/{folder}/"
+        root = f"{self.uri}/{folder}/" if folder else f"{self.uri}/"
         return {
             key.removeprefix(root): len(value) for key, value in self.objects.items() if key.startswith(root)
         }
@@ -116,7 +118,7 @@ def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
 @pytest.fixture
 def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`run` with a folder in the bucket in memory, without a lease, which would ask a real one."""
-    monkeypatch.setattr(any_command, "_kept", lambda folder, _place: (None, sync(folder, store)))
+    monkeypatch.setattr(any_command, "_kept", lambda folder, _place: (RunClaim(), sync(folder, store)))
 
     def run(folder: Path, script: str, *more: str) -> Result:
         flags = ("--checkpoints", str(folder), "--uri", URI, *more)
@@ -299,7 +301,8 @@ def test_a_command_that_lost_its_run_is_terminated(
 class FreeLease:
     """Of a place that nobody else wants; see test_claim.py for others."""
 
-    def acquire(self) -> None: ...
+    def acquire(self, _within_s: float) -> bool:
+        return True
 
     def check(self) -> None: ...
 
@@ -310,7 +313,7 @@ def guarding(folder: Path, store: Store) -> guard.Guard:
     """A guard on a store that is in this process alone."""
     guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]
     claim.CheckpointStore = lambda _uri: store  # type: ignore[misc,assignment]
-    claim.RunLease = lambda *_: FreeLease()  # type: ignore[misc,assignment]
+    claims.RunLease = lambda *_, **__: FreeLease()  # type: ignore[misc,assignment]
     return guard.Guard(folder, URI, pattern="step-*.ckpt")
 
 
@@ -379,7 +382,7 @@ def test_a_refusal_in_a_callback_is_one_message(
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
     monkeypatch.setattr(guard, "ObjectStore", guard.ObjectStore)  # to be set back
     monkeypatch.setattr(claim, "CheckpointStore", claim.CheckpointStore)
-    monkeypatch.setattr(claim, "RunLease", claim.RunLease)
+    monkeypatch.setattr(claims, "RunLease", claims.RunLease)
     there = files(tmp_path / "there", step="3")
 
     with pytest.raises(SystemExit) as brought:
@@ -397,7 +400,7 @@ def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The next save makes it good; the last one has to come through."""
-    for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claim, "RunLease")):
+    for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claims, "RunLease")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     monkeypatch.setattr(guard, "BETWEEN_S", 0.0)
     monkeypatch.setattr(guard, "LAST_S", 0.0)
@@ -469,16 +472,17 @@ def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
     assert (there / "ckpt-9").stat().st_mtime_ns == (here / "ckpt-9").stat().st_mtime_ns
 
 
-def test_a_list_without_times_is_read(store: Store, tmp_path: Path) -> None:
-    """As earlier trainers wrote it."""
-    sync(files(tmp_path / "here", x="1"), store).up(last=True)
-    listed = json.loads(store.objects[f"{URI}/folder.json"])
-    for record in listed.values():
-        del record["mtime_ns"]
-    store.objects[f"{URI}/folder.json"] = json.dumps(listed).encode()
+def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store: Store, tmp_path: Path) -> None:
+    folder = sync(files(tmp_path / "here", x="1"), store)
+    folder.up(last=True)
+    for key in [key for key in store.objects if "/contents/" in key]:
+        del store.objects[key]
+
+    with pytest.raises(CheckpointError, match="is not whole after its upload: contents/"):
+        folder.up(last=True, final=True)
+    folder.up(last=True, final=True)
 
     assert sync(tmp_path / "there", store).down() == 1
-    assert content(tmp_path / "there") == {"x": "1"}
 
 
 def test_links_come_back_and_lead_where_they_led(store: Store, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import HashStore
 from gpu_fleet import Run, outcome
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
@@ -179,7 +180,7 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
     follower.check()
     with pytest.raises(RunLeaseError, match="was taken over by process 1 on here"):
         dead.check()
-    late = Saver(tmp_path, store, keep=1, lease=dead)
+    late = Saver(tmp_path, store, keep=1, claim=RunClaim(dead))
     late.save(local.Manifest(1, "model", 1), {})
     with pytest.raises(RunLeaseError, match="was taken over"):
         late.close()
@@ -215,7 +216,7 @@ def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_i
         "disk": (local, "commit_stage"),
     }[stands_still]
     monkeypatch.setattr(where, name, then(succeed, getattr(where, name)))
-    saver = Saver(tmp_path, store, keep=1, lease=held)
+    saver = Saver(tmp_path, store, keep=1, claim=RunClaim(held))
 
     saver.save(local.Manifest(1, "model", 1), {})
     with pytest.raises(RunLeaseError, match="was taken over by process 1 on here"):
@@ -267,7 +268,7 @@ def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(
     silent = threading.Event()
     monkeypatch.setattr(leases, "ASK_S", 0.05)
     monkeypatch.setattr(store, "newest_lease", lambda: silent.wait(60) and None)
-    saver = Saver(tmp_path, store=None, keep=1, lease=held)
+    saver = Saver(tmp_path, store=None, keep=1, claim=RunClaim(held))
 
     saver.save(local.Manifest(1, "model", 1), {})
     saver.close()
@@ -286,7 +287,7 @@ def test_a_folder_that_another_process_has_taken_is_not_written_to(
     first = local.lock(tmp_path)
     first.mark()
     first.check()
-    saver = Saver(tmp_path, store=None, keep=1, lock=first)
+    saver = Saver(tmp_path, store=None, keep=1, claim=RunClaim(lock=first))
     if how == "made anew":
         (tmp_path / local.LOCK).unlink()
     (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
@@ -316,7 +317,13 @@ def test_the_other_ranks_hear_why_the_first_commits_nothing(
         why = (CheckpointError, "No space left on device")
     words = HashStore()
     first, second = (
-        Saver(tmp_path, None, 1, team=Team(rank, 2, words, 0.0, sleep=_never), lock=None if rank else lock)
+        Saver(
+            tmp_path,
+            None,
+            1,
+            team=Team(rank, 2, words, 0.0, sleep=_never),
+            claim=RunClaim(lock=None if rank else lock),
+        )
         for rank in range(2)
     )
 

@@ -22,6 +22,8 @@ from torch.optim import lr_scheduler
 
 from gpu_fleet import Run, library, outcome, run_identity
 from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.errors import CheckpointError, ConfigError, DataError, RunLeaseError
 from gpu_fleet.state import parameters_sha256
 from tests.training.examples import CountingInterruption
@@ -351,13 +353,13 @@ def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:
 def test_a_signal_does_not_cut_the_last_upload_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
-    close = library.Saver.close
+    close = Saver.close
 
-    def signalled(saver: library.Saver) -> bool:
+    def signalled(saver: Saver, within_s: float | None = None) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
-        return close(saver)
+        return close(saver, within_s)
 
-    monkeypatch.setattr(library.Saver, "close", signalled)
+    monkeypatch.setattr(Saver, "close", signalled)
     try:
         small(tmp_path, 2)
     finally:
@@ -387,26 +389,27 @@ def test_a_save_that_has_begun_is_committed_when_the_loop_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    commit, close, release = local.commit, library.Saver.close, Run._release
+    commit, close, release = local.commit, Saver.close, RunClaim.release
 
     def committed(*arguments: Any) -> local.Manifest:
         """Slower than the loop, as of a large model: until it is waited for, or lock and lease are gone."""
         released.wait()
         return commit(*arguments)
 
-    def closed(saver: library.Saver) -> bool:
+    def closed(saver: Saver, within_s: float | None = None) -> bool:
         released.set()
-        return close(saver)
+        return close(saver, within_s)
 
-    def freed(run: Run) -> None:
-        release(run)
+    def freed(claim: RunClaim) -> None:
+        release(claim)
         released.set()
-        if run._saver is not None:
-            close(run._saver)
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint-write":
+                thread.join(60)
 
     monkeypatch.setattr(local, "commit", committed)
-    monkeypatch.setattr(library.Saver, "close", closed)
-    monkeypatch.setattr(Run, "_release", freed)
+    monkeypatch.setattr(Saver, "close", closed)
+    monkeypatch.setattr(RunClaim, "release", freed)
 
     def fails() -> None:
         with Run(tmp_path, model=nn.Linear(3, 1), every_steps=1) as run:

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import logging
 import os
 import sys
 import tarfile
@@ -10,7 +9,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -242,30 +241,6 @@ def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path:
     assert ("code.helpers/scales.py" in of_module, "code.my_code.py" in of_module) == (True, False)
     assert ("code.helpers/scales.py" in of_both, "code.my_code.py" in of_both) == (True, True)
     assert allowed["resumed_from_step"] == 2
-
-
-def of_an_earlier_trainer(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """A run by a trainer that knew of loaded modules alone, stopped at its second step."""
-    own_code.reachable = lambda *_: {}  # type: ignore[assignment]
-    return train_in(folder, table, stop_at=2)
-
-
-def resumed_with_its_log(folder: Path, table: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    said = StringIO()
-    logging.getLogger("gpu_fleet.run_identity").addHandler(logging.StreamHandler(said))
-    return train_in(folder, table, stop_at=0), said.getvalue()
-
-
-def test_a_checkpoint_that_knows_no_such_module_is_resumed_and_says_so(digits: Path, tmp_path: Path) -> None:
-    table, _ = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
-    run_ranks(of_an_earlier_trainer, 1, tmp_path, table)
-
-    (resumed, said) = run_ranks(resumed_with_its_log, 1, tmp_path, table)[0]
-    (_, again) = run_ranks(resumed_with_its_log, 1, tmp_path, table)[0]
-
-    assert resumed["resumed_from_step"] == 2
-    assert "the checkpoint of step 2 does not know code.helpers/scales.py" in said
-    assert "not compared" not in again
 
 
 def written(folder: Path, texts: Mapping[str, str]) -> None:

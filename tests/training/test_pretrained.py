@@ -45,7 +45,7 @@ from gpu_fleet.data import own_data
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.errors import DataError, ModelError
-from gpu_fleet.models import pretrained, registry
+from gpu_fleet.models import pretrained, registry, weights
 from gpu_fleet.models.definitions import Facts
 from gpu_fleet.parallel import spread
 from gpu_fleet.state import parameters_sha256
@@ -163,7 +163,7 @@ def opened(folder: Path, name: str, kind: str) -> nn.Module:
     """A folder's model as the trainer has it."""
     facts = Facts(2 if kind == "text" else 10, VOCABULARY, 16)
     model = pretrained.build(name, {}, facts, kind, weights=str(folder), config="")
-    pretrained.fill(model, str(folder), torch.device("cpu"), seed=0)
+    weights.fill(model, str(folder), torch.device("cpu"), seed=0)
     return model.eval()
 
 
@@ -372,7 +372,7 @@ def drawn_anew(family: str, settings: Any, folder: Path, empty: Any = torch.empt
     model = pretrained.build(family, {}, Facts(), "own", weights="", config=str(folder))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch, "empty", empty)
-        pretrained.fill(model, "", torch.device("cpu"), seed=3)
+        weights.fill(model, "", torch.device("cpu"), seed=3)
     return model
 
 
@@ -409,7 +409,7 @@ def test_a_tensor_without_a_drawn_value_is_named(tmp_path: Path, monkeypatch: py
         made.logit_scale = nn.Parameter(torch.tensor(torch.nan))
         return made
 
-    monkeypatch.setattr(pretrained, "_constructed", without)
+    monkeypatch.setattr(weights, "_constructed", without)
 
     with pytest.raises(ModelError, match="CLIPModel: transformers gives logit_scale no value to begin with"):
         drawn_anew("AutoModel", TWO_SIDES, tmp_path)
@@ -488,7 +488,7 @@ def test_a_model_takes_as_many_tokens_as_its_table_has_positions(
 ) -> None:
     settings.save_pretrained(tmp_path)
     model = pretrained.build(family, {}, Facts(), "own", weights="", config=str(tmp_path))
-    pretrained.fill(model, "", torch.device("cpu"), seed=0)
+    weights.fill(model, "", torch.device("cpu"), seed=0)
     limits = pretrained.limits_of(model)
 
     assert (limits.vocabulary, limits.positions) == (VOCABULARY, positions)
@@ -628,7 +628,7 @@ def filling_rank(folder: str, kind: dict[str, str]) -> tuple[int, int, int, int]
         mesh = init_device_mesh("cpu", (where.size,), mesh_dim_names=("data",))
         spread.fully_shard_blocks(model, settings, mesh)
         with AllocatedBytes() as counted:
-            pretrained.fill(model, kind.get("weights", ""), where.device, seed=0)
+            weights.fill(model, kind.get("weights", ""), where.device, seed=0)
         whole = sum(parameter.numel() * 4 for parameter in model.parameters())
         unit = max(sum(p.numel() * 4 for p in block.parameters()) for block in pretrained.blocks(model))
         return counted.peak, counted.now, whole, unit

@@ -1,6 +1,5 @@
 """A run goes on from its own checkpoints and from no others, whatever their folder is called."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_fleet import config, instance_file, run_identity
 from gpu_fleet.checkpoint import local, manager
 from gpu_fleet.data.dataset import describe, open_split
-from gpu_fleet.errors import CheckpointError, IdentityError
+from gpu_fleet.errors import CheckpointError
 from tests.training import ranks
 from tests.training.commands import tried_alone
 from tests.training.examples import (
@@ -254,22 +253,6 @@ def test_a_run_beside_one_with_the_same_last_part_has_checkpoints_of_its_own(
     assert again["checkpoint"].endswith("/high/run")
 
 
-def test_what_an_earlier_trainer_uploaded_is_not_passed_over_in_silence(
-    table: dict[str, Any], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = tmp_path / "instance.toml"
-    instance.write_text(f'checkpoint_uri = "s3://{bucket}/pool"\n')
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(instance))
-    former = changed(table, checkpoint={"uri": f"s3://{bucket}/pool/run"})
-    train_rank(former)
-    elsewhere = changed(table, run={"directory": str(tmp_path / "other disk" / "run")})
-
-    status, said = tried_alone(elsewhere, tmp_path)
-
-    assert status != 0
-    assert f"set checkpoint.uri = s3://{bucket}/pool/run" in said
-
-
 def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table: dict[str, Any], bucket: str) -> None:
     train_rank(table)
 
@@ -305,35 +288,6 @@ def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table: dict[str, A
 
     with pytest.raises(CheckpointError, match="own checksum"):
         local.verify(manifest.parent)
-
-
-def test_a_checkpoint_of_an_older_trainer_is_held_against_its_configuration(table: dict[str, Any]) -> None:
-    older = local.Manifest(3, "gpt", 1, config=config.from_table(table, "test").model_dump(mode="json"))
-    text = json.loads(older.to_json()) | {"format": 1}
-    del text["checksum"], text["identity"]
-    read = local.Manifest.from_json(json.dumps(text))
-
-    found = run_identity.of_configuration(read.config)
-
-    with pytest.raises(IdentityError, match=r"run\.seed"):
-        run_identity.check(found, identity_of(changed(table, run={"seed": 9})), (), 3, "here")
-    run_identity.check(found, identity_of(table), (), 3, "here")
-
-
-@pytest.mark.parametrize(("name", "refused"), [("mine.py:loss", True), ("", False)])
-def test_an_own_loss_of_an_older_trainer_resumes_as_the_mean_over_samples(
-    *, name: str, refused: bool, table: dict[str, Any]
-) -> None:
-    now = identity_of(changed(table, loss={"name": name}))
-    saved = {key: value for key, value in now.items() if key != "loss.mean_over"}
-
-    if refused:
-        with pytest.raises(IdentityError, match=r'loss\.mean_over  "samples" -> "targets"'):
-            run_identity.check(saved, now, (), 3, "here")
-    else:
-        run_identity.check(saved, now, (), 3, "here")
-    as_before = identity_of(changed(table, loss={"name": name, "mean_over": "samples"}))
-    run_identity.check(saved, as_before, (), 3, "here")
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,16 @@ from typing import NoReturn, Self
 import click
 
 from gpu_fleet import exit_codes, outcome
+from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, RunLeaseError, SilentStoreError
+from gpu_fleet.files import on_disk
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange, FolderPath
 from gpu_fleet.stopping import left_behind
 from gpu_fleet.stopping.interrupt import Interruption, Reason, nothing_to_save, sources
-from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, at_start, patiently
+from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, patiently
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
@@ -66,18 +67,19 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    lease, sync = _kept(checkpoints, place) if checkpoints and place else (None, None)
+    claim, sync = _kept(checkpoints, place) if checkpoints and place else (RunClaim(), None)
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if command[0].startswith("-"):
         raise click.UsageError(f"no such option: {command[0]}")
     if checkpoints:
-        _make(checkpoints)
+        with on_disk(f"--checkpoints = {str(checkpoints)!r}"):
+            checkpoints.mkdir(parents=True, exist_ok=True)
     start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
     try:
         with ExitStack() as held:
             with nothing_to_save():
-                held.enter_context(_held(lease))
+                held.enter_context(_held(claim))
                 if sync is not None:
                     sync.down()
             ends_with = _run_child(start, checkpoints, sync, every_s)
@@ -87,15 +89,6 @@ def run(
     sys.exit(ends_with)
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"--checkpoints = {str(folder)!r}: cannot be written: {error.strerror}"
-        ) from error
-
-
 def _leave(status: int) -> NoReturn:
     """End the process at once: a normal exit would wait for threads that hang in a socket."""
     sys.stdout.flush()
@@ -103,27 +96,24 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _kept(folder: Path, place: str) -> tuple[RunLease, FolderSync]:
-    """Return the lease of a folder, and the sync that copies the folder to the bucket under it.
+def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
+    """Return the claim on a folder, a lease, and the sync that copies the folder to the bucket under it.
 
     The lease differs from that of `train` and Run: COMMAND may use those, and then holds their lease below
     the same URI.
     """
-    lease = RunLease(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"), Holder.this())
-    return lease, FolderSync(folder, ObjectStore(place), held=lease.check)
+    claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
+    return claim, FolderSync(folder, ObjectStore(place), held=claim.check_bucket)
 
 
 @contextmanager
-def _held(lease: RunLease | None) -> Iterator[None]:
-    """Hold the lease of a folder in the block: a second process that copies the folder does not start."""
-    if lease is None:
-        yield
-        return
-    at_start(lease.acquire)
+def _held(claim: RunClaim) -> Iterator[None]:
+    """Hold the claim on a folder in the block: a second process that copies the folder does not start."""
+    claim.acquire()
     try:
         yield
     finally:  # do not wait long for a silent bucket: the lease expires without renewals
-        releasing = threading.Thread(target=lease.release, name="release", daemon=True)
+        releasing = threading.Thread(target=claim.release, name="release", daemon=True)
         releasing.start()
         releasing.join(RELEASE_S)
 

@@ -23,11 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 from gpu_fleet import config, optimization, precision
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.errors import ParallelError
+from gpu_fleet.initial_state import build_model, fresh_state, ready, rehearse
 from gpu_fleet.loop import train_steps
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.parallel.spread import reduced_last
-from gpu_fleet.prepared_run import PreparedRun, build_model, fresh_state, opened, ready, rehearse
+from gpu_fleet.prepared_run import PreparedRun, opened
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.world import World, world

@@ -61,8 +61,7 @@ def sequence_like(value: Sequence[Any] | set[Any], items: Iterable[Any]) -> Any:
 def shaped(saved: Any, live: Any) -> Any:
     """Return a saved state with each container in the kind that the `live` state has in its place.
 
-    This serves kinds that torch.load refuses, such as a defaultdict or a named tuple, and checkpoints of
-    trainers that saved only plain containers.
+    This serves kinds that torch.load refuses, such as a defaultdict or a named tuple.
     """
     if isinstance(saved, dict) and isinstance(live, Mapping):
         items = {key: shaped(item, live[key]) if key in live else item for key, item in saved.items()}

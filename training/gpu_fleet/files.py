@@ -3,7 +3,11 @@
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from gpu_fleet.errors import CheckpointError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a disk, a file server or the network: another instance, or a later try, may succeed.
@@ -29,6 +33,15 @@ def may_pass(error: BaseException) -> bool:
     while reason is not None and not isinstance(reason, OSError):
         reason = reason.__cause__ or reason.__context__
     return reason is not None and may_pass(reason)
+
+
+@contextmanager
+def on_disk(place: Path | str) -> Iterator[None]:
+    """Turn an OSError of the block into a CheckpointError: `place` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{place}: cannot be written: {error.strerror}") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

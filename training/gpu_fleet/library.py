@@ -17,12 +17,12 @@ import logging
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -32,17 +32,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from gpu_fleet import config, exit_codes, outcome, own_code, run_identity
-from gpu_fleet.checkpoint import local, restore
-from gpu_fleet.checkpoint.lease import Holder, RunLease
-from gpu_fleet.checkpoint.manager import FOLDER
-from gpu_fleet.checkpoint.saver import STATE, Saver
+from gpu_fleet import config, outcome, own_code, run_identity
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.containers import plain, shaped
 from gpu_fleet.data.loader import RankShare, batches, end_readers, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
-from gpu_fleet.errors import CheckpointError, ConfigError, IdentityError, TrainingError
+from gpu_fleet.errors import ConfigError, IdentityError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.state import (
     buffers_of_ranks,
@@ -54,11 +52,11 @@ from gpu_fleet.state import (
 )
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
-from gpu_fleet.storage.object_store import at_start
 from gpu_fleet.trained import GradientWatch, sums
 from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
+TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
 DATA = "data"  # section of the data in the keys of an identity
 log = logging.getLogger(__name__)
 
@@ -109,13 +107,7 @@ class Run:
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
         self._in_step = self._in_loop = False
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
-        self._saved: local.Manifest | None = None  # of the checkpoint from which the run resumes
         self._resumed_from: int | None = None
-        self._saved_step: int | None = None
-        self._saved_at = time.monotonic()
-        self._lock: local.FolderLock | None = None
-        self._lease: RunLease | None = None
-        self._saver: Saver | None = None
         self._watch: GradientWatch | None = None
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
@@ -131,17 +123,13 @@ class Run:
         self._interruption = Interruption(sources(), POLL_S)
         self._where = _where(self._objects)
         logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
-        self._interruption.__enter__()  # first, so that a notice does not cut a restore off
         try:
-            self._open()
-        except BaseException as error:
-            self._interruption.__exit__(None, None, None)
-            if self._saver is not None:
-                self._abandon(self._saver)
-            self._release()
-            if isinstance(error, TrainingError):
-                self._fail(error)
-            raise
+            with ExitStack() as held:
+                held.enter_context(self._interruption)  # first, so that a notice does not cut a restore off
+                self._open(held)
+                self._held = held.pop_all()
+        except TrainingError as error:
+            outcome.leave(self.directory, error, self._where.rank)
         self._entered = True
         return self
 
@@ -149,85 +137,34 @@ class Run:
         if not self._entered:
             raise ConfigError("Run: is used outside of its context; write: with Run(...) as run:")
 
-    def _open(self) -> None:
+    def _open(self, held: ExitStack) -> None:
+        where = self._where
         # rank 0's counts, which checkpoints hold; on other ranks it may name their rank or device
-        self._identity = self._where.on_first(lambda: run_identity.of_script(self._config, self.directory))
-        self._root = self.directory / FOLDER
+        known = where.on_first(lambda: run_identity.of_script(self._config, self.directory))
+        self._identity = run_identity.ScriptIdentity(known, self._allow, "Run(allow=[{keys}])", later=(DATA,))
         uri = place_of_checkpoints(self._uri, "", self.directory)
-        self._store = self._where.together(lambda: CheckpointStore(uri)) if uri else None
-        if self._store and self._where.leads:
-            self._lease = RunLease(self._store, Holder.this(), stopping=self._is_notified)
-        self._where.on_first(self._take_directory)
-        code = own_code.archive(own_code.files(self.directory, with_main=True))
-        if self._where.leads:
-            self._saver = Saver(self._root, self._store, self._keep, self._lease, lock=self._lock, code=code)
+        engine = self._engine = CheckpointEngine(
+            where,
+            self.directory,
+            where.together(lambda: CheckpointStore(uri) if uri else None),
+            keep=self._keep,
+            every_s=self._every_s,
+            timeout_s=TIMEOUT_S,
+            code=own_code.archive(own_code.files(self.directory, with_main=True)),
+            stopping=lambda: self._interruption.reason is not Reason.NONE,
+        )
+        held.callback(engine.release)
+        held.callback(engine.abandon)  # a save that has begun is finished under lock and lease
+        held.callback(end_readers)
         self._stop = Stop(
-            self._where, self._interruption, AGREE_EVERY_S, save_due=self._due_by_time, moved=lambda: None
+            where, self._interruption, AGREE_EVERY_S, save_due=engine.due_by_time, moved=lambda: None
         )
-        self._restore()
+        if (manifest := engine.newest()) is not None:
+            engine.resume(manifest, self._check_same, self._apply)
+            self._resumed_from = self.step = manifest.step
 
-    def _take_directory(self) -> None:
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            self._lock = local.lock(self._root)
-            if self._store is not None and self._lease is not None:
-                at_start(self._store.check_writable)
-                at_start(self._lease.acquire)
-            self._lock.mark()  # only now: without locks, a refused process must leave the holder's mark
-            local.sweep(self._root)
-            outcome.remove_failure(self.directory)
-        except OSError as error:
-            raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
-
-    def _is_notified(self) -> bool:
-        return self._interruption.reason is not Reason.NONE
-
-    def _release(self) -> None:
-        """Release the run to other processes, on this disk and in the bucket."""
-        if self._lease is not None:
-            self._lease.release()
-        if self._lock is not None:
-            self._lock.close()
-
-    def _check_held(self) -> None:
-        """Raise RunLeaseError if another process has taken the run over."""
-        if self._lease is not None:
-            self._lease.check_briefly()
-        if self._lock is not None:
-            self._lock.check()
-
-    def _check_earlier(self) -> None:
-        """Raise CheckpointError if the run is known to be lost, or if an earlier save has failed."""
-        if self._lease is not None:
-            self._lease.raise_if_lost()
-        if self._saver is not None:
-            self._saver.wait()
-
-    def _restore(self) -> None:
-        manifest = restore.newest_whole(self._where, self._root, self._store)
-        if manifest is None:
-            return
-        self._saved = manifest
-        others = [key for key in self._allow if not key.startswith(DATA)]
-        self._check_same(self._identity, others)
-        if self._where.leads:
-            run_identity.say_not_compared(manifest.identity, self._identity, manifest.step)
-        self._where.together(lambda: self._apply(self._root / local.folder_name(manifest.step)))
-        self._resumed_from = self._saved_step = self.step = manifest.step
-        if self._saver is not None:
-            self._saver.upload_if_missing(manifest)
-        log.info("event=resumed step=%d folder=%s", self.step, self._root)
-
-    def _check_same(self, now: run_identity.Identity, allowed: Sequence[str]) -> None:
-        """Raise IdentityError if the checkpoint from which the run resumes is of another run."""
-        if self._saved is None:
-            return
-        saved = self._saved.identity
-        if all(key.startswith(DATA) for key in now):  # the loop gives its data after all else was compared
-            saved = {key: value for key, value in saved.items() if key.startswith(DATA)}
-        run_identity.check_script(
-            saved, now, allowed, self._saved.step, str(self._root), how="Run(allow=[{keys}])"
-        )
+    def _check_same(self, manifest: local.Manifest) -> None:
+        self._identity.compare_with(manifest.identity, manifest.step, str(self.directory / FOLDER))
 
     def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:
         """Add the data from before the first step to the run's identity; raises IdentityError.
@@ -242,14 +179,12 @@ class Run:
         described = {**known, "batch_size": batch_size, "seed": seed}
         table = dict(run_identity.flattened({section: described}))
         try:
-            self._check_same(table, [key for key in self._allow if key.startswith(f"{section}.")])
+            self._identity.add(table)
         except IdentityError as error:
             error.shared = True
             raise
-        self._identity |= table
 
-    def _apply(self, folder: Path) -> None:
-        saved = restore.read_state(folder / STATE)
+    def _apply(self, saved: Any, _folder: Path) -> None:
         for name, thing in self._objects.items():
             try:
                 thing.load_state_dict(shaped(saved["objects"][name], thing.state_dict()))
@@ -382,23 +317,24 @@ class Run:
     def save(self) -> None:
         """Save a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
         self._check_entered()
-        if self._saved_step == self.step:
+        if self._engine.is_saved(self.step):
             return
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check()
         states = self._where.together(self._checked_states)
-        rng = self._where.gather(_generators())
-        buffers = buffers_of_ranks(self._modules, self._where)
-        if self._saver is not None:
-            state = {"objects": states, "rng": rng, "buffers": buffers, "step": self.step}
-            manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity)
-            self._saver.save(manifest, state)
-            self._saver.before_change()
-        self._saved_step, self._saved_at = self.step, time.monotonic()
+        state = {
+            "objects": states,
+            "rng": self._where.gather(_generators()),
+            "buffers": buffers_of_ranks(self._modules, self._where),
+            "step": self.step,
+        }
+        manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity.known)
+        self._engine.begin_save(manifest, state)
+        self._engine.before_change()
 
     def _checked_states(self) -> dict[str, Any]:
         """Return the states of all objects as a checkpoint gives them back; raises CheckpointError."""
-        self._check_earlier()
+        self._engine.check_earlier()
         objects = self._objects.items() if self._where.leads else ()
         return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
 
@@ -406,16 +342,10 @@ class Run:
     def _modules(self) -> list[nn.Module]:
         return [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
 
-    def _due_by_time(self) -> bool:
-        if not self._where.leads:
-            return False
-        lost = self._lease is not None and self._lease.lost  # the save then fails the run, on all ranks
-        return lost or 0 < self._every_s <= time.monotonic() - self._saved_at
-
     def _end_for_notice(self) -> None:
         self.save()
         self._close("stopped", self._stop.reason.label, self._stop.detail())
-        sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
+        outcome.leave_stopped()
 
     def _end_of_loop(self) -> str:
         """Save the step that a `break` has left, if any. Return the reason for the end of the loop."""
@@ -426,53 +356,35 @@ class Run:
         self.save()
         return "left the loop"
 
-    def _close(self, how: str, reason: str, detail: str) -> None:
-        """Wait until the last checkpoint is on disk and uploaded, and write result.json."""
-        saver, self._saver = self._saver, None
-        self._where.on_first(lambda: saver.close() if saver else True)
-        self._where.on_first(self._check_held)  # the release follows only after the last write
+    def _close(self, how: Literal["finished", "stopped"], reason: str, detail: str) -> None:
+        """Wait until the last checkpoint is on disk and in the bucket, and write result.json."""
+        self._engine.flush()
         modules = sorted(self._modules, key=lambda module: not any(True for _ in module.parameters()))
         digest = parameters_sha256(modules[0], self._where) if modules else ""
-        result = outcome.Outcome(
-            outcome=cast("Any", how),
-            reason=reason,
-            detail=detail,
-            step=self.step,
-            epoch=0.0,
-            parameters_sha256=digest,
-            resumed_from_step=self._resumed_from,
-            checkpoint=self._store.uri if self._store else str(self._root),
+        self._engine.conclude(
+            outcome.Outcome(
+                outcome=how,
+                reason=reason,
+                detail=detail,
+                step=self.step,
+                epoch=0.0,
+                parameters_sha256=digest,
+                resumed_from_step=self._resumed_from,
+                checkpoint=self._engine.location,
+            )
         )
-        if self._where.local_rank == 0:
-            outcome.write(self.directory, result)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:  # signals are still caught: a second notice must not cut the last upload off
-            if kind is None:
-                try:
+        with self._held:  # signals are still caught: a second notice must not cut the last upload off
+            try:
+                if isinstance(error, TrainingError):
+                    raise error
+                if error is None:
                     self._close("finished", self._end_of_loop(), "")
-                except TrainingError as failure:
-                    self._fail(failure)
-            elif self._saver is not None:
-                self._abandon(self._saver)
-            if isinstance(error, TrainingError):
-                self._fail(error)
-        finally:
-            end_readers()
-            self._release()
-            self._interruption.__exit__(kind, error, trace)
-
-    def _abandon(self, saver: Saver) -> None:
-        """Finish a save that has begun, under lock and lease, after the loop has failed."""
-        try:
-            saver.close()
-        except CheckpointError as error:  # the error of the loop is the one to report
-            log.error("event=checkpoint-lost error=%r", str(error))
-
-    def _fail(self, error: TrainingError) -> NoReturn:
-        outcome.leave(self.directory, error, self._where.rank)
+            except TrainingError as failure:
+                outcome.leave(self.directory, failure, self._where.rank)
 
 
 def _inner(thing: Any) -> Any:

@@ -13,6 +13,7 @@ from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own_data import OwnData
 from gpu_fleet.errors import DivergenceError
 from gpu_fleet.evaluation import HeldOutScore, evaluate, mean_loss
+from gpu_fleet.initial_state import fresh_state, rehearse
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
@@ -20,7 +21,7 @@ from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
 from gpu_fleet.own_code import explained
-from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
+from gpu_fleet.prepared_run import PreparedRun, opened
 from gpu_fleet.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason
@@ -73,9 +74,7 @@ def train(
         run.checkpoints.flush()
         run.writer.write(run.book.record(state.step))
         result = conclude(run, state, stop, score, resumed_from_step)
-        run.checkpoints.check_held()  # the release follows only after the last write
-        # once per instance: each has a `launch` that reads it, and may have its own disk
-        where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
+        run.checkpoints.conclude(result)
         if tries is not None:
             tries.end()
         text = (

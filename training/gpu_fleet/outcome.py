@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from gpu_fleet import exit_codes
-from gpu_fleet.errors import CheckpointError, FailedBeforeError, StoppedError, TrainingError
-from gpu_fleet.files import sync_folder, write_bytes
+from gpu_fleet.errors import FailedBeforeError, StoppedError, TrainingError
+from gpu_fleet.files import on_disk, sync_folder, write_bytes
 
 BEGUN = ".begun"  # this file and the next two are in the run directory
 RESULT = "result.json"
@@ -45,12 +45,10 @@ def write(directory: Path, outcome: Outcome) -> None:
 
     Raises CheckpointError if the disk refuses it.
     """
-    try:
+    with on_disk(directory / RESULT):
         directory.mkdir(parents=True, exist_ok=True)
         _replace(directory / RESULT, asdict(outcome) | _launched())
         sync_folder(directory)
-    except OSError as error:
-        raise CheckpointError(f"{directory / RESULT}: cannot be written: {error.strerror}") from error
 
 
 def _replace(file: Path, table: dict[str, Any]) -> None:
@@ -112,6 +110,14 @@ def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - not a click command
     leave_word(directory, error, rank)
     sys.exit(status_of(error))
+
+
+def leave_stopped() -> NoReturn:
+    """End a process that has saved and stopped for a notice: with 85, or with 0 under torchrun.
+
+    torchrun would start it again at once at any other status.
+    """
+    sys.exit(exit_codes.FINISHED if attempt() else exit_codes.STOPPED)
 
 
 def status_of(error: TrainingError) -> int:

@@ -52,14 +52,10 @@ HARMLESS = {
 # one.
 UNBOUNDED_SCHEDULES = ("constant", "step")
 CONFIG, CODE = "run.", "code."  # prefixes of the keys of a user's own program
-OF_SCRIPT = (CONFIG, CODE)
 NONE = "(none)"  # value of a configuration key that only the checkpoint has, or only the run
 LENGTH = ("run.epochs", "run.steps")
 ANOTHER = "another at each reading"  # content of data that draw from a generator of their own
 SHAPE = "data*.shape"  # a key of such data only
-# Meaning of a missing key, with a user's own loss: earlier trainers weighed each micro-batch by its samples.
-EMPTY = json.dumps("")
-BEFORE_MEAN_OVER = {"loss.mean_over": json.dumps("samples")}
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of a function or an object
 log = logging.getLogger(__name__)
 CONTENT = "data*.content"
@@ -231,8 +227,6 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
     for key in allowed:
         if key not in now and key not in LENGTH and not fnmatch(key, SHAPE):
             raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")
-    if saved.get("loss.name", EMPTY) != EMPTY:
-        saved = BEFORE_MEAN_OVER | saved
     common = sorted(saved.keys() & now.keys())
     return [
         (key, saved[key], now[key])
@@ -276,21 +270,37 @@ def check(
     )
 
 
-def check_script(
-    saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str, *, how: str
-) -> None:
-    """Run `check` for a user's own program; a configuration key that is new or gone is a difference too."""
-    gone, new = ({key: NONE for key in table if key.startswith(CONFIG)} for table in (saved, now))
-    check(new | saved, gone | now, allowed, step, where, how=how)
+class ScriptIdentity:
+    """Identity of a user's own program, which becomes known in parts; each is compared when it is known."""
 
+    def __init__(self, known: Identity, allow: Sequence[str], how: str, later: tuple[str, ...]) -> None:
+        """Take configuration and code.
 
-def say_not_compared(saved: Identity, now: Identity, step: int) -> None:
-    """Warn about the user's files that the checkpoint does not have, and which are not compared."""
-    known = {key for key in saved if key.startswith(CODE)}
-    new = sorted(key for key in now if key.startswith(CODE) and key not in known) if known else []
-    if new:
-        log.warning(
-            "not compared: the checkpoint of step %d does not know %s; the next one will",
-            step,
-            ", ".join(new),
-        )
+        Args:
+            known: the part from them.
+            allow: keys that may differ.
+            how: the code, with {keys}, by which a user allows some.
+            later: prefixes of the keys that `add` gives.
+        """
+        self.known = known
+        self._allow, self._how, self._later = allow, how, later
+        self._saved: Identity = {}
+        self._at: tuple[int, str] = 0, ""  # step and folder of the checkpoint
+
+    def compare_with(self, saved: Identity, step: int, where: str) -> None:
+        """Compare configuration and code with a checkpoint; raises IdentityError."""
+        self._saved, self._at = saved, (step, where)
+        self._compare(saved, self.known, [key for key in self._allow if not key.startswith(self._later)])
+
+    def add(self, part: Identity) -> None:
+        """Take in a further part, and compare it with the checkpoint; raises IdentityError."""
+        self.known = self.known | part
+        sections = tuple({f"{key.partition('.')[0]}." for key in part})
+        saved = {key: value for key, value in self._saved.items() if key.startswith(sections)}
+        self._compare(saved, part, [key for key in self._allow if key.startswith(sections)])
+
+    def _compare(self, saved: Identity, now: Identity, allowed: Iterable[str]) -> None:
+        """Run `check`; a configuration key that is new or gone is a difference too."""
+        if self._saved:
+            gone, new = ({key: NONE for key in table if key.startswith(CONFIG)} for table in (saved, now))
+            check(new | saved, gone | now, allowed, *self._at, how=self._how)

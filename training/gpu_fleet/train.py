@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gpu_fleet import config, exit_codes, outcome
+from gpu_fleet import config, outcome
 from gpu_fleet.errors import ConfigError, TrainingError
 from gpu_fleet.lazy_groups import configured, identity_options, imported
 from gpu_fleet.stopping.interrupt import nothing_to_save
@@ -42,8 +42,8 @@ def train(
             run_rank = imported("gpu_fleet.rank").run_rank  # torch takes seconds, not needed for --help
         with noted_failure(Path(settings.run.directory)):
             ended = run_rank(settings)
-    if ended.outcome == "stopped" and not outcome.attempt():
-        sys.exit(exit_codes.STOPPED)
+    if ended.outcome == "stopped":
+        outcome.leave_stopped()
 
 
 @click.command(

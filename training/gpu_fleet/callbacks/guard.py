@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,11 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpu_fleet import exit_codes, outcome
+from gpu_fleet import outcome
 from gpu_fleet.callbacks.claim import FolderClaim
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.errors import CheckpointError, PeerError, StoreError, TrainingError
+from gpu_fleet.files import on_disk
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
@@ -142,7 +142,7 @@ class Guard:
         """Replace checkpoint `name` in the block, on all ranks; if killed, `newest` restores the old one."""
         former = self.directory / OURS / name
         if self._claim is not None and (self.directory / name).is_dir():
-            with self._leaving(), _on_disk(former):
+            with self._leaving(), on_disk(former):
                 shutil.rmtree(former, ignore_errors=True)
                 (self.directory / name).rename(former)
         if dist.is_initialized():
@@ -157,7 +157,7 @@ class Guard:
         """Restore checkpoints if their replacement was killed half-way; raises CheckpointError."""
         for former in (self.directory / OURS).glob(self._pattern):
             place = self.directory / former.name
-            with _on_disk(place):
+            with on_disk(place):
                 if (place / self._mark).exists():
                     shutil.rmtree(former)
                 else:
@@ -207,22 +207,11 @@ class Guard:
         self._interruption.__exit__(None, None, None)  # last, so that no signal cuts the upload off
 
     def end(self) -> None:
-        """Finish, and after a notice end the process: with 85, or with 0 under torchrun.
-
-        At any other status torchrun would start it again at once.
-        """
+        """Finish, and after a notice end the process."""
         self.finish()
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)
-            sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
-
-
-@contextmanager
-def _on_disk(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{place}: cannot be written: {error.strerror}") from error
+            outcome.leave_stopped()
 
 
 def _meet() -> None:

@@ -94,7 +94,6 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._cut = bool(state_dict.get("cut"))
         saved = state_dict["generators"]
-        saved = saved if isinstance(saved, list) else [saved]  # earlier trainers saved only rank 0's
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if len(saved) == ranks:
             self._generators = saved[rank]

@@ -27,7 +27,7 @@ from typing import Self
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.folder_files import OURS, Entry, FolderFiles, Look, Records
 from gpu_fleet.errors import CheckpointError, IdentityError
-from gpu_fleet.files import write_bytes
+from gpu_fleet.files import on_disk, write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 LIST, CONTENTS = "folder.json", "contents"
@@ -60,13 +60,11 @@ class FolderKnowledge:
 
     def write(self, folder: Path) -> None:
         """Write it as a whole or not at all; raises CheckpointError."""
-        try:
+        with on_disk(folder / OURS):
             (folder / OURS).mkdir(parents=True, exist_ok=True)
             staged = folder / OURS / f"{KNOWN}.{os.getpid()}"
             write_bytes(staged, json.dumps(asdict(self)).encode())
             staged.replace(folder / OURS / KNOWN)
-        except OSError as error:
-            raise CheckpointError(f"{folder / OURS}: cannot be written: {error.strerror}") from error
 
 
 class FolderSync:
@@ -261,6 +259,7 @@ class FolderSync:
             return False
         if self._there is not None and _with_former(look, self._listed) == self._listed:
             self._restless, self._waiting_since = look.unsettled, None
+            self._check_held(self._listed, final=final)
             return False
         with _alone(self._folder):
             with self._asking():
@@ -279,8 +278,21 @@ class FolderSync:
             records = _with_former(look, former)
             self._commit(records, lists, before | _hashes(look.records))
         self._listed, self._restless, self._waiting_since = records, look.unsettled, None
+        self._check_held(records, final=final)
         log.info("event=folder-saved files=%d uri=%s", len(records), self._store.uri)
         return True
+
+    def _check_held(self, records: Records, *, final: bool) -> None:
+        """Raise CheckpointError if, after the last upload, a listing of the store lacks a content."""
+        if not final:
+            return
+        sizes = {f"{CONTENTS}/{record.sha256}": record.size for record in records.values()}
+        try:
+            with self._asking():
+                self._store.check_holds("", {**sizes, LIST: len(_listing(records))}, str(self._folder))
+        except CheckpointError:
+            self._there = None  # another try uploads what is missing
+            raise
 
     def _former(self, there: bytes | None, look: Look) -> Records:
         """Return the list in the store; raises IdentityError unless the list is one of this folder."""
@@ -356,9 +368,7 @@ class FolderSync:
 
         `lists` and `contents` are the hashes from before.
         """
-        listed = json.dumps(
-            {name: _row(record) for name, record in records.items()}, indent=1, sort_keys=True
-        ).encode()
+        listed = _listing(records)
         self._know([*lists, _sha256(listed)], contents | _hashes(records))
         with self._asking():
             self._held()
@@ -381,15 +391,13 @@ class FolderSync:
 
 
 def _records(listed: bytes) -> Records:
-    return {
-        name: Entry(record["size"], record["sha256"], record.get("mtime_ns"), record.get("link", False))
-        for name, record in json.loads(listed).items()
-    }
+    return {name: Entry(**record) for name, record in json.loads(listed).items()}
 
 
-def _row(record: Entry) -> dict[str, object]:
-    """Return a record as a row of the list; without a link the row is as earlier trainers know it."""
-    return {key: value for key, value in asdict(record).items() if key != "link" or value}
+def _listing(records: Records) -> bytes:
+    """Return the content of the list; `_records` reads it."""
+    table = {name: asdict(record) for name, record in records.items()}
+    return json.dumps(table, indent=1, sort_keys=True).encode()
 
 
 def _with_former(look: Look, former: Records) -> Records:

@@ -23,7 +23,7 @@ class Entry:
 
     size: int  # bytes
     sha256: str
-    mtime_ns: int | None = field(default=None, compare=False)  # since the epoch; earlier lists have none
+    mtime_ns: int | None = field(default=None, compare=False)  # since the epoch; links have none
     link: bool = False
 
     @property

@@ -27,7 +27,6 @@ MANIFEST = "manifest.json"
 LOCK = "lock"
 MARK_BYTES = 1024  # read from a lock file; a mark is always shorter
 FORMAT = 2
-READABLE = (1, FORMAT)  # 1 had neither identity nor checksum
 WHOLE, SHARDED = "whole", "sharded"
 CHUNK_BYTES = 1 << 22
 NAME = re.compile(r"step-(\d+)")
@@ -65,10 +64,9 @@ class Manifest:
         """Parse a manifest; raises CheckpointError if the text is not one of a known format."""
         try:
             table = json.loads(text)
-            if table["format"] not in READABLE:
+            if table["format"] != FORMAT:
                 raise CheckpointError(f"manifest format {table['format']}; this trainer reads {FORMAT}")
-            checksum = table.pop("checksum", "")
-            if table["format"] == FORMAT and checksum != _checksum(table):
+            if table.pop("checksum") != _checksum(table):
                 raise CheckpointError("the manifest's own checksum is not that of its content")
             files = {name: FileRecord(**record) for name, record in table.pop("files").items()}
             return cls(files=files, **table)
@@ -249,7 +247,7 @@ class FolderLock:
     """Lock on a folder of checkpoints, held until `close` or the end of the process."""
 
     def __init__(self, file: IO[str], root: Path) -> None:
-        self._file, self._root = file, root
+        self._file, self.root = file, root
         self._mark = f"process {os.getpid()} on {platform.node()}\n{uuid.uuid4().hex}\n"
 
     def mark(self) -> None:
@@ -266,20 +264,18 @@ class FolderLock:
         again. Raises CheckpointError if the folder cannot be read.
         """
         if self._file.closed:
-            raise RunLeaseError(
-                f"run.directory: {self._root.parent} was given up; this process saves no more"
-            )
+            raise RunLeaseError(f"run.directory: {self.root.parent} was given up; this process saves no more")
         try:
             mark = self._seen() or self._taken_again()
         except FileNotFoundError:  # removed, and no other process has begun
             return
         except OSError as error:
             raise CheckpointError(
-                f"run.directory: {self._root / LOCK} cannot be read: {error.strerror}"
+                f"run.directory: {self.root / LOCK} cannot be read: {error.strerror}"
             ) from error
         if mark != self._mark:
             raise RunLeaseError(
-                f"run.directory: {self._root.parent} was taken over by {_holder(mark)}, while this process "
+                f"run.directory: {self.root.parent} was taken over by {_holder(mark)}, while this process "
                 "stood still or could not lock it; this process saves no more"
             )
 
@@ -289,13 +285,13 @@ class FolderLock:
         It uses only the open file: closing a second one in this process would drop the lock. Raises OSError
         if the path cannot be checked.
         """
-        now = (self._root / LOCK).stat()
+        now = (self.root / LOCK).stat()
         try:
             mine = os.fstat(self._file.fileno())
             same = (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino)
             return os.pread(self._file.fileno(), MARK_BYTES, 0).decode(errors="replace") if same else ""
         except OSError as error:  # a server has dropped the lock
-            log.warning("event=lock-gone folder=%s error=%r", self._root, str(error))
+            log.warning("event=lock-gone folder=%s error=%r", self.root, str(error))
             return ""
 
     def _taken_again(self) -> str:
@@ -303,7 +299,7 @@ class FolderLock:
 
         Raises OSError.
         """
-        file = (self._root / LOCK).open("a+", encoding="utf-8", errors="replace")
+        file = (self.root / LOCK).open("a+", encoding="utf-8", errors="replace")
         file.seek(0)
         if (mark := file.read(MARK_BYTES)) not in ("", self._mark):
             file.close()
@@ -314,9 +310,9 @@ class FolderLock:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # another start has the lock; it marks the file once it has the run
-            log.warning("event=not-locked-again folder=%s error=%r", self._root, str(error))
+            log.warning("event=not-locked-again folder=%s error=%r", self.root, str(error))
             return self._mark
-        log.warning("event=locked-again folder=%s", self._root)
+        log.warning("event=locked-again folder=%s", self.root)
         self.mark()
         return self._mark
 

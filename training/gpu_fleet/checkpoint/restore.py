@@ -119,6 +119,6 @@ def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
         )
 
 
-def read_state(path: Path) -> Any:
-    """Load the nested state of a verified file, on the CPU."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def read_state(path: Path, *, mapped: bool = False) -> Any:
+    """Load the nested state of a verified file, on the CPU; `mapped` tensors stay on the disk."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

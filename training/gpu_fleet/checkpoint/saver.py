@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, sharded
-from gpu_fleet.checkpoint.lease import RunLease
+from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.containers import mapping_like, sequence_like
-from gpu_fleet.errors import CheckpointError, RunLeaseError
+from gpu_fleet.errors import CheckpointError, RunLeaseError, UnreadableError
 from gpu_fleet.own_code import ARCHIVE
 from gpu_fleet.storage.object_store import at_start, patiently
 
@@ -207,10 +208,9 @@ class Saver:
         root: Path,
         store: CheckpointStore | None,
         keep: int,
-        lease: RunLease | None = None,
+        claim: RunClaim | None = None,
         team: Team | None = None,
         *,
-        lock: local.FolderLock | None = None,
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
@@ -220,21 +220,20 @@ class Saver:
             root: the folder of checkpoints.
             store: the bucket; None for none.
             keep: number of checkpoints that stay.
-            lease: once another process has it, nothing more is committed. The caller releases it.
+            claim: once another process has it, nothing more is committed. The caller releases it.
             team: the ranks that each write and upload a part; None: this process writes all.
-            lock: like `lease`, for the folder.
             shared: all instances of the team see `root`. Otherwise checkpoints are only in the store, and
                 `root` holds parts of them until they are uploaded.
             code: the archive of the user's files, a file of every checkpoint; empty for none.
         """
         self._root, self._store, self._keep, self._code = root, store, keep, code
-        self._lease, self._lock, self._team, self._shared = lease, lock, team, shared
+        self._claim, self._team, self._shared = claim or RunClaim(), team, shared
         self._snapshot = Snapshot()
         self._jobs: queue.Queue[SaveJob | None] = queue.Queue(maxsize=1)
         self._uploads: queue.Queue[Upload | None] = queue.Queue()
         self._idle = threading.Event()
         self._idle.set()
-        self._closing = False
+        self._closing = self._is_read_back = False
         self._write_failure: CheckpointError | None = None
         self._upload_failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
         self._uploading: set[int] = set()  # steps that wait for an upload or are in one: not pruned
@@ -316,13 +315,14 @@ class Saver:
         while (job := self._jobs.get()) is not None:
             try:
                 manifest = self._commit(job)
+                self._read_back(manifest.step)
                 if self._team is None or (self._team.leads and self._shared):
                     local.prune(self._root, manifest.step, self._keep, spared=self._uploading)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
                 self.committed()
                 if self._store is not None:
                     self._queue_upload(manifest, self._team)
-            except RunLeaseError as error:
+            except (RunLeaseError, UnreadableError) as error:
                 self._write_failure = error
             except Exception as error:  # noqa: BLE001 - any would end this thread, and the run waits for it
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
@@ -331,27 +331,31 @@ class Saver:
                 self._idle.set()
         self._uploads.put(None)
 
+    def _read_back(self, step: int) -> None:
+        """Read the first checkpoint as a restore does; raises UnreadableError if that is refused."""
+        file = self._root / local.folder_name(step) / STATE
+        if self._is_read_back or not file.exists():
+            return
+        try:
+            read_state(file, mapped=True)
+        except Exception as error:  # whatever unpickling raises, a restore would raise it too
+            raise UnreadableError(f"{file}: what was saved cannot be read again: {_reason(error)}") from error
+        self._is_read_back = True
+
     def _commit(self, job: SaveJob) -> local.Manifest:
         copied = job.copied()  # the training waits for this
         return politely(lambda: self._written(job, copied))
-
-    def _check_held(self) -> None:
-        """Raise RunLeaseError if another process has taken the run over; called right before a commit."""
-        if self._lease is not None:
-            self._lease.check_briefly()
-        if self._lock is not None:
-            self._lock.check()
 
     def _written(self, job: SaveJob, copied: Any) -> local.Manifest:
         writers: dict[str, local.Writer] = {STATE: partial(torch.save, copied)}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
         if self._team is None:
-            self._check_stage()
-            return local.commit(self._root, job.manifest, writers, self._check_held)
+            self._claim.check_folder()  # the stage is in it
+            return local.commit(self._root, job.manifest, writers, self._claim.check)
         step, team = job.manifest.step, self._team
         try:
-            self._check_stage()
+            self._claim.check_folder()  # the stage is in it
             mine = self._write_part(job, writers if team.leads else {}, team)
         except Exception as error:  # the other ranks wait for a word, whatever it is
             for what in ("written", "committed") if team.leads else ("written",):
@@ -362,11 +366,6 @@ class Saver:
             team.hear(step, "committed", rank=0)
             return replace(job.manifest, files=mine)
         return self._commit_parts(job.manifest, team)
-
-    def _check_stage(self) -> None:
-        """Raise RunLeaseError if another process has taken the folder over, and with it the stage."""
-        if self._lock is not None:
-            self._lock.check()
 
     def _write_part(
         self, job: SaveJob, writers: dict[str, local.Writer], team: Team
@@ -384,7 +383,7 @@ class Saver:
             files = {name: local.FileRecord(**record) for part in parts for name, record in part.items()}
             manifest = replace(manifest, files=files)
             if self._shared:
-                local.commit_stage(self._root, manifest, self._check_held)
+                local.commit_stage(self._root, manifest, self._claim.check)
         except Exception as error:  # as in `_written`
             team.post(manifest.step, "committed", error=CheckpointError(_reason(error)))
             raise
@@ -460,12 +459,11 @@ class Saver:
         assert self._store is not None
         store, manifest, team = self._store, upload.manifest, upload.team
         bring = partial(patiently, within_s=UPLOAD_PATIENCE_S, sleep=line.pause)
-        held = self._lease.check if self._lease is not None else _nobody_asks
+        held = self._claim.check_bucket
 
         def moved(size: int) -> None:
             line.moved(size)
-            if self._lease is not None:  # a paused upload must not overwrite a file of the next holder
-                self._lease.check_sometimes()
+            self._claim.check_sometimes()  # a paused upload must not overwrite a file of the next holder
 
         if team is None:
             bring(held)

@@ -79,11 +79,9 @@ class CheckpointStore(ObjectStore):
 
     def check_whole(self, manifest: local.Manifest) -> None:
         """Raise CheckpointError unless a listing has the manifest, and every file of it in its size."""
-        there = self.sizes(local.folder_name(manifest.step))
-        wrong = [name for name, record in manifest.files.items() if there.get(name) != record.size]
-        if local.MANIFEST not in there or wrong:
-            lacks = ", ".join(wrong or [local.MANIFEST])
-            raise CheckpointError(f"{self.uri}: step {manifest.step} is not whole after its upload: {lacks}")
+        sizes = {name: record.size for name, record in manifest.files.items()}
+        expected = {**sizes, local.MANIFEST: len(manifest.to_json().encode())}
+        self.check_holds(local.folder_name(manifest.step), expected, f"step {manifest.step}")
 
     def steps(self) -> list[int]:
         """Return the steps of the committed checkpoints, oldest first."""

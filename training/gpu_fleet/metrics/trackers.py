@@ -71,12 +71,7 @@ def curves(record: Record) -> dict[str, float]:
 
 
 def wandb_id(directory: Path, owner: str) -> str:
-    """Return the id of a run at W&B: different for each owner and run, so that runs do not share a curve.
-
-    A run that an earlier trainer began keeps its id, the last part of its directory.
-    """
-    if any((directory / "wandb").glob(f"offline-run-*-{directory.name}")):
-        return directory.name
+    """Return the id of a run at W&B: different for each owner and run, so that runs do not share a curve."""
     place = f"{owner or account()}/{run_id(directory)}"
     return f"{ID_REFUSES.sub('-', place)[:100]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 

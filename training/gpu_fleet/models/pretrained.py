@@ -1,27 +1,20 @@
 """Models of transformers by the name of their class (AutoModelFor...), from a folder with a config.json.
 
-Nothing is downloaded. A model is first defined without memory. Then it is spread over the ranks. Last, each
-rank reads its own slices of the safetensors files. In addition to its part of the model, a rank holds only
-the slice that it reads. For missing weights it holds the repeated layer that it draws, or all layers outside
-of those.
+Nothing is downloaded. A model is first defined without memory. Then it is spread over the ranks. Last,
+weights.py gives each rank its values.
 """
 
-import hashlib
 import json
-import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from gpu_fleet.errors import DataError, ModelError, ParallelError, suggestion
 from gpu_fleet.models.definitions import IMAGENET_MEAN, IMAGENET_STD, Facts, Logits, Pixels
@@ -40,8 +33,6 @@ COMPANIONS = ("*token*.json", "vocab.*", "merges.txt", "*.model", "*processor_co
 # Names of position tables; a sequence cannot be longer than its table.
 POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "positions_embed", "wpe")
 WHITE = 255  # the highest value of a byte
-MAY_BE_NEW = "pooler"  # a layer above the pretrained ones, which few published files have
-log = logging.getLogger(__name__)
 
 
 def is_pretrained(name: str) -> bool:
@@ -101,7 +92,7 @@ def _configuration(name: str, folder: Path, options: dict[str, Any], facts: Fact
                 "not run: a model that transformers knows does, or import the code by model.name = "
                 "'FILE.py:NAME'"
             ) from error
-        raise ModelError(f"{folder / 'config.json'}: cannot be read: {_first_line(error)}") from error
+        raise ModelError(f"{folder / 'config.json'}: cannot be read: {first_line(error)}") from error
     for key, value in options.items():
         if not hasattr(settings, key):
             known = [known for known in settings.to_dict() if known[0] != "_"]
@@ -139,7 +130,7 @@ def _defined(name: str, settings: Any) -> Any:
     except Exception as error:  # a definition in transformers may raise anything
         raise ModelError(
             f"model.name = {name!r}: cannot be built of {settings.model_type}'s config.json and "
-            f"model.options: {type(error).__name__}: {_first_line(error)}"
+            f"model.options: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -150,7 +141,7 @@ def _without_memory(network: Any) -> Any:
         for name, tensor in list(module._parameters.items()):
             if tensor is not None and not tensor.is_meta:
                 empty = nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
-                _put(module, name, moved.setdefault(id(tensor), empty))
+                put(module, name, moved.setdefault(id(tensor), empty))
     return network
 
 
@@ -162,7 +153,7 @@ def _pixels(folder: Path) -> Pixels:
     try:
         return _as_said(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ModelError(f"{file}: cannot be read: {_first_line(error)}") from error
+        raise ModelError(f"{file}: cannot be read: {first_line(error)}") from error
 
 
 def _as_said(table: Mapping[str, Any]) -> Pixels:
@@ -315,237 +306,14 @@ def cut_layers(network: Any, mesh: DeviceMesh) -> None:
     network.tie_weights(recompute_mapping=False)
 
 
-def fill(model: nn.Module, weights: str, device: torch.device, seed: int) -> None:
-    """Set every parameter and buffer on `device`: from this rank's slices of the files, or at random.
-
-    Random values depend only on the seed and the place in the model. So a run begins with the same values for
-    any number of ranks and any strategy. Raises ModelError if the files do not fit this model.
-    """
-    network = network_of(model)
-    assert network is not None
-    if weights:
-        _read(network, Path(weights), device)
-    names = {module: name for name, module in network.named_modules()}
-    how = _Drawing(network, names, cache(lambda: _constructed(network, seed)))
-    for owner, modules in _units(network).items():
-        _draw(how, modules, device, f"{seed}/{owner}")
-    network.tie_weights(recompute_mapping=False)
-
-
-def _read(network: Any, folder: Path, device: torch.device) -> None:
-    from safetensors import safe_open  # noqa: PLC0415 - only runs that start from weights need it
-    from transformers.conversion_mapping import get_model_conversion_mapping  # noqa: PLC0415
-    from transformers.core_model_loading import convert_and_load_state_dict_in_model  # noqa: PLC0415
-    from transformers.modeling_utils import LoadStateDictConfig  # noqa: PLC0415
-
-    settings = LoadStateDictConfig(
-        device_map={"": device},
-        dtype=torch.float32,
-        weight_mapping=get_model_conversion_mapping(network),  # type: ignore[arg-type]  # of its own making
-        ignore_mismatched_sizes=True,  # reported below, by name
-    )
-    try:
-        with ExitStack() as files:
-            slices = {}
-            for file in weight_files(folder):
-                opened = files.enter_context(safe_open(file, framework="pt"))
-                names = opened.keys()
-                slices.update({name: _Copied(opened.get_slice(name)) for name in names})
-            loading, _ = convert_and_load_state_dict_in_model(network, slices, settings)
-    except ModelError:
-        raise
-    except Exception as error:  # safetensors and the library's conversions may raise anything
-        raise ModelError(f"model.weights = {str(folder)!r}: cannot be read: {_first_line(error)}") from error
-    if loading.conversion_errors or loading.error_msgs:
-        problem = [*loading.conversion_errors.values(), *loading.error_msgs][0]
-        raise ModelError(f"model.weights = {str(folder)!r}: cannot be read: {problem}")
-    network._adjust_missing_and_unexpected_keys(loading)
-    _check(network, folder, loading)
-
-
-class _Copied:
-    """Slice of a file that copies each part: safetensors returns views of the mapped file."""
-
-    def __init__(self, lent: Any) -> None:
-        self._lent = lent
-        self.get_shape, self.get_dtype = lent.get_shape, lent.get_dtype
-
-    def __getitem__(self, key: Any) -> Tensor:
-        part: Tensor = self._lent[key].clone()
-        return part
-
-
-def _check(network: Any, folder: Path, loading: Any) -> None:
-    """Raise ModelError unless the files hold all but the head, which may be new or of other classes."""
-    missing = sorted(set(loading.missing_keys) - tied_names(network))
-    other = sorted(entry[0] for entry in loading.mismatched_keys)
-    inner = network.base_model_prefix if network.base_model is not network else ""
-    wrong = [
-        name for name in (*missing, *other) if name.startswith(inner) and MAY_BE_NEW not in name.split(".")
-    ]
-    if wrong:
-        raise ModelError(
-            f"model.weights = {str(folder)!r}: does not fit the model: {len(wrong)} of its tensors are "
-            f"missing there or have another shape, such as {wrong[0]}"
-        )
-    if missing or other or loading.unexpected_keys:
-        unused = sorted(loading.unexpected_keys)
-        log.warning("event=weights folder=%s new=%s unused=%s", folder, [*missing, *other], unused)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder: one, or those in its index. Raises ModelError."""
-    if (folder / FILE).is_file():
-        return [folder / FILE]
-    try:
-        table = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        files = sorted({folder / name for name in table["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(
-            f"model.weights = {str(folder)!r}: {folder / FILE} cannot be read, nor {INDEX}: "
-            f"{_first_line(error)}"
-        ) from error
-    for file in files:
-        if not file.is_file():
-            raise ModelError(f"model.weights = {str(folder)!r}: {file.name} is missing, which {INDEX} names")
-    return files
-
-
 def tied_names(network: Any) -> set[str]:
     """Return the names of tensors that share another tensor of the model, as a head shares its embedding."""
     return set(network.all_tied_weights_keys)
 
 
-def _units(network: Any) -> dict[str, list[nn.Module]]:
-    """Return the modules to draw together: each repeated layer, and all the rest under "".
-
-    Children come before parents.
-    """
-    inside = {id(block) for block in blocks(network)}
-    units: dict[str, list[nn.Module]] = {}
-    owner = ""
-    for name, module in network.named_modules():
-        if not (owner and name.startswith(f"{owner}.")):
-            owner = name if id(module) in inside else ""
-        units.setdefault(owner, []).insert(0, module)
-    return units
-
-
-def _constructed(network: Any, seed: int) -> nn.Module:
-    """Construct the whole model on the CPU; the seed alone decides its values.
-
-    Memory that the constructor does not write is NaN: torch fills it so with deterministic algorithms.
-    """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.manual_seed(_as_seed(f"{seed}/constructed"))
-            made: nn.Module = type(network)._from_config(network.config, dtype=torch.float32)
-            return made
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _as_seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-@dataclass(frozen=True)
-class _Drawing:
-    """Initialisation of tensors that the files do not hold."""
-
-    network: Any
-    names: Mapping[nn.Module, str]
-    constructed: Callable[[], nn.Module]
-
-    def draw(self, modules: list[nn.Module], seed: str) -> None:
-        """Run the model's own initialisation of modules that have memory."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_as_seed(seed))
-            for module in modules:
-                self.network._init_weights(module)
-
-    def complete(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        """Copy a value that `_init_weights` left out from the constructor; raises ModelError if it has none.
-
-        Examples are the factors of a weight norm, or a scale that is a constant.
-        """
-        if not tensor.is_floating_point() or not tensor.isnan().any():
-            return
-        path = ".".join(filter(None, (self.names[module], name)))
-        owner = self.constructed().get_submodule(self.names[module])
-        value = dict(_own_tensors(owner))[name].detach()
-        if value.isnan().any():
-            raise ModelError(
-                f"{type(self.network).__name__}: transformers gives {path} no value to begin with"
-            )
-        tensor.data.copy_(value)
-
-
-def _draw(how: _Drawing, modules: list[nn.Module], device: torch.device, seed: str) -> None:
-    """Draw missing values at full size on the CPU, and cut this rank's part; raises ModelError."""
-    kept = {(module, name): tensor for module in modules for name, tensor in _own_tensors(module)}
-    if not any(tensor.is_meta for tensor in kept.values()):
-        return
-    drawn = {id(tensor): _empty_like(tensor) for tensor in kept.values()}  # tied tensors stay shared
-    for (module, name), tensor in kept.items():
-        _put(module, name, drawn[id(tensor)])
-    try:
-        how.draw(modules, seed)
-        for (module, name), tensor in kept.items():
-            if tensor.is_meta:
-                how.complete(module, name, drawn[id(tensor)])
-    finally:
-        ready: dict[int, Tensor] = {}
-        for (module, name), tensor in kept.items():
-            if tensor.is_meta:
-                if id(tensor) not in ready:
-                    ready[id(tensor)] = _part(drawn[id(tensor)], tensor, device)
-                _put(module, name, ready[id(tensor)])
-            else:
-                _put(module, name, tensor)
-
-
-def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for tensors in (module._parameters, module._buffers):
-        yield from ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape, filled with NaN, which shows values that nothing draws."""
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
-    if empty.is_floating_point():
-        empty.fill_(torch.nan)
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
-def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+def put(module: nn.Module, name: str, tensor: Tensor) -> None:
     tensors: Any = module._parameters if name in module._parameters else module._buffers
     tensors[name] = tensor
-
-
-def _part(whole: Tensor, like: Tensor, device: torch.device) -> Tensor:
-    """Return this rank's part of a tensor, in the layout of `like`."""
-    from transformers.distributed.sharding_utils import DtensorShardOperation  # noqa: PLC0415
-
-    if isinstance(like, DTensor):
-        local = DtensorShardOperation(like).shard_tensor(whole.detach(), device=device, dtype=like.dtype)
-        assert local is not None  # it is None only for a tensor that another rank reads
-        part: Tensor = DTensor.from_local(
-            local.clone(),  # a view would keep the whole tensor in memory
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
-    else:
-        part = whole.detach().to(device)
-    return nn.Parameter(part, like.requires_grad) if isinstance(like, nn.Parameter) else part
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str) -> bool:
@@ -572,5 +340,5 @@ def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str
     return True
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpu_fleet import outcome
 from gpu_fleet.errors import CheckpointError, StandstillError
-from gpu_fleet.files import write_bytes
+from gpu_fleet.files import on_disk, write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, at_start
 
 NOTE = "tries.json"
@@ -70,10 +70,6 @@ class Tries:
         if self._store is not None:
             self._store.put(NOTE, content)
             return
-        try:
-            if table or (self._directory / NOTE).exists():
+        if table or (self._directory / NOTE).exists():
+            with on_disk(self._directory / NOTE):
                 write_bytes(self._directory / NOTE, content)
-        except OSError as error:
-            raise CheckpointError(
-                f"run.directory: {self._directory / NOTE} cannot be written: {error.strerror}"
-            ) from error

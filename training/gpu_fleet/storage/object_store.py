@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -115,6 +115,12 @@ class ObjectStore:
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
             items = [item for page in pages for item in page.get("Contents", [])]
         return {item["Key"].removeprefix(root): int(item["Size"]) for item in items}
+
+    def check_holds(self, folder: str, expected: Mapping[str, int], what: str) -> None:
+        """Raise CheckpointError unless a listing of a folder shows all these objects, in their sizes."""
+        there = self.sizes(folder)
+        if wrong := [name for name, size in expected.items() if there.get(name) != size]:
+            raise CheckpointError(f"{self.uri}: {what} is not whole after its upload: {', '.join(wrong)}")
 
     def delete(self, name: str) -> None:
         """Remove one object; raises CheckpointError."""

@@ -1,0 +1,96 @@
+"""The claim on a run: the lock of its folder on this disk, and its lease in the bucket.
+
+`train`, `Run`, the callbacks and `train run` hold the same claim. One process of a run takes it: first the
+lock, then the lease, and last the mark in the lock file, since a refused process leaves the folder to its
+holder. Before each write the holder asks the claim, which raises RunLeaseError once another process has it.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.lease import Holder, RunLease
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.files import on_disk
+from gpu_fleet.storage.object_store import at_start
+
+
+class RunClaim:
+    """RunClaim of this process on a folder, on its place in a bucket, or on both."""
+
+    def __init__(self, lease: RunLease | None = None, lock: local.FolderLock | None = None) -> None:
+        """Take what is held already; without a lease and a lock nobody else is asked."""
+        self.lease, self._lock = lease, lock
+
+    @classmethod
+    def of(cls, store: CheckpointStore | None, stopping: Callable[[], bool] = lambda: False) -> Self:
+        """Return a claim that is not taken yet; `stopping` ends the wait for another holder."""
+        return cls(RunLease(store, Holder.this(), stopping=stopping) if store is not None else None)
+
+    def take(self, folder: Path) -> None:
+        """Take lock, lease and mark in one call; raises CheckpointError while another process has one."""
+        self.lock(folder)
+        self.acquire()
+        self.mark()
+
+    def lock(self, folder: Path) -> None:
+        """Lock the folder; raises CheckpointError if another process has it, or if it cannot be written."""
+        with on_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = local.lock(folder)
+
+    def acquire(self, within_s: float = math.inf) -> bool:
+        """Take the lease, as RunLease.acquire does; True without a bucket."""
+        return self.lease is None or at_start(partial(self.lease.acquire, within_s))
+
+    def mark(self) -> None:
+        """Write this process into the lock file: without locks, only the mark shows the holder."""
+        if self._lock is not None:
+            with on_disk(self._lock.root):
+                self._lock.mark()
+
+    @property
+    def number(self) -> int:
+        """Number of the lease; 0 without a lease."""
+        return self.lease.number if self.lease is not None else 0
+
+    @property
+    def lost(self) -> bool:
+        """True if another process is known to have the run."""
+        return self.lease is not None and self.lease.lost
+
+    def raise_if_lost(self) -> None:
+        """Raise RunLeaseError if the loss is known already."""
+        if self.lease is not None:
+            self.lease.raise_if_lost()
+
+    def check(self) -> None:
+        """Ask the bucket, for some seconds, and the folder, right before a write to the disk."""
+        if self.lease is not None:
+            self.lease.check_briefly()
+        self.check_folder()
+
+    def check_folder(self) -> None:
+        """Ask the folder alone."""
+        if self._lock is not None:
+            self._lock.check()
+
+    def check_bucket(self) -> None:
+        """Ask the bucket, right before a write to it; raises StoreError if the bucket does not answer."""
+        if self.lease is not None:
+            self.lease.check()
+
+    def check_sometimes(self) -> None:
+        """Ask the bucket if the last answer is old; for repeated calls during an upload."""
+        if self.lease is not None:
+            self.lease.check_sometimes()
+
+    def release(self) -> None:
+        """Release lease and lock to other processes; this process may then write no more."""
+        if self.lease is not None:
+            self.lease.release()
+        if self._lock is not None:
+            self._lock.close()

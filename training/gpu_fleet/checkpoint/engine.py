@@ -1,0 +1,248 @@
+"""The engine of a run: its claim, the search for its newest checkpoint, its saves and their upload, its end.
+
+`train` (manager.py) and `Run` (library.py) say what the state is and what makes a checkpoint theirs; the rest
+is here, once.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet import outcome
+from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.lease import RunLease
+from gpu_fleet.checkpoint.saver import STATE, Saver
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.checkpoint.team import of_world
+from gpu_fleet.errors import CheckpointError
+from gpu_fleet.files import on_disk, write_bytes
+from gpu_fleet.storage.object_store import at_start
+from gpu_fleet.world import World
+
+FOLDER = "checkpoints"  # in the directory of a run
+MEETINGS_PER_TIMEOUT = 4
+log = logging.getLogger(__name__)
+
+
+class CheckpointEngine:
+    """Checkpoints of one run on all its ranks. The constructor checks that they can be written."""
+
+    def __init__(
+        self,
+        where: World,
+        directory: Path,
+        store: CheckpointStore | None,
+        *,
+        keep: int,
+        every_s: float,
+        timeout_s: float,
+        layout: str = local.WHOLE,
+        code: bytes = b"",
+        clock: Callable[[], float] = time.monotonic,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Claim the run in `directory` and in `store`; raises TrainingError on all ranks.
+
+        Args:
+            where: this rank; rank 0 holds the claim.
+            directory: the folder of the run.
+            store: the bucket; None for none.
+            keep: number of checkpoints that stay.
+            every_s: seconds between two checkpoints; 0: none by time.
+            timeout_s: longest time that a rank waits for another.
+            layout: whole, written by rank 0, or sharded, written by all ranks.
+            code: the archive of the user's files; empty for none.
+            clock: seconds that only grow.
+            stopping: returns whether a notice has come, which ends the wait for another holder.
+        """
+        self._where, self._root, self._store = where, directory / FOLDER, store
+        self._keep, self._every_s, self._timeout_s = keep, every_s, timeout_s
+        self._layout, self._code, self._clock = layout, code, clock
+        self._saver: Saver | None = None
+        self._saved_step: int | None = None
+        self._saved_at = clock()
+        self.location = store.uri if store else str(self._root)
+        self._claim = RunClaim.of(store, stopping)
+        try:
+            self._open()
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(self) -> None:
+        where = self._where
+        where.on_first(self._lock)
+        within_s = self._timeout_s / MEETINGS_PER_TIMEOUT
+        while not where.on_first(partial(self._claim.acquire, within_s)):  # they meet again and again
+            pass
+        number = where.on_first(self._begin)
+        if self._store is not None and not where.leads:
+            self._claim = RunClaim(RunLease.of_leader(self._store, number))
+        self._shared = self._layout == local.WHOLE or self._is_shared()
+        if self._layout == local.WHOLE and not where.leads:
+            return
+        team = None if self._layout == local.WHOLE else of_world(where.rank, where.size, self._timeout_s)
+        self._saver = Saver(
+            self._root, self._store, self._keep, self._claim, team, shared=self._shared, code=self._code
+        )
+
+    def _lock(self) -> None:
+        """Lock the run on this disk, and check that disk and bucket can be written."""
+        self._claim.lock(self._root)
+        with on_disk(self._root):
+            write_bytes(self._root / "write-check", b"")
+            (self._root / "write-check").unlink()
+        if self._store is not None:
+            at_start(self._store.check_writable)
+
+    def _begin(self) -> int:
+        """Prepare the folder of the run. Return the number of its lease; 0 without a lease."""
+        self._claim.mark()
+        with on_disk(self._root):
+            local.sweep(self._root)
+            outcome.remove_failure(self._root.parent)
+        return self._claim.number
+
+    def _is_shared(self) -> bool:
+        """Return whether all ranks see one folder; otherwise the bucket joins the parts of a checkpoint.
+
+        Raises CheckpointError if there is no bucket either.
+        """
+        mark = self._root / "shared-check"
+        self._where.on_first(mark.touch)
+        seen = all(self._where.gather(mark.exists()))
+        self._where.on_first(mark.unlink)
+        if not seen and self._store is None:
+            raise CheckpointError(
+                f"run.directory: {self._root} is not the same folder on all instances, where a sharded "
+                "checkpoint brings its parts together; set checkpoint.uri, or use a shared file system, or "
+                "parallel.strategy = 'ddp'"
+            )
+        if not seen:
+            self._where.together(lambda: self._check_own_disk() if self._where.local_rank == 0 else None)
+        return seen
+
+    def _check_own_disk(self) -> None:
+        with on_disk(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            if not self._where.leads:
+                local.sweep(self._root)
+
+    def newest(self) -> local.Manifest | None:
+        """Fetch the newest whole checkpoint to every instance; None if there is none."""
+        return restore.newest_whole(self._where, self._root, self._store)
+
+    def resume(
+        self,
+        manifest: local.Manifest,
+        check: Callable[[local.Manifest], None],
+        apply: Callable[[Any, Path], None],
+    ) -> None:
+        """Check and apply a checkpoint on all ranks, which all raise the error of one; upload it if missing.
+
+        `apply` gets the state that every rank reads, and the folder of the checkpoint.
+        """
+        folder = self._root / local.folder_name(manifest.step)
+        self._where.together(lambda: check(manifest))
+        self._where.together(lambda: apply(restore.read_state(folder / STATE), folder))
+        self._saved_step = manifest.step
+        self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
+        log.info("event=resumed step=%d folder=%s", manifest.step, folder)
+
+    def due_by_time(self) -> bool:
+        """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""
+        if not self._where.leads:
+            return False
+        # if the run is lost, the save fails it on all ranks
+        return self._claim.lost or 0 < self._every_s <= self._clock() - self._saved_at
+
+    def is_saved(self, step: int) -> bool:
+        """Return whether there is a checkpoint of this step, or a save of it has begun."""
+        return self._saved_step == step
+
+    def check_earlier(self) -> None:
+        """Raise CheckpointError if the run is known to be lost, or if an earlier save has failed."""
+        self._claim.raise_if_lost()
+        self.wait()
+
+    def begin_save(
+        self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None
+    ) -> None:
+        """Begin a checkpoint, on all ranks; see Saver.save. Rank 0's `state` is the one that is written."""
+        if self._saver is not None:
+            self._saver.save(manifest, state if self._where.leads else {}, written)
+        self._saved_step, self._saved_at = manifest.step, self._clock()
+
+    def open_stage(self, step: int) -> Path:
+        """Open the folder into which all ranks of this instance write; waits for the save before."""
+        self.wait()
+        if self._where.leads or (self._where.local_rank == 0 and not self._shared):
+            return local.open_stage(self._root, step)
+        return local.stage(self._root, step)
+
+    def before_change(self) -> float:
+        """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""
+        if self._saver is None:
+            return 0.0
+        begin = time.perf_counter()
+        self._saver.before_change()
+        return time.perf_counter() - begin
+
+    def wait(self) -> None:
+        """Wait until the last save is on this instance's disk; raises CheckpointError."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def flush(self) -> None:
+        """Wait, on every rank, until the last save is on disk and in the bucket; raises CheckpointError.
+
+        The ranks meet again and again meanwhile, so that no collective reaches its timeout.
+        """
+        within_s = self._timeout_s / MEETINGS_PER_TIMEOUT
+        while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
+            log.info("event=flushing uri=%s", self.location)
+
+    def _closed(self, within_s: float | None = None) -> bool:
+        if self._saver is None:
+            return True
+        try:
+            closed = self._saver.close(within_s)
+        except CheckpointError:
+            self._saver = None
+            raise
+        if closed:
+            self._saver = None
+        return closed
+
+    def check_held(self) -> None:
+        """Check the claim, before result and finished model are written; rank 0 asks for all.
+
+        Raises RunLeaseError if another process has taken the run over.
+        """
+        self._where.on_first(self._claim.check)
+
+    def conclude(self, result: outcome.Outcome) -> None:
+        """Write result.json, once per instance: each has a `launch` that reads it, and may have its own disk.
+
+        The release follows only after this last write.
+        """
+        self.check_held()
+        directory = self._root.parent
+        self._where.together(
+            lambda: outcome.write(directory, result) if self._where.local_rank == 0 else None
+        )
+
+    def abandon(self) -> None:
+        """Finish a save that has begun, after the run has failed for another reason."""
+        try:
+            self._closed()
+        except CheckpointError as error:
+            log.error("event=checkpoint-lost error=%r", str(error))
+
+    def release(self) -> None:
+        """Release the claim to other processes; this process must not write any more."""
+        self._claim.release()

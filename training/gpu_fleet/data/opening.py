@@ -1,0 +1,134 @@
+"""The data of a configuration, opened and checked against the other parts of the run."""
+
+import os
+from pathlib import Path
+
+from gpu_fleet import config
+from gpu_fleet.data.bucket import BucketSource
+from gpu_fleet.data.census import Census, shown
+from gpu_fleet.data.dataset import Dataset, Description, describe, is_bucket, open_split
+from gpu_fleet.data.loader import reader_processes
+from gpu_fleet.data.own_data import ENDLESS, OwnData, Stream, open_own, open_records
+from gpu_fleet.data.tables import is_table, open_table
+from gpu_fleet.errors import ConfigError, DataError
+from gpu_fleet.models.registry import OWN_DATA
+from gpu_fleet.own_code import Parts
+
+RECORDS = "records"  # the kind of tars with any keys
+
+
+def gives_its_loss(training: Dataset | OwnData, own: Parts) -> bool:
+    """Return whether loss or metric is a user's own, or the data are: then the model computes the loss."""
+    return isinstance(training, OwnData) or bool(own.loss or own.metric)
+
+
+def open_data(
+    settings: config.Config, own: Parts
+) -> tuple[Description, Dataset | OwnData, Dataset | OwnData | None]:
+    """Open the data: description, training split and held-out split (None if a user's own data have none).
+
+    Raises TrainingError.
+    """
+    chosen = settings.data
+    root = Path(chosen.path)
+    described = None
+    if is_bucket(chosen.path):
+        described = BucketSource(chosen.path, chosen.endpoint, chosen.retry_s).description()
+    elif own.data is None and not is_table(root):
+        described = describe(root)
+    if described is not None and described.kind != RECORDS:
+        return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
+    training: OwnData | None
+    held_out: OwnData | None
+    if own.data is not None:
+        training, held_out = (open_own(own.data, split, own.collate) for split in ("train", "val"))
+    elif described is not None:
+        training, held_out = (open_records(chosen, described, part, own.collate) for part in ("train", "val"))
+    else:
+        training, held_out = (open_table(chosen, split, own.collate) for split in ("train", "val"))
+    assert training is not None
+    if held_out is not None and len(held_out) == ENDLESS:
+        raise ConfigError(f"{held_out.label}: has no length; give it __len__, or return None for 'val'")
+    return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
+
+
+def check_classes(description: Description, own: Parts) -> None:
+    """Raise DataError for data of one class, unless the loss is a user's own: every model has them right."""
+    if len(description.classes) == 1 and own.loss is None:
+        raise DataError(
+            f"data.path: all samples are of one class, {shown(description.classes[0])!r}: classes are the "
+            "folders in train/, or in data.path; or set loss.name"
+        )
+
+
+def left_out_of(training: Dataset | OwnData, held_out: Dataset | OwnData | None) -> Census:
+    """Return what the readers of both splits leave out."""
+    census = Census()
+    for data in (training, held_out):
+        if data is not None:
+            census.add(data.census)
+    return census
+
+
+def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -> None:
+    """Raise ConfigError for a loss.mean_over that the trainer's own loss does not support."""
+    if settings.mean_over != "targets" and not gives_its_loss(training, own):
+        raise ConfigError(
+            f"loss.mean_over = {settings.mean_over!r}: the loss of these data is the mean over targets; "
+            "another one needs loss.name"
+        )
+
+
+def check_stacked(settings: config.Data, description: Description) -> None:
+    """Raise ConfigError for data.collate or data.columns with data of a kind that ignores them."""
+    for key in ("collate", "columns") if description.kind not in (OWN_DATA, RECORDS) else ():
+        if value := getattr(settings, key):
+            raise ConfigError(
+                f"data.{key} = {value!r}: is for data.name, tables and tars of any keys; "
+                f"{settings.path} is of kind {description.kind}"
+            )
+
+
+def kind_of(settings: config.Data, description: Description) -> str:
+    """Return data.kind, or for "auto" the kind in the description of the data."""
+    return description.kind if settings.kind == "auto" else settings.kind
+
+
+def with_readers(
+    settings: config.Config, description: Description, training: Dataset | OwnData
+) -> config.Config:
+    """Return the configuration with a default number of reader processes, if it sets none."""
+    if settings.data.workers is not None:
+        return settings
+    kind = kind_of(settings.data, description)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    workers = reader_processes(kind, len(os.sched_getaffinity(0)), ranks_here)
+    if isinstance(training, Stream):  # only one process can read it
+        workers = 0
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"workers": workers})})
+
+
+def all_steps(settings: config.Config, samples: int) -> int:
+    """Return the number of optimizer steps of the whole run on `samples` samples."""
+    run = settings.run
+    return run.steps or -(-round(run.epochs * samples) // run.batch_size)
+
+
+def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
+    """Raise ConfigError for a batch larger than the data, and for a warm-up or a run that never ends."""
+    samples = len(training)
+    if samples == ENDLESS and not settings.run.steps:
+        raise ConfigError(f"run.epochs = {settings.run.epochs}: the data have no length; set run.steps")
+    if isinstance(training, Stream) and (settings.data.workers or 0) > 1:
+        raise ConfigError(
+            f"data.workers = {settings.data.workers}: an iterable is read by one process; set 0 or 1"
+        )
+    run, steps, warmup = settings.run, all_steps(settings, samples), settings.schedule.warmup_steps
+    if run.batch_size > samples:
+        raise ConfigError(f"run.batch_size = {run.batch_size}: the training data have {samples} samples")
+    if (traced := settings.metrics.profile_steps) and traced[0] > steps:
+        raise ConfigError(f"metrics.profile_steps = {list(traced)}: the run has {steps} steps")
+    if warmup >= steps > 0:
+        raise ConfigError(
+            f"schedule.warmup_steps = {warmup}: the run has {steps} steps, and never its learning rate"
+        )
