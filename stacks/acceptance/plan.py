@@ -142,8 +142,8 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
     extra = Money((unpriced_per_hour or Decimal(0)) if cost.unknown else Decimal(0), cost.currency)
     elsewhere = sorted({f"the price of {quote.what} is of {quote.region}" for quote in cost.elsewhere})
     return RunCost(
-        per_hour=cost.hour(Level.MAX, steady).high + extra,
-        once=cost.month(Level.MAX, by_volume).high,
+        per_hour=cost.hour(Level.MAX, steady).worst + extra,
+        once=cost.month(Level.MAX, by_volume).worst,
         hours=math.ceil(longest_s() / 3600),
         foreign=tuple(elsewhere),
     )
@@ -193,13 +193,13 @@ def instance_hour(variant: Stack, kind: str, *, spot: bool) -> Money | None:
     known = any(kind in known_pool.types for known_pool in variant.pools if known_pool.name == pool)
     if not known or any(line.unknown for line in lines):
         return None
-    return cost.hour(Level.MAX, lines).high
+    return cost.hour(Level.MAX, lines).worst
 
 
 def shared_hour(variant: Stack) -> Money:
     """Return what an hour of everything but instances costs, as far as prices are known."""
     cost = estimate(variant, VOLUMES)
-    return cost.hour(Level.MAX, [line for line in cost.of_pool(None) if line.what not in BY_VOLUME]).high
+    return cost.hour(Level.MAX, [line for line in cost.of_pool(None) if line.what not in BY_VOLUME]).worst
 
 
 def left_hour(variant: Stack, priced_as: str, units: Decimal) -> Money | None:

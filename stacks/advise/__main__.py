@@ -1,7 +1,10 @@
 """``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: needs of a run, and instances for it."""
 
+import datetime
 import math
+from collections.abc import Iterator
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, get_args
 
 import click
@@ -10,13 +13,16 @@ from rich.text import Text
 
 from stacks import listing
 from stacks.advise import offers, scorecard
-from stacks.advise.plan import GIB, Candidate, break_even_hours, facts, plans, reserved
+from stacks.advise.plan import GIB, Candidate, break_even_hours, facts, months_begun, plans, reserved
 from stacks.advise.work import LAYOUTS, TOKENS_PER_PARAMETER, Precision, Work, memory, shape_of, state_bytes
-from stacks.catalog.money import Money
+from stacks.catalog import prices
+from stacks.catalog.money import HOURS_PER_MONTH, Money
+from stacks.catalog.prices import read_on
 from stacks.listing import Column, Listing
 
 PIPE_WIDTH = 170
 EIGHT = 8
+FITS = ("yes", "on spot")
 
 
 class FiniteRange(click.FloatRange):
@@ -91,7 +97,7 @@ def main(
     console = listing.console(PIPE_WIDTH)
     console.print(needs(work))
     most = None if budget is None else Money(Decimal(budget), currency)
-    ranked = plans(work, days)
+    ranked = plans(work, days, currency)
     if not ranked:
         hurry = "" if days is None else f" and finishes in {days:g} days"
         raise click.ClickException(
@@ -99,26 +105,28 @@ def main(
         )
     discount = None if reserved_discount is None else Decimal(str(reserved_discount))
     console.print(ranking(ranked, most, discount))
+    console.print("\n".join(dates_of(ranked, prices.today())))
     if discount is not None:
         hours = break_even_hours(discount)
-        console.print(f"a reservation {discount:.0%} below the price pays from {hours:.0f} hours a month")
+        console.print(
+            f"a reservation {discount:.0%} below the price pays from {hours:.0f} hours a month; "
+            "it is paid for whole months, used or not"
+        )
     console.print(vendors(None if cny_per_usd is None else Decimal(str(cny_per_usd)), sources=sources))
-    if most is not None and not any(affordable(plan, most) in ("yes", "on spot") for plan in ranked):
+    if most is not None and not any(affordable(plan, most) in FITS for plan in ranked):
         raise click.ClickException(f"--budget = {most}: nothing finishes for that; see the ranking")
 
 
 def affordable(plan: Candidate, most: Money | None) -> str:
-    """Say whether a plan stays within the budget; empty where its currency or price leaves that open."""
-    if (
-        most is None
-        or plan.on_demand is None
-        or plan.spot is None
-        or plan.on_demand.currency != most.currency
-    ):
+    """Say whether a plan is expected to fit the budget; empty where currency or price leave that open.
+
+    A plan whose spot price nobody publishes fits on demand or not at all.
+    """
+    if most is None or plan.on_demand is None or plan.on_demand.currency != most.currency:
         return ""
     if plan.on_demand <= most:
         return "yes"
-    return "on spot" if plan.spot <= most else "no"
+    return "on spot" if plan.spot is not None and plan.spot <= most else "no"
 
 
 def needs(work: Work) -> RenderableType:
@@ -147,18 +155,32 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
         discount: a reservation's discount; None for no column of reservations.
     """
     share = facts()["utilisation"]["decoder"]
-    words = ("type", "of", "spread")
-    headings = ["type", "of", "instances", "GPUs", "spread", "GiB/GPU", "hours", "on demand", "spot from"]
-    headings += ["reserved", "in the budget"] if discount is not None else ["in the budget"]
+    words = ("type", "of", "spread", "prices of")
+    wrapped = ("of", "spread", "reserved, whole months")
+    headings = [
+        "type",
+        "of",
+        "instances",
+        "GPUs",
+        "spread",
+        "GiB/GPU",
+        "hours",
+        "on demand",
+        "spot, expected",
+    ]
+    amounts = [attrgetter("on_demand"), attrgetter("spot")]
+    if any(plan.spot_p90 for plan in ranked):
+        headings.append("spot, 90th percentile")
+        amounts.append(attrgetter("spot_p90"))
+    headings += ["reserved, whole months"] if discount is not None else []
+    headings += ["in the budget", "prices of"]
     columns = (
-        Column(heading, "left" if heading in words else "right", wraps=heading in ("of", "spread"))
+        Column(heading, "left" if heading in words else "right", wraps=heading in wrapped)
         for heading in headings
     )
     table = Listing(tuple(columns), f"cheapest first within a currency, at {share:.0%} of the peak")
     for plan in ranked:
-        amounts = [plan.on_demand, plan.spot]
-        if discount is not None:
-            amounts.append(reserved(plan, discount))
+        costs = ["unknown" if (amount := of(plan)) is None else str(amount) for of in amounts]
         table.add_row(
             plan.offer.name,
             f"{plan.offer.vendor}, comparison" if plan.offer.comparison else plan.offer.vendor,
@@ -167,10 +189,32 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
             str(plan.layout),
             f"{plan.memory.total / GIB:,.1f}",
             f"{plan.hours:,.1f}",
-            *("unknown" if amount is None else str(amount) for amount in amounts),
+            *costs,
+            *([] if discount is None else [_reserved(plan, discount)]),
             affordable(plan, most),
+            plan.offer.price.region if plan.offer.price else "",
         )
     return table
+
+
+def _reserved(plan: Candidate, discount: Decimal) -> str:
+    """Format what a reservation costs, and how much of the months that are paid for the run uses."""
+    amount, months = reserved(plan, discount), months_begun(plan)
+    if amount is None:
+        return "unknown"
+    used = plan.hours / (months * HOURS_PER_MONTH)
+    return f"{amount}, {used:.0%} of {months} {'month' if months == 1 else 'months'} used"
+
+
+def dates_of(ranked: list[Candidate], today: datetime.date) -> Iterator[str]:
+    """Yield when the prices of each region were read, and how old they are where that is too old to trust."""
+    regions = {plan.offer.price.region: None for plan in ranked if plan.offer.price}
+    for region in regions:
+        here = [plan.offer for plan in ranked if plan.offer.price and plan.offer.price.region == region]
+        listed = min(offer.price.date for offer in here if offer.price)
+        spot = min((offer.spot.date for offer in here if offer.spot), default=None)
+        said = "spot unknown" if spot is None else f"spot {read_on(spot, today)}"
+        yield f"prices of {region}: {read_on(listed, today)}; {said}"
 
 
 def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:

@@ -15,6 +15,7 @@ from stacks import catalog
 from stacks.catalog import prices
 from stacks.catalog.instance_types import InstanceType, Price
 from stacks.catalog.numbers import AMOUNT, NUMBER
+from stacks.catalog.prices import SpotPrice
 from stacks.errors import StacksError
 
 FILE = Path(__file__).with_name("vendors.toml")
@@ -33,7 +34,7 @@ class Offer:
         network_gbps: of all its cards; None where unknown.
         joined: whether RDMA can connect several of them.
         price: for an hour on demand; None where no list has it.
-        spot_discount: the largest advertised; None where unknown.
+        spot: for an hour on spot, in the region of ``price``; None where nobody publishes it.
         comparison: for comparison only: no stack can use it.
     """
 
@@ -45,7 +46,7 @@ class Offer:
     network_gbps: float | None
     joined: bool
     price: Price | None
-    spot_discount: Decimal | None
+    spot: SpotPrice | None
     comparison: bool
 
 
@@ -114,6 +115,8 @@ def vendors(path: Path = FILE) -> Vendors:
 
 def of_type(kind: InstanceType) -> Offer:
     """Return a type of the catalog as an offer."""
+    spot = prices.load(kind.cloud).spot.get(kind.name)
+    there = spot is not None and kind.price is not None and spot.region == kind.price.region
     return Offer(
         name=kind.name,
         vendor=kind.cloud,
@@ -123,7 +126,7 @@ def of_type(kind: InstanceType) -> Offer:
         network_gbps=kind.network_gbps,
         joined=bool(kind.efa_interfaces or kind.erdma_interfaces),
         price=kind.price,
-        spot_discount=prices.load(kind.cloud).spot_discount.most,
+        spot=spot if there else None,
         comparison=False,
     )
 
@@ -150,6 +153,6 @@ def _for_comparison(name: str, vendor: Vendor, row: _Instance) -> Offer:
         network_gbps=row.network_gbps,
         joined=False,
         price=price,
-        spot_discount=None,
+        spot=None,
         comparison=True,
     )

@@ -33,7 +33,8 @@ class Candidate:
         layout: how the run is spread over them.
         hours: from the first step to the last, without interruptions.
         on_demand: list price of all instances for that time; None where no price is public.
-        spot: the least cost on spot, at the largest advertised discount; None where no discount is known.
+        spot: what that time is expected to cost on spot; None where nobody publishes a price.
+        spot_p90: the same at the 90th percentile of the spot price.
     """
 
     offer: Offer
@@ -44,6 +45,7 @@ class Candidate:
     hours: float
     on_demand: Money | None
     spot: Money | None
+    spot_p90: Money | None
 
 
 @cache
@@ -58,20 +60,21 @@ def peak(offer: Offer, precision: str) -> float | None:
     return None if peak_flops is None else peak_flops * TERA
 
 
-def plans(work: Work, days: float | None = None) -> list[Candidate]:
+def plans(work: Work, days: float | None = None, currency: str = "USD") -> list[Candidate]:
     """Return a plan for every type that can finish, the cheapest first in each currency, unpriced ones last.
 
     Args:
         days: the time limit; None for none.
+        currency: its prices come before those of others.
     """
     plans_of_all = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
-    return sorted(plans_of_all, key=_order)
+    return sorted(plans_of_all, key=lambda plan: _order(plan, currency))
 
 
-def _order(plan: Candidate) -> tuple[bool, str, Decimal, float]:
+def _order(plan: Candidate, currency: str) -> tuple[bool, bool, Decimal, float]:
     if plan.on_demand is None:
-        return True, "", Decimal(0), plan.hours
-    return False, plan.on_demand.currency, plan.on_demand.amount, plan.hours
+        return True, True, Decimal(0), plan.hours
+    return False, plan.on_demand.currency != currency, plan.on_demand.amount, plan.hours
 
 
 def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
@@ -122,10 +125,19 @@ def _priced(
     offer: Offer, *, instances: int, gpus: int, layout: Layout, held: MemoryNeed, hours: float
 ) -> Candidate:
     if offer.price is None:
-        return Candidate(offer, instances, gpus, layout, held, hours, None, None)
-    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * (instances * Decimal(hours))
-    spot = None if offer.spot_discount is None else on_demand * (1 - offer.spot_discount)
-    return Candidate(offer, instances, gpus, layout, held, hours, on_demand, spot)
+        return Candidate(offer, instances, gpus, layout, held, hours, None, None, None)
+    in_all = instances * Decimal(hours)
+    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * in_all
+    spot = None if offer.spot is None else Money(offer.spot.expected, offer.spot.currency) * in_all
+    p90 = None
+    if offer.spot is not None and offer.spot.p90 is not None:
+        p90 = Money(offer.spot.p90, offer.spot.currency) * in_all
+    return Candidate(offer, instances, gpus, layout, held, hours, on_demand, spot, p90)
+
+
+def months_begun(plan: Candidate) -> int:
+    """Return the months that a reservation for the run is paid for: every month that it begins."""
+    return math.ceil(plan.hours / HOURS_PER_MONTH)
 
 
 def reserved(plan: Candidate, discount: Decimal) -> Money | None:
@@ -136,9 +148,8 @@ def reserved(plan: Candidate, discount: Decimal) -> Money | None:
     """
     if plan.offer.price is None:
         return None
-    months = math.ceil(plan.hours / HOURS_PER_MONTH)
     hour = Money(plan.offer.price.amount_per_hour, plan.offer.price.currency)
-    return hour * ((1 - discount) * (months * HOURS_PER_MONTH * plan.instances))
+    return hour * ((1 - discount) * (months_begun(plan) * HOURS_PER_MONTH * plan.instances))
 
 
 def break_even_hours(discount: Decimal, hours_per_month: int = HOURS_PER_MONTH) -> Decimal:

@@ -4,7 +4,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from stacks import catalog, listing
-from stacks.catalog import InstanceType
+from stacks.catalog import InstanceType, prices
 from stacks.listing import Column, Listing
 
 PIPE_WIDTH = 110
@@ -40,7 +40,8 @@ def show(name: str) -> None:
 
 def _table(types: tuple[InstanceType, ...]) -> Listing:
     numbers_of = ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour")
-    columns = (Column("type"), Column("GPUs"), *(Column(heading, "right") for heading in numbers_of))
+    right = (Column(heading, "right") for heading in numbers_of)
+    columns = (Column("type"), Column("GPUs"), *right, Column("read"))
     table = Listing(columns, box=None)
     for kind in types:
         rdma = kind.efa_interfaces or kind.erdma_interfaces
@@ -52,5 +53,6 @@ def _table(types: tuple[InstanceType, ...]) -> Listing:
             f"{kind.network_gbps:g}",
             rdma or "-",
         )
-        table.add_row(kind.name, catalog.gpus(kind), *map(str, numbers), price)
+        read = prices.read_on(kind.price.date, prices.today()) if kind.price else ""
+        table.add_row(kind.name, catalog.gpus(kind), *map(str, numbers), price, read)
     return table

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from stacks.catalog import reader
+from stacks.catalog import prices, reader
 from stacks.catalog.instance_types import Cloud, InstanceType, Price
+from stacks.catalog.prices import SpotPrice, read_on
 from stacks.catalog.reader import CatalogError
 
 FILE = Path(__file__).with_name("catalog.toml")
@@ -100,6 +101,7 @@ def describe(name: str) -> str:
             f"  {kind.network_gbps:g} Gbit/s, {rdma} interfaces",
             f"  quota: {kind.quota_code or 'unknown'} on demand, {kind.quota_code_spot or 'unknown'} spot",
             f"  price: {_price_in_full(kind.price)}",
+            f"  spot: {_spot_in_full(prices.load(kind.cloud).spot.get(name))}",
             f"  source: {kind.source}",
         )
     )
@@ -114,4 +116,12 @@ def _price_in_full(price: Price | None) -> str:
     if price is None:
         return "unknown"
     amount = f"{price.amount_per_hour} {price.currency} per hour on demand"
-    return f"{amount} in {price.region} on {price.date} ({price.source})"
+    return f"{amount} in {price.region} on {read_on(price.date, prices.today())} ({price.source})"
+
+
+def _spot_in_full(spot: SpotPrice | None) -> str:
+    if spot is None:
+        return "unknown"
+    p90 = "unknown" if spot.p90 is None else str(spot.p90)
+    amount = f"{spot.expected} {spot.currency} per hour expected, 90th percentile {p90}"
+    return f"{amount}, in {spot.region} on {read_on(spot.date, prices.today())} ({spot.source})"

@@ -56,28 +56,28 @@ class Money:
 
 @dataclass(frozen=True)
 class CostRange:
-    """The least and the most that something costs.
+    """What something is expected to cost, and the most that it may.
 
     Attributes:
-        high: the most; never below ``low``.
+        worst: never below ``expected``.
     """
 
-    low: Money
-    high: Money
+    expected: Money
+    worst: Money
 
     def __add__(self, other: "CostRange") -> "CostRange":
-        return CostRange(self.low + other.low, self.high + other.high)
+        return CostRange(self.expected + other.expected, self.worst + other.worst)
 
     def __mul__(self, times: Decimal | int) -> "CostRange":
-        return CostRange(self.low * times, self.high * times)
+        return CostRange(self.expected * times, self.worst * times)
 
     def __truediv__(self, parts: int) -> "CostRange":
-        return CostRange(self.low / parts, self.high / parts)
+        return CostRange(self.expected / parts, self.worst / parts)
 
     def __str__(self) -> str:
-        if self.low == self.high:
-            return str(self.high)
-        return f"{self.low.amount.quantize(CENT):,} to {self.high}"
+        if self.expected == self.worst:
+            return str(self.worst)
+        return f"{self.expected} (at worst {self.worst})"
 
 
 def exactly(money: Money) -> CostRange:

@@ -22,6 +22,17 @@ class PriceListError(StacksError):
     """A price list that is not valid; the message names file, place and what is allowed."""
 
 
+def today() -> datetime.date:
+    """Return the day that decides whether prices are old."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def read_on(date: datetime.date, today: datetime.date) -> str:
+    """Format the day a price was read, with its age where that is more than ``STALE_AFTER_DAYS``."""
+    age = (today - date).days
+    return f"{date}, {age} days old" if age > STALE_AFTER_DAYS else str(date)
+
+
 @dataclass(frozen=True)
 class Quote:
     """A list price of a cloud, or the statement that none was found.
@@ -32,6 +43,7 @@ class Quote:
         date: the day the cloud's list was read; None where there is no amount.
         source: where to check it, or why there is no price.
         assumed: no cloud publishes it; the stack file gives the amount.
+        bounded: the sums count another price that this one never passes.
     """
 
     what: str
@@ -42,6 +54,7 @@ class Quote:
     date: datetime.date | None
     source: str
     assumed: bool = False
+    bounded: bool = False
 
     def stale(self, today: datetime.date) -> bool:
         """Return whether the price was read more than ``STALE_AFTER_DAYS`` ago."""
@@ -49,16 +62,20 @@ class Quote:
 
 
 @dataclass(frozen=True)
-class SpotDiscount:
-    """Discount of a spot instance, as a share of the on-demand price.
+class SpotPrice:
+    """Price of an hour on the spot market of one region.
 
     Attributes:
-        least: the smallest discount, 0 for none.
-        most: the largest that the cloud advertises.
+        expected: the median of a span, or its mean where ``source`` says so.
+        p90: the 90th percentile; None where nobody publishes it.
+        date: the last day of the span.
     """
 
-    least: Decimal
-    most: Decimal
+    expected: Decimal
+    p90: Decimal | None
+    currency: str
+    region: str
+    date: datetime.date
     source: str
 
 
@@ -68,28 +85,33 @@ class PriceList:
 
     Attributes:
         quotes: item -> its price.
+        spot: instance type -> its spot price; a type without one is left out.
     """
 
     quotes: dict[str, Quote]
-    spot_discount: SpotDiscount
+    spot: dict[str, SpotPrice]
 
 
 class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Share = Annotated[Decimal, Field(ge=0, lt=1), AMOUNT]
+Amount = Annotated[Decimal, Field(gt=0), AMOUNT]
 
 
-class _Discount(_Exact):
-    least: Share
-    most: Share
+class _SpotRow(_Exact):
+    expected: Amount
+    p90: Amount | None = None
+
+
+class _SpotTable(_Exact):
     date: datetime.date
     source: str
+    prices: dict[str, _SpotRow]
 
 
 class _Row(_Exact):
-    amount: Annotated[Decimal, Field(gt=0), AMOUNT] | None = None
+    amount: Amount | None = None
     unit: str
     date: datetime.date | None = None
     source: str
@@ -98,7 +120,7 @@ class _Row(_Exact):
 class _CloudTable(_Exact):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
     region: str
-    spot_discount: _Discount
+    spot: _SpotTable | None = None
     prices: dict[str, _Row]
 
 
@@ -124,8 +146,17 @@ def load(cloud: Cloud, path: Path = FILE) -> PriceList:
     undated = [what for what, quote in quotes.items() if quote.amount is not None and quote.date is None]
     if undated:
         raise PriceListError(f"{path}: clouds.{cloud}.prices.{undated[0]} has an amount and no date")
-    discount = table.spot_discount
-    return PriceList(quotes, SpotDiscount(discount.least, discount.most, discount.source))
+    return PriceList(quotes, _spot(table))
+
+
+def _spot(table: _CloudTable) -> dict[str, SpotPrice]:
+    if table.spot is None:
+        return {}
+    date, source = table.spot.date, table.spot.source
+    return {
+        name: SpotPrice(row.expected, row.p90, table.currency, table.region, date, source)
+        for name, row in table.spot.prices.items()
+    }
 
 
 def _quote(what: str, row: _Row, table: _CloudTable) -> Quote:

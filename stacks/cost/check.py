@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import click
 
-from stacks.cost import lines, notice, view
+from stacks.catalog import prices
+from stacks.cost import notice, view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, hold_to_budget, warnings
 from stacks.settings import Pool, Stack, stack_files
@@ -22,7 +23,7 @@ def check(name: str) -> None:
     """
     stack = stack_files.alone_of(name)
     cost = estimate(stack)
-    said = warnings(cost, lines.today())
+    said = warnings(cost, prices.today())
     if no_image := notice.image_warning(stack):
         said.append(no_image)
     for warning in said:

@@ -3,7 +3,8 @@
 import click
 
 from stacks import listing
-from stacks.cost import lines, view
+from stacks.catalog import prices
+from stacks.cost import view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import hold_to_budget, warnings
 from stacks.settings import stack_files
@@ -28,6 +29,6 @@ def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int) -> N
     stack = stack_files.settings_of(name)
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
     listing.console(PIPE_WIDTH).print(view.page(estimated, stack.budget.monthly))
-    for warning in warnings(estimated, lines.today()):
+    for warning in warnings(estimated, prices.today()):
         click.echo(f"warning: {warning}", err=True)
     hold_to_budget(estimated, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

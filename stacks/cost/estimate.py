@@ -25,7 +25,6 @@ from stacks.settings.quantities import (
 
 # Every gp3 volume includes 125 MB/s; the launch templates ask for more (stacks/aws/launch.py).
 EXTRA_THROUGHPUT_MB_PER_S = 125
-ONE = Decimal(1)
 
 
 def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
@@ -104,31 +103,34 @@ class _Parts:
         return CostLine(pool, kind, what, months, (quote,))
 
     def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> CostLine:
-        """Return the line of one market's instances: from the cheapest of the pool's types to the dearest."""
-        quotes = tuple(instance_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
-        each = self._instance_hour(quotes, pool, market)
+        """Return the line of one market's instances: the first type is expected, the dearest the worst."""
+        hours, quotes = [], list[Quote]()
+        for name in pool.types:
+            listed = instance_quote(self.stack, catalog.load().get(name), market)
+            quotes.append(listed)
+            if market is Market.SPOT and not listed.assumed:
+                quotes.append(spot_quote(self.stack, self.prices, name))
+            if listed.amount is not None:
+                hours.append(self._instance_hour(pool, listed, quotes[-1], market))
         months = None
-        if each is not None:
+        if hours:
+            each = CostRange(hours[0].expected, max(hour.worst for hour in hours))
             months = {level: each * (many * HOURS_PER_MONTH) for level, many in count.items()}
         bought = f"{market} or on-demand" if falls_back(pool, market) else market
         used_or_not = ", used or not" if market is Market.RESERVATION else ""
         what = f"{bought} {', '.join(pool.types)}{used_or_not}"
-        return CostLine(pool.name, CostKind.COMPUTE, what, months, quotes)
+        return CostLine(pool.name, CostKind.COMPUTE, what, months, tuple(quotes))
 
-    def _instance_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> CostRange | None:
-        listed = [quote for quote in quotes if quote.amount is not None]
-        if not listed:
-            return None
-        known = [self._own_currency(quote, quote.amount) for quote in listed if quote.amount is not None]
-        low, dearest = min(known), max(known)
+    def _instance_hour(self, pool: Pool, listed: Quote, spot: Quote, market: Market) -> CostRange:
+        """Return an hour of a type whose price is known; on spot its list price is the most that it costs."""
+        assert listed.amount is not None, "asked of known prices alone"
+        worst = self._own_currency(listed, listed.amount)
         if market is not Market.SPOT:
-            return CostRange(low, dearest)
-        discount = self.prices.spot_discount
-        high = dearest * (ONE - discount.least)
-        if pool.spot_price_limit is not None:
-            high = min(high, self._own_currency(listed[0], pool.spot_price_limit))
-        least = min(low * (ONE - discount.most), high)
-        return CostRange(least, dearest if falls_back(pool, market) else high)
+            return exactly(worst)
+        if pool.spot_price_limit is not None and not falls_back(pool, market):
+            worst = min(worst, self._own_currency(listed, pool.spot_price_limit))
+        expected = worst if spot.amount is None else min(worst, self._own_currency(spot, spot.amount))
+        return CostRange(expected, worst)
 
     def _own_currency(self, quote: Quote, amount: Decimal) -> Money:
         """Convert a price into the stack's currency.
@@ -160,6 +162,18 @@ def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
     quote = listed.quotes[what]
     price = stack.budget.assume.get(what)
     return quote if price is None else _assumed(stack, what, price, quote.unit)
+
+
+def spot_quote(stack: Stack, listed: PriceList, name: str) -> Quote:
+    """Return what an hour of a type is expected to cost on spot; unknown outside of the list's region."""
+    what, unit = f"{name} on spot", "instance and hour, expected"
+    spot = listed.spot.get(name)
+    if spot is None or spot.region != stack.region:
+        source = f"no public spot price of {stack.region} was found: counted at the on-demand price"
+        return Quote(what, None, unit, "", "", None, source, bounded=True)
+    p90 = "90th percentile unknown" if spot.p90 is None else f"90th percentile {spot.p90}"
+    source = f"{p90}; {spot.source}"
+    return Quote(what, spot.expected, unit, spot.currency, spot.region, spot.date, source)
 
 
 def _assumed(stack: Stack, what: str, price: Decimal, unit: str) -> Quote:

@@ -31,7 +31,7 @@ class CostLine:
     Attributes:
         pool: the pool that pays; None for what all pools share.
         what: the item, for users.
-        months: level -> least and most for a month; None where no price is known.
+        months: level -> a month, expected and at worst; None where no price is known.
     """
 
     pool: str | None
@@ -43,7 +43,7 @@ class CostLine:
     @property
     def unknown(self) -> tuple[Quote, ...]:
         """The prices that no cloud publishes; the amounts in ``months`` do not contain them."""
-        return tuple(quote for quote in self.quotes if quote.amount is None)
+        return tuple(quote for quote in self.quotes if quote.amount is None and not quote.bounded)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Cost:
     @property
     def worst_month(self) -> Money:
         """Cost of every instance that the stack may start, at its highest price, for the whole month."""
-        return self.month(Level.MAX).high
+        return self.month(Level.MAX).worst
 
     @property
     def quotes(self) -> tuple[Quote, ...]:
@@ -94,7 +94,12 @@ class Cost:
     @property
     def unknown(self) -> tuple[Quote, ...]:
         """The prices that nobody publishes or assumes; where there are any, each sum is a minimum."""
-        return tuple(quote for quote in self.quotes if quote.amount is None)
+        return tuple(quote for quote in self.quotes if quote.amount is None and not quote.bounded)
+
+    @property
+    def bounded(self) -> tuple[Quote, ...]:
+        """The spot prices that nobody publishes: the sums count the on-demand price instead."""
+        return tuple(quote for quote in self.quotes if quote.amount is None and quote.bounded)
 
     @property
     def assumed(self) -> tuple[Quote, ...]:
@@ -107,11 +112,6 @@ class Cost:
         return tuple(quote for quote in self.quotes if quote.amount and quote.region != self.region)
 
 
-def today() -> datetime.date:
-    """Return the day that decides whether prices are old."""
-    return datetime.datetime.now(datetime.UTC).date()
-
-
 def warnings(cost: Cost, today: datetime.date) -> list[str]:
     """Return what to know before trusting the sums: unknown, stale and foreign prices. One sentence each."""
     sentences = []
@@ -120,6 +120,9 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         sentences.append(
             f"without these, whose prices are in no public list: {names}; the sums are at least that"
         )
+    if cost.bounded:
+        names = ", ".join(quote.what for quote in cost.bounded)
+        sentences.append(f"no spot price is known, so these count at the on-demand price: {names}")
     if cost.assumed:
         names = ", ".join(f"{quote.what} {quote.amount}" for quote in cost.assumed)
         sentences.append(f"prices that the stack assumes, in {cost.currency}: {names}")
@@ -131,7 +134,8 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         sentences.append(f"{len(stale)} prices are {age}: {names}")
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
-        sentences.append(f"prices of {region} stand in for those of {cost.region}: {names}")
+        borrowed = f"prices of {region} stand in for those of {cost.region}: {names}"
+        sentences.append(f"{borrowed}; nobody knows if the budget holds")
     return sentences
 
 
@@ -148,8 +152,8 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
     budget = Money(Decimal(monthly), cost.currency)
     if allow_overcommit or cost.worst_month <= budget:
         return
-    dearest = max(cost.pools, key=lambda pool: cost.month(Level.MAX, cost.of_pool(pool)).high.amount)
-    share = cost.month(Level.MAX, cost.of_pool(dearest)).high
+    dearest = max(cost.pools, key=lambda pool: cost.month(Level.MAX, cost.of_pool(pool)).worst.amount)
+    share = cost.month(Level.MAX, cost.of_pool(dearest)).worst
     at_least = "at least " if cost.unknown else ""
     raise OvercommitError(
         f"stack {cost.stack!r}: budget.monthly = {budget}: the worst case of a month is {at_least}"

@@ -84,8 +84,8 @@ def _hour(cost: Cost, pool: Pool, kind: CostKind) -> Decimal | None:
     lines = [line for line in cost.of_pool(pool.name) if line.kind is kind]
     if any(line.months is None for line in lines):
         return None
-    return cost.hour(Level.NOW, lines).high.amount.quantize(SMALLEST)
+    return cost.hour(Level.NOW, lines).worst.amount.quantize(SMALLEST)
 
 
 def _shared(cost: Cost) -> Decimal:
-    return cost.hour(Level.MIN, cost.of_pool(None)).high.amount.quantize(SMALLEST)
+    return cost.hour(Level.MIN, cost.of_pool(None)).worst.amount.quantize(SMALLEST)

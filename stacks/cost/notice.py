@@ -15,8 +15,9 @@ from typing import Any
 
 import pulumi
 
+from stacks.catalog import prices
 from stacks.catalog.money import CENT, Money
-from stacks.cost import lines, view
+from stacks.cost import view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, hold_to_budget, warnings
 from stacks.errors import StacksError
@@ -73,7 +74,7 @@ def sentence(cost: Cost, before: Deployed | None) -> str:
         return ""
     if before.now.currency != cost.currency:
         return f"deployed: in {before.now.currency}, not comparable"
-    now = _signed(cost.month(Level.NOW).high - before.now)
+    now = _signed(cost.month(Level.NOW).worst - before.now)
     worst = _signed(cost.worst_month - before.worst)
     if {now, worst} == {None}:
         return "deployed: the same"
@@ -106,7 +107,7 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
         # an output of another version of this program must not block this deployment
         pulumi.log.warn(f"cost of {cost.stack}: no difference to the deployed stack: {error}")
     pulumi.log.info("; ".join(part for part in said if part))
-    for warning in warnings(cost, lines.today()):
+    for warning in warnings(cost, prices.today()):
         pulumi.log.warn(f"cost of {cost.stack}: {warning}")
     return view.output(cost, monthly)
 

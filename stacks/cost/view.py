@@ -18,22 +18,32 @@ BAR_WIDTH = 44
 
 
 def summary(cost: Cost, monthly: Decimal | int) -> str:
-    """Return one line: the cost now, at most, and what the budget leaves."""
-    left = Money(Decimal(monthly), cost.currency) - cost.worst_month
-    verdict = f"{left} under" if left.amount >= 0 else f"{Money(-left.amount, left.currency)} over"
-    known = ", as far as prices are known" if cost.unknown and left.amount >= 0 else ""
+    """Return one line: the cost now as expected, at most, and what the budget leaves."""
     at_least = "at least " if cost.unknown else ""
-    regions = ", ".join(sorted({quote.region for quote in cost.elsewhere}))
-    of_region = f" (prices of {regions})" if regions else ""
-    hour, month = cost.hour(Level.NOW), cost.month(Level.NOW)
+    hour, month = cost.hour(Level.NOW).expected, cost.month(Level.NOW).expected
+    verdict = _verdict(cost, Money(Decimal(monthly), cost.currency))
     return (
-        f"cost of {cost.stack}: now {at_least}{hour} an hour, {at_least}{month} a month; "
-        f"at worst {at_least}{cost.worst_month} a month, {verdict} the budget{known}{of_region}"
+        f"cost of {cost.stack}: now {at_least}{hour} an hour, {at_least}{month} a month expected; "
+        f"at worst {at_least}{cost.worst_month} a month, {verdict}"
     )
 
 
+def _verdict(cost: Cost, budget: Money) -> str:
+    """Say whether the worst month fits; by another region's prices nothing is said to fit."""
+    left = budget - cost.worst_month
+    if left.amount < 0:
+        return f"{Money(-left.amount, left.currency)} over the budget"
+    if cost.elsewhere:
+        regions = ", ".join(sorted({quote.region for quote in cost.elsewhere}))
+        return f"by prices of {regions}: nobody knows if the budget of {budget} holds"
+    return f"{left} under the budget{', as far as prices are known' if cost.unknown else ''}"
+
+
 def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
-    """Return the output ``cost``: amounts in cents as text, so that a preview shows their difference."""
+    """Return the output ``cost``: amounts in cents as text, so that a preview shows their difference.
+
+    ``low`` is what is expected, ``high`` the worst.
+    """
     return {
         "currency": cost.currency,
         "budget": str(monthly),
@@ -52,7 +62,7 @@ def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
 
 
 def _plain(span: CostRange) -> dict[str, str]:
-    return {"low": _cents(span.low), "high": _cents(span.high)}
+    return {"low": _cents(span.expected), "high": _cents(span.worst)}
 
 
 def _cents(money: Money) -> str:
@@ -79,31 +89,34 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
 
 
 def _table(cost: Cost) -> Listing:
-    """Return rows by pool and kind, columns by level; a range where spot or several types leave one."""
+    """Return rows by pool and kind; columns by level, what is expected beside the worst."""
     title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
-    levels = (Column(str(level), "right", wraps=True) for level in Level)
+    levels = [
+        Column(f"{level}\n{heading}", "right", wraps=True)
+        for level in Level
+        for heading in ("expected", "at worst")
+    ]
     table = Listing((Column("pool"), Column("kind"), Column("what", wraps=True), *levels), title)
     for name, lines in _by_pool(cost):
         for line in lines:
-            amounts = [_amount(line.months[level]) for level in Level] if line.months else ["unknown"] * 3
+            spans = [line.months[level] for level in Level] if line.months else []
+            amounts = [amount for span in spans for amount in _amounts(span)] or ["unknown"] * len(levels)
             what = line.what.replace("_", " ")
             table.add_row(name, str(line.kind), what, *amounts, end_section=line is lines[-1])
     at_least = "at least, " if cost.unknown else ""
     for title, per in (("a month", cost.month), ("an hour", cost.hour)):
-        table.add_row(
-            "all", "", f"{at_least}{title}", *(_amount(per(level)) for level in Level), style="bold"
-        )
+        sums = [amount for level in Level for amount in _amounts(per(level))]
+        table.add_row("all", "", f"{at_least}{title}", *sums, style="bold")
     return table
 
 
-def _amount(span: CostRange) -> str:
-    low, high = f"{span.low.amount:,.2f}", f"{span.high.amount:,.2f}"
-    return high if low == high else f"{low} to {high}"
+def _amounts(span: CostRange) -> tuple[str, str]:
+    return f"{span.expected.amount:,.2f}", f"{span.worst.amount:,.2f}"
 
 
 def _bars(cost: Cost, budget: Money) -> Table:
     """Return the worst month by pool and in total, each as a bar on the scale of the budget."""
-    amounts = [(name, cost.month(Level.MAX, lines).high) for name, lines in _by_pool(cost)]
+    amounts = [(name, cost.month(Level.MAX, lines).worst) for name, lines in _by_pool(cost)]
     amounts += [("worst month", cost.worst_month), ("budget", budget)]
     scale = float(max(amount.amount for _, amount in amounts))
     table = Table(box=None, show_header=False)

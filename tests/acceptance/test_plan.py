@@ -61,7 +61,7 @@ def test_both_pools_are_of_the_cheapest_type_that_the_bundled_image_runs_on_or_o
 def test_the_worst_case_is_every_instance_for_the_longest_run_and_what_is_paid_by_volume():
     made = small("aws-dev")
     found = plan.price(made)
-    hour = estimate(made, plan.VOLUMES).hour(Level.MAX).high
+    hour = estimate(made, plan.VOLUMES).hour(Level.MAX).worst
 
     assert found.hours * 3600 >= plan.longest_s() == plan.LONGEST_RUN_S + plan.TEARDOWN_S
     assert found.worst.amount == found.per_hour.amount * found.hours + found.once.amount

@@ -6,6 +6,7 @@ Alibaba Cloud: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from stacks import catalog
@@ -80,9 +81,12 @@ def _matching(
 
 
 def spot_history(**prices: str) -> dict[str, Any]:
+    """A price of each type in one zone since long ago."""
+    where = {"AvailabilityZone": "us-east-1a", "Timestamp": datetime(2020, 1, 1, tzinfo=UTC)}
     return {
         "SpotPriceHistory": [
-            {"InstanceType": name.replace("_", "."), "SpotPrice": amount} for name, amount in prices.items()
+            {"InstanceType": name.replace("_", "."), "SpotPrice": amount, **where}
+            for name, amount in prices.items()
         ]
     }
 

@@ -1,5 +1,6 @@
 """What a run needs and what to pick for it, against published runs and measured models."""
 
+import re
 from dataclasses import replace
 from decimal import Decimal
 
@@ -96,7 +97,7 @@ def test_the_cheapest_comes_first_within_each_currency_and_the_unknown_last():
     prices = [plan.on_demand for plan in found]
     known = [price for price in prices if price is not None]
     assert prices == known + [None] * (len(prices) - len(known))
-    assert [price.currency for price in known] == sorted(price.currency for price in known)
+    assert [price.currency for price in known] == sorted((price.currency for price in known), reverse=True)
     for currency in ("CNY", "USD"):
         amounts = [price.amount for price in known if price.currency == currency]
         assert amounts
@@ -225,6 +226,36 @@ def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
     assert "on spot" in lines[0]
     assert [cell.strip() for cell in lines[0].split("│")][1:4] == ["p5.48xlarge", "aws", "4"]
     assert "Tencent Cloud (comparison)" in done.output
+
+
+def test_no_plan_fits_by_a_discount_that_nobody_published():
+    """The cheapest on demand is 34,942.46 USD; its spot price is unknown, and p5's is 0.48 of the list."""
+    done = run("--params", "7e9", "--batch", "32", "--seq", "2048", "--days", "10", "--budget", "4000")
+
+    assert done.exit_code != 0
+    assert "--budget = 4,000.00 USD: nothing finishes for that" in done.output
+    found = {plan.offer.name: plan for plan in plans(SEVEN, 10)}
+    assert found["p6-b200.48xlarge"].spot is None
+    assert found["p5.48xlarge"].spot.amount / found["p5.48xlarge"].on_demand.amount == pytest.approx(
+        Decimal("0.48")
+    )
+
+
+def test_the_currency_of_the_budget_comes_first_and_old_prices_say_their_age():
+    for currency in ("USD", "CNY"):
+        known = [plan.on_demand.currency for plan in plans(SMALL, currency=currency) if plan.on_demand]
+        assert known == sorted(known, key=lambda found: found != currency)
+
+    done = run("--params", "1e8", "--batch", "8", "--seq", "512")
+    assert re.search(r"prices of cn-shenzhen: 2024-10-09, \d+ days old; spot unknown", done.output)
+    assert "prices of us-east-1: 2026-07-20" in done.output
+
+
+def test_a_reservation_says_how_many_months_are_paid_and_how_much_of_them_is_used():
+    done = run("--params", "1e8", "--batch", "8", "--seq", "512", "--reserved-discount", "0.4")
+
+    assert "1 month used" in " ".join(done.output.replace("│", "").split())
+    assert "it is paid for whole months, used or not" in done.output
 
 
 def test_what_cannot_be_is_said_in_one_message():

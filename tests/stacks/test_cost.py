@@ -27,14 +27,15 @@ CENT = Decimal("0.01")
 TODAY = datetime.date(2026, 11, 21)
 
 # Worked by hand from prices.toml and catalog.toml, 730 hours a month, 100 GB of whatever grows.
-# stack -> (pool, kind) -> a month (now low, now high, min high, max low, max high); None is shared.
+# stack -> (pool, kind) -> a month: now expected and at worst, min at worst, max expected and at worst.
+# A pool of None is shared.
 BY_HAND = {
     "aws-dev": {
         # 3 x g5.xlarge 1.006 x 730; a volume is 200 GiB x 0.08 and 125 MB/s x 0.04, so 21.00
         ("dev", "compute"): ("0.00", "0.00", "0.00", "2203.14", "2203.14"),
         ("dev", "disks"): ("0.00", "0.00", "0.00", "63.00", "63.00"),
-        # 2 x 730 x from a tenth of g4dn.xlarge 0.526 to g5.xlarge 1.006
-        ("spot", "compute"): ("0.00", "0.00", "0.00", "76.80", "1468.76"),
+        # 2 x 730 x g5.xlarge, 0.4125 on spot and 1.006 on demand
+        ("spot", "compute"): ("0.00", "0.00", "0.00", "602.25", "1468.76"),
         ("spot", "disks"): ("0.00", "0.00", "0.00", "42.00", "42.00"),
         # one gateway 0.045 x 730 = 32.85, its address 0.005 x 730 = 3.65, 100 GB x 0.045 = 4.50
         (None, "nat"): ("41.00", "41.00", "41.00", "41.00", "41.00"),
@@ -43,11 +44,11 @@ BY_HAND = {
         (None, "logs"): ("50.00", "50.00", "50.00", "50.00", "50.00"),
     },
     "aws-prod": {
-        # 1 and 8 x 730 x from g6.2xlarge 0.9776 to g5.2xlarge 1.212
-        ("dev", "compute"): ("713.65", "884.76", "0.00", "5709.18", "7078.08"),
+        # 1 and 8 x 730 x g5.2xlarge 1.212, the first type and the dearest
+        ("dev", "compute"): ("884.76", "884.76", "0.00", "7078.08", "7078.08"),
         ("dev", "disks"): ("21.00", "21.00", "0.00", "168.00", "168.00"),
-        # p4d.24xlarge 21.957642 x 730 = 16029.07866; 2 in each of two zones at the worst, a tenth at best
-        ("train", "compute"): ("1602.91", "16029.08", "0.00", "6411.63", "64116.31"),
+        # p4d.24xlarge 21.957642 x 730 = 16029.07866; 2 in each of two zones at worst; 7.246 on spot
+        ("train", "compute"): ("5289.58", "16029.08", "0.00", "21158.32", "64116.31"),
         # 500 GiB x 0.08 and 5.00 of throughput
         ("train", "disks"): ("45.00", "45.00", "0.00", "180.00", "180.00"),
         (None, "nat"): ("77.50", "77.50", "77.50", "77.50", "77.50"),
@@ -61,11 +62,11 @@ BY_HAND = {
         (None, "images"): ("17.92", "17.92", "17.92", "62.38", "167.28"),
     },
     "local": {
-        # 4, 1 and 6 x 730 x from g4dn.xlarge 0.526 to g5.xlarge 1.006
-        ("shared", "compute"): ("1535.92", "2937.52", "734.38", "2303.88", "4406.28"),
+        # 4, 1 and 6 x 730 x g5.xlarge 1.006
+        ("shared", "compute"): ("2937.52", "2937.52", "734.38", "4406.28", "4406.28"),
         ("shared", "disks"): ("84.00", "84.00", "21.00", "126.00", "126.00"),
-        # 1 and 2 x 730 x from a tenth of g6.xlarge 0.8048 to g5.xlarge 1.006
-        ("spot", "compute"): ("58.75", "734.38", "0.00", "117.50", "1468.76"),
+        # 1 and 2 x 730 x g5.xlarge, 0.4125 on spot and 1.006 on demand
+        ("spot", "compute"): ("301.12", "734.38", "0.00", "602.25", "1468.76"),
         ("spot", "disks"): ("21.00", "21.00", "0.00", "42.00", "42.00"),
         (None, "nat"): ("41.00", "41.00", "41.00", "41.00", "41.00"),
         (None, "endpoints"): ("175.20", "175.20", "175.20", "175.20", "175.20"),
@@ -77,7 +78,8 @@ BY_HAND = {
         ("dev", "compute"): ("0.00", "0.00", "0.00", "13917.60", "14736.36"),
         # 2 x 700 GiB x 1.5, which the stack assumes
         ("dev", "disks"): ("0.00", "0.00", "0.00", "2100.00", "2100.00"),
-        ("spot", "compute"): ("0.00", "0.00", "0.00", "1391.76", "14736.36"),
+        # nobody publishes a spot price: the first type on demand is expected
+        ("spot", "compute"): ("0.00", "0.00", "0.00", "13917.60", "14736.36"),
         ("spot", "disks"): ("0.00", "0.00", "0.00", "2100.00", "2100.00"),
         (None, "nat"): None,
         # buckets 100 x 0.12; homes have no public price
@@ -90,7 +92,7 @@ BY_HAND = {
         # 1 and 4 x 1,200 GiB x 1.5, which the stack assumes
         ("dev", "disks"): ("1800.00", "1800.00", "0.00", "7200.00", "7200.00"),
         # 277.933 x 730 = 202891.09: one on demand, at most one more on spot
-        ("train", "compute"): ("202891.09", "202891.09", "0.00", "223180.20", "405782.18"),
+        ("train", "compute"): ("202891.09", "202891.09", "0.00", "405782.18", "405782.18"),
         # 1 and 2 x 8,500 GiB x 1.5
         ("train", "disks"): ("12750.00", "12750.00", "0.00", "25500.00", "25500.00"),
         # 2 x 400, which the stack assumes, x 730
@@ -121,7 +123,7 @@ def parts_of(cost: Cost) -> dict[tuple[str | None, str], tuple[str, ...] | None]
         lines = [line for line in cost.lines if (line.pool, line.kind) == part]
         now, least, most = (cost.month(level, lines) for level in (Level.NOW, Level.MIN, Level.MAX))
         known = any(line.months is not None for line in lines)
-        amounts = (now.low, now.high, least.high, most.low, most.high)
+        amounts = (now.expected, now.worst, least.worst, most.expected, most.worst)
         found[part] = tuple(map(cents, amounts)) if known else None
     return found
 
@@ -148,7 +150,7 @@ def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget():
 def test_an_hour_is_the_month_over_730_hours():
     cost = shipped("aws-prod")
 
-    assert cents(cost.hour(Level.MAX).high) == "98.69"
+    assert cents(cost.hour(Level.MAX).worst) == "98.69"
 
 
 @given(any_stack_file())
@@ -162,11 +164,11 @@ def test_parts_add_up_to_the_whole_which_grows_from_min_by_now_to_max(content):
         pools = [cost.month(level, cost.of_pool(pool)) for pool in cost.pools]
         kinds = [cost.month(level, cost.of_kind(kind)) for kind in CostKind]
         for parts in (pools, kinds):
-            assert sum(part.low.amount for part in parts) == whole.low.amount
-            assert sum(part.high.amount for part in parts) == whole.high.amount
-    assert least.low <= now.low <= most.low
-    assert least.high <= now.high <= most.high
-    assert all(span.low <= span.high for span in (least, now, most))
+            assert sum(part.expected.amount for part in parts) == whole.expected.amount
+            assert sum(part.worst.amount for part in parts) == whole.worst.amount
+    assert least.expected <= now.expected <= most.expected
+    assert least.worst <= now.worst <= most.worst
+    assert all(span.expected <= span.worst for span in (least, now, most))
 
 
 @given(any_stack_file(), st.data())
@@ -177,8 +179,8 @@ def test_nothing_that_grows_makes_a_stack_cheaper(content, data):
 
     for level in Level:
         small, large = estimate(before).month(level), estimate(after, volumes).month(level)
-        assert small.low <= large.low
-        assert small.high <= large.high
+        assert small.expected <= large.expected
+        assert small.worst <= large.worst
 
 
 def grown(before: Stack, data: st.DataObject) -> tuple[Stack, Volumes]:
@@ -220,7 +222,7 @@ def test_prices_in_yuan_become_dollars_at_the_rate_of_the_budget():
     in_dollars = estimate(alicloud_examples.stack(budget=budget))
 
     spans = [line.months[Level.MAX] for line in in_dollars.lines if line.months is not None]
-    assert {money.currency for span in spans for money in (span.low, span.high)} == {"USD"}
+    assert {money.currency for span in spans for money in (span.expected, span.worst)} == {"USD"}
     expected = in_yuan.worst_month.amount / Decimal("7.1")
     assert cents(in_dollars.worst_month) == str(expected.quantize(CENT))
 
@@ -241,7 +243,7 @@ def test_a_limit_on_the_spot_price_bounds_the_worst_case():
         for changes in (free, bound)
     )
 
-    assert within.month(Level.MAX, within.of_kind(CostKind.COMPUTE)).high == Money(Decimal("18250.0"), "CNY")
+    assert within.month(Level.MAX, within.of_kind(CostKind.COMPUTE)).worst == Money(Decimal("18250.0"), "CNY")
     assert within.worst_month < without.worst_month
 
 
@@ -251,10 +253,33 @@ def test_instances_bought_on_demand_within_a_spot_pool_get_no_discount():
     found = estimate(stack(pools=[mixed]))
 
     certain, revocable = found.of_kind(CostKind.COMPUTE)
-    assert cents(certain.months[Level.NOW].low) == "1468.76"
-    assert cents(certain.months[Level.MAX].low) == "1468.76"
-    assert cents(revocable.months[Level.NOW].high) == "734.38"
-    assert cents(revocable.months[Level.NOW].low) == "73.44"
+    assert cents(certain.months[Level.NOW].expected) == "1468.76"
+    assert cents(certain.months[Level.MAX].expected) == "1468.76"
+    assert cents(revocable.months[Level.NOW].worst) == "734.38"
+    assert cents(revocable.months[Level.NOW].expected) == "301.12"
+
+
+def test_a_spot_price_that_nobody_publishes_is_said_and_counts_as_on_demand():
+    nameless = pool(market="spot", types=["p6-b200.48xlarge"], size={"max": 1})
+
+    cost = estimate(stack(pools=[nameless]))
+
+    (line,) = cost.of_kind(CostKind.COMPUTE)
+    assert line.months[Level.MAX].expected == line.months[Level.MAX].worst
+    assert (
+        "no spot price is known, so these count at the on-demand price: p6-b200.48xlarge on spot"
+        in warnings(cost, TODAY)
+    )
+    assert cost.unknown == ()
+
+
+def test_a_spot_price_of_another_region_is_never_borrowed():
+    far = {"region": "eu-central-1", "network": {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}}
+
+    cost = estimate(stack(pools=[pool(market="spot")], **far))
+
+    assert [quote.what for quote in cost.bounded] == ["g5.xlarge on spot"]
+    assert "g5.xlarge on spot" not in [quote.what for quote in cost.elsewhere]
 
 
 def test_a_spot_pool_that_may_fall_back_costs_at_worst_what_on_demand_costs():
@@ -266,8 +291,8 @@ def test_a_spot_pool_that_may_fall_back_costs_at_worst_what_on_demand_costs():
 
     (line,) = falls_back.of_kind(CostKind.COMPUTE)
     (dearest,), (cheapest,) = (found.of_kind(CostKind.COMPUTE) for found in (on_demand, spot))
-    assert line.months[Level.MAX].high == dearest.months[Level.MAX].high
-    assert line.months[Level.MAX].low == cheapest.months[Level.MAX].low
+    assert line.months[Level.MAX].worst == dearest.months[Level.MAX].worst
+    assert line.months[Level.MAX].expected == cheapest.months[Level.MAX].expected
     assert line.what.startswith("spot or on-demand ")
 
 
@@ -279,7 +304,7 @@ def test_a_reservation_costs_the_same_at_every_level():
 
     (line,) = cost.of_kind(CostKind.COMPUTE)
     # 2 x 55.04 x 730
-    assert {level: cents(line.months[level].high) for level in Level} == dict.fromkeys(Level, "80358.40")
+    assert {level: cents(line.months[level].worst) for level in Level} == dict.fromkeys(Level, "80358.40")
     assert line.what == "reservation p5.48xlarge, used or not"
 
 
@@ -329,7 +354,11 @@ def test_prices_of_another_region_are_said_to_be():
 
     (sentence,) = [text for text in warnings(cost, TODAY) if "stand in" in text]
     assert sentence.startswith("prices of us-east-1 stand in for those of eu-central-1: g5.xlarge, disk, ")
-    assert view.summary(cost, 5000).endswith("under the budget (prices of us-east-1)")
+    assert sentence.endswith("; nobody knows if the budget holds")
+    assert view.summary(cost, 5000).endswith(
+        "by prices of us-east-1: nobody knows if the budget of 5,000.00 USD holds"
+    )
+    assert "under" not in view.summary(cost, 5000)
 
 
 def test_a_worst_month_over_the_budget_is_refused_with_both_amounts_and_the_ways_out():
@@ -356,7 +385,7 @@ def test_a_cent_more_than_the_budget_is_too_much_unless_overcommit_is_allowed():
 
 def months(cost: Cost, kind: CostKind, level: Level) -> dict[str, tuple[Decimal, Decimal]]:
     spans = {line.what.split(" ")[0]: line.months[level] for line in cost.of_kind(kind) if line.months}
-    return {what: (span.low.amount, span.high.amount) for what, span in spans.items()}
+    return {what: (span.expected.amount, span.worst.amount) for what, span in spans.items()}
 
 
 def test_image_builds_of_a_month_are_counted_by_builder_canary_and_what_is_kept():
@@ -423,7 +452,7 @@ def test_an_assumed_price_is_counted_as_if_it_were_listed():
     known = estimate(from_mapping("test", unpriced_file(**{UNKNOWN_TYPE: "400"})))
 
     (line,) = known.of_kind(CostKind.COMPUTE)
-    assert line.months[Level.MAX].high == Money(Decimal(2 * 400 * 730), "CNY")
+    assert line.months[Level.MAX].worst == Money(Decimal(2 * 400 * 730), "CNY")
     assert f"prices that the stack assumes, in CNY: {UNKNOWN_TYPE} 400" in warnings(known, TODAY)
 
 
@@ -464,14 +493,15 @@ def test_what_another_region_has_a_price_for_may_be_assumed():
     cost = estimate(stack(region="eu-central-1", network=network, budget=budget))
 
     assert "g5.xlarge" not in [quote.what for quote in cost.elsewhere]
-    assert cents(cost.month(Level.NOW, cost.of_kind(CostKind.COMPUTE)).high) == "918.34"
+    assert cents(cost.month(Level.NOW, cost.of_kind(CostKind.COMPUTE)).worst) == "918.34"
 
 
 def test_sums_with_unknown_parts_are_least_ones():
     cost = shipped("alicloud-dev")
 
-    assert "now at least 0.02 CNY an hour, at least 12.00 CNY a month; at worst at least 33,684.73" in (
-        text := view.summary(cost, 40_000)
+    assert (
+        "now at least 0.02 CNY an hour, at least 12.00 CNY a month expected; at worst at least 33,684.73"
+        in (text := view.summary(cost, 40_000))
     )
     assert text.endswith("under the budget, as far as prices are known")
     with pytest.raises(OvercommitError, match=r"the worst case of a month is at least 33,684\.73 CNY"):

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from stacks.aws import stack as aws_stack
+from stacks.catalog import prices
 from stacks.catalog.money import Money
-from stacks.cost import lines, view
+from stacks.cost import view
 from stacks.cost.command import cost as command
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import OvercommitError
@@ -34,7 +35,7 @@ def run(*arguments: str):
 @pytest.fixture
 def years_later(monkeypatch):
     """Every price is stale."""
-    monkeypatch.setattr(lines, "today", lambda: datetime.date(2100, 1, 1))
+    monkeypatch.setattr(prices, "today", lambda: datetime.date(2100, 1, 1))
 
 
 @pytest.fixture
@@ -59,9 +60,12 @@ def test_the_command_shows_parts_sums_prices_and_what_the_budget_leaves(years_la
     done = run("aws-prod")
 
     assert done.exit_code == 0
-    assert re.search(r"train .* spot p4d\.24xlarge .* 6,411\.63 to 64,116\.31", done.output)
+    assert re.search(r"train .* spot p4d\.24xlarge .* 21,158\.32 .* 64,116\.31", done.output)
     assert re.search(
-        r"a month .* 2,735\.48 to 17,332\.76 .* 352\.92 .* 12,866\.20 to 72,044\.68", done.output
+        r"a month .* 6,593\.26 .* 17,332\.76 .* 352\.92 .* 28,981\.78 .* 72,044\.68", done.output
+    )
+    assert re.search(
+        r"p4d\.24xlarge on spot .* 7\.246 USD .* us-east-1 .* 2025-06-28 .* 90th percentile", done.output
     )
     assert re.search(r"worst month +█+.* 72,044\.68 USD", done.output)
     assert re.search(
@@ -129,7 +133,7 @@ def test_a_preview_says_the_cost_in_one_line(register, said):
     register(stack())
 
     (line,) = [text for text in said if text.startswith("info: cost of")]
-    assert line.startswith("info: cost of test: now 1.16 USD an hour, 848.68 USD a month; at worst ")
+    assert line.startswith("info: cost of test: now 1.16 USD an hour, 848.68 USD a month expected; at worst ")
     assert line.endswith("the budget")
 
 

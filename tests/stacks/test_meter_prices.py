@@ -39,7 +39,7 @@ def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
         priced = document["pools"][pool.name]
         dearest = max(map(Decimal, priced["spot" if pool.market == "spot" else "on_demand"].values()))
         instances += pool.size.max * (dearest + Decimal(priced["disk_per_hour"]))
-    worst = cost.hour(Level.MAX).high.amount
+    worst = cost.hour(Level.MAX).worst.amount
     assert abs(instances + Decimal(document["shared_per_hour"]) - worst) < Decimal("0.0001")
 
 

@@ -240,7 +240,7 @@ def test_the_controller_has_its_price(side):
     before, after = (estimate(side.stack(queue=queue)) for queue in ("none", "slurm"))
 
     hour, gib = (Decimal("0.0416"), Decimal("0.08")) if side is AWS else (Decimal("2.5"), Decimal("2.5"))
-    more = after.month(Level.MIN).high.amount - before.month(Level.MIN).high.amount
+    more = after.month(Level.MIN).worst.amount - before.month(Level.MIN).worst.amount
     assert more == hour * HOURS_PER_MONTH + gib * 100
 
 

@@ -16,7 +16,7 @@ from stacks import catalog
 from stacks.calls.aws import Aws
 from stacks.catalog import Cloud, prices, reader
 from stacks.catalog.refresh import alicloud, aws, command
-from stacks.catalog.refresh.listed import ListedPrices, ListPrice, largest_discount, plain
+from stacks.catalog.refresh.listed import ListedPrices, SpotSpan, plain, share_of_time
 from stacks.catalog.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
 from stacks.files import replace
 from tests.stacks import alicloud_account
@@ -77,20 +77,49 @@ def test_aws_is_asked_for_every_type_and_everything_else_it_lists(cloud):
     assert found.instances["g5.xlarge", "us-east-1"].amount == Decimal("1.006")
 
 
-def test_spot_is_as_far_below_the_list_as_the_cheapest_instance_right_now(cloud):
-    assert ask(cloud).spot_most == ListPrice(
-        Decimal("0.75"), "USD", "EC2 DescribeSpotPriceHistory, GPU types of us-east-1"
-    )
+def test_spot_is_asked_for_and_said_with_its_span_and_region(cloud):
+    found = ask(cloud)
+
+    assert found.spot == {"g5.xlarge": SpotSpan(Decimal("0.2515"), Decimal("0.2515"))}
+    assert found.spot_source.endswith("median and 90th percentile of 90 days, all zones of us-east-1")
 
 
-@given(st.lists(st.tuples(st.decimals("0.01", 9, places=4), st.decimals("0.01", 9, places=4)), max_size=9))
+UNTIL = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+
+
+def test_spot_prices_of_a_day_replace_all_of_another_day(copies, cloud):
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 0, done.output
+    (spot,) = prices.load(Cloud.AWS, copies / "prices.toml").spot.values()
+    assert (spot.expected, spot.p90) == (Decimal("0.2515"), Decimal("0.2515"))
+    assert spot.source.startswith("EC2 DescribeSpotPriceHistory")
+
+
+def quote(days_before, price, zone="us-east-1a"):
+    moment = UNTIL - datetime.timedelta(days=days_before)
+    return {"InstanceType": "g5.xlarge", "AvailabilityZone": zone, "SpotPrice": price, "Timestamp": moment}
+
+
+def test_a_spot_price_counts_for_as_long_as_it_held_in_all_zones_together():
+    """Of 90 days at 1, one zone was at 4 for 20 and the other at 9 for 10: a sixth of the time above 1."""
+    history = [quote(400, "1"), quote(20, "4"), quote(400, "1", "us-east-1b"), quote(10, "9", "us-east-1b")]
+
+    found = aws.spans(reversed(history), UNTIL)
+
+    assert found == {"g5.xlarge": SpotSpan(Decimal(1), Decimal(4))}
+
+
+@given(st.lists(st.tuples(st.decimals("0.01", 9, places=4), st.integers(1, 1000)), min_size=1, max_size=9))
 @settings(max_examples=50, deadline=None)
-def test_the_largest_discount_is_a_share_that_no_instance_passes(pairs):
-    found = largest_discount(pairs)
+def test_a_price_of_a_share_of_the_time_is_one_that_held_and_bounds_that_share(held):
+    found = share_of_time(held, 0.9)
 
-    assert (found is None) == all(spot > price for spot, price in pairs)
-    assert found is None or 0 <= found <= 1
-    assert all(1 - spot / price <= (found or 0) for spot, price in pairs if spot <= price)
+    assert found in [price for price, _ in held]
+    assert (
+        sum(seconds for price, seconds in held if price <= found)
+        >= 0.9 * sum(held_s for _, held_s in held) - 1e-9
+    )
 
 
 def test_an_amount_is_written_without_an_exponent_or_needless_zeros():

@@ -65,7 +65,7 @@ def ask(
         hour = _listed(whole, whole)
         month = hour.amount * HOURS_PER_MONTH / DISK_GIB
         others["disk"] = ListPrice(month, hour.currency, f"{SOURCE}, {HOURS_PER_MONTH} hours")
-    return ListedPrices(today, prices, others, None, tuple(unlisted))
+    return ListedPrices(today, prices, others, {}, tuple(unlisted))
 
 
 def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:

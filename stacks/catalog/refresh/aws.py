@@ -7,20 +7,23 @@ the AWS Price List Query API".
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 from stacks import catalog
 from stacks.calls.aws import Aws, clients_in
 from stacks.catalog.instance_types import Cloud
-from stacks.catalog.refresh.listed import ListedPrices, ListPrice, largest_discount
+from stacks.catalog.refresh.listed import ListedPrices, ListPrice, SpotSpan, share_of_time
 
 # Few regions serve the Price List, for all regions: docs.aws.amazon.com/general/latest/gr/billing.html
 PRICE_LIST_REGION = "us-east-1"
 SOURCE = "AWS Price List API, GetProducts"
-SPOT_SOURCE = "EC2 DescribeSpotPriceHistory"
+SPOT_DAYS, MEDIAN, P90 = 90, 0.5, 0.9  # EC2 keeps 90 days
+SPOT_SOURCE = f"EC2 DescribeSpotPriceHistory, median and 90th percentile of {SPOT_DAYS} days, all zones"
 CURRENCY = "USD"
 INSTANCE = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 FIRST_TIER = "0"
@@ -104,8 +107,9 @@ def ask(
         else:
             others[what] = ListPrice(amount, CURRENCY, SOURCE)
     say("spot prices")
-    spot = _spot(aws or Aws(clients_in(region)), region, on_demand, today)
-    return ListedPrices(today, on_demand, others, spot, tuple(unlisted))
+    names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS)]
+    spot = _spot(aws or Aws(clients_in(region)), names, today)
+    return ListedPrices(today, on_demand, others, spot, tuple(unlisted), f"{SPOT_SOURCE} of {region}")
 
 
 def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
@@ -138,26 +142,39 @@ def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
                 yield amount
 
 
-def _spot(
-    aws: Aws, region: str, listed: Mapping[tuple[str, str], ListPrice], today: datetime.date
-) -> ListPrice | None:
-    """Return the largest current spot discount of any GPU instance of a region; None without a list price."""
-    names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if (kind.name, region) in listed]
-    if not names:
-        return None
-    start = datetime.datetime.combine(today, datetime.time(), datetime.UTC)
+def _spot(aws: Aws, names: Iterable[str], today: datetime.date) -> dict[str, SpotSpan]:
+    """Return median and 90th percentile of ``SPOT_DAYS`` of each type that is on spot in the region."""
+    until = datetime.datetime.combine(today, datetime.time(), datetime.UTC)
     history = aws.pages(
         "ec2",
         "describe_spot_price_history",
         "SpotPriceHistory",
-        InstanceTypes=names,
+        InstanceTypes=sorted(names),
         ProductDescriptions=["Linux/UNIX"],
-        StartTime=start,
+        StartTime=until - datetime.timedelta(days=SPOT_DAYS),
+        EndTime=until,
     )
-    pairs = [
-        (Decimal(quote["SpotPrice"]), listed[quote["InstanceType"], region].amount)
-        for quote in history
-        if (quote["InstanceType"], region) in listed
-    ]
-    most = largest_discount(pairs)
-    return None if most is None else ListPrice(most, CURRENCY, f"{SPOT_SOURCE}, GPU types of {region}")
+    return spans(history, until)
+
+
+def spans(history: Iterable[Mapping[str, Any]], until: datetime.datetime) -> dict[str, SpotSpan]:
+    """Return what each type cost in the days before ``until``; a price holds until its zone's next. Pure."""
+    start = until - datetime.timedelta(days=SPOT_DAYS)
+    turns: dict[tuple[str, str], list[tuple[datetime.datetime, Decimal]]] = defaultdict(list)
+    for entry in history:
+        moment = min(
+            until, max(start, entry["Timestamp"])
+        )  # the first may be of before: it held at the start
+        turns[entry["InstanceType"], entry["AvailabilityZone"]].append((moment, Decimal(entry["SpotPrice"])))
+    held: dict[str, list[tuple[Decimal, float]]] = defaultdict(list)
+    for (name, _), moments in turns.items():
+        moments.sort(key=itemgetter(0))
+        ends = [moment for moment, _ in moments[1:]] + [until]
+        held[name] += [
+            (price, (end - began).total_seconds()) for (began, price), end in zip(moments, ends, strict=True)
+        ]
+    return {
+        name: SpotSpan(share_of_time(pairs, MEDIAN), share_of_time(pairs, P90))
+        for name, pairs in held.items()
+        if sum(seconds for _, seconds in pairs) > 0
+    }

@@ -1,10 +1,9 @@
 """A list price from a cloud's own API. Pure."""
 
 import datetime
+from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import ROUND_UP, Decimal
-
-CENT = Decimal("0.01")
+from decimal import Decimal
 
 
 @dataclass(frozen=True)
@@ -22,21 +21,34 @@ class ListPrice:
 
 
 @dataclass(frozen=True)
+class SpotSpan:
+    """Price of an hour on spot over a span, all zones of a region together.
+
+    Attributes:
+        median, p90: what half and nine tenths of the time cost at most.
+    """
+
+    median: Decimal
+    p90: Decimal
+
+
+@dataclass(frozen=True)
 class ListedPrices:
     """List prices of a cloud on one day.
 
     Attributes:
         instances: (type, region) -> its price for an hour.
         others: item of prices.toml -> its price.
-        spot_most: the largest current discount of a spot instance; None where it was not asked or found.
+        spot: what an hour of a type costs on spot; a type without a history is left out.
         unlisted: items that were asked for and are not in the list, for users.
     """
 
     date: datetime.date
     instances: dict[tuple[str, str], ListPrice]
     others: dict[str, ListPrice]
-    spot_most: ListPrice | None
+    spot: dict[str, SpotSpan]
     unlisted: tuple[str, ...]
+    spot_source: str = ""
 
 
 def plain(amount: Decimal) -> str:
@@ -44,7 +56,16 @@ def plain(amount: Decimal) -> str:
     return format(amount.normalize(), "f")
 
 
-def largest_discount(pairs: list[tuple[Decimal, Decimal]]) -> Decimal | None:
-    """Return the largest discount, rounded up to a full percent; None without any (spot, on demand) pair."""
-    shares = [1 - spot / price for spot, price in pairs if spot <= price]
-    return max(shares).quantize(CENT, ROUND_UP) if shares else None
+def share_of_time(held: Iterable[tuple[Decimal, float]], share: float) -> Decimal:
+    """Return the price that this share of the time cost at most.
+
+    Args:
+        held: pairs of a price and the seconds that it held; one at least.
+    """
+    rising = sorted(held)
+    left = share * sum(seconds for _, seconds in rising)
+    for price, seconds in rising:
+        left -= seconds
+        if left <= 0:
+            return price
+    return rising[-1][0]

@@ -80,12 +80,23 @@ def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str,
         _same_currency(what, listed, table["currency"], f"clouds.{cloud}")
         changes.append(_change(what, row.get("amount"), listed))
         row["amount"], row["date"], row["source"] = plain(listed.amount), answers.date, listed.source
-    if answers.spot_most is not None:
-        spot = table["spot_discount"]
-        changes.append(_change("spot discount, at most", spot["most"], answers.spot_most))
-        spot["most"], spot["date"] = plain(answers.spot_most.amount), answers.date
-        spot["source"] = answers.spot_most.source
+    if answers.spot:
+        changes += _rewrite_spot(table["spot"], table["currency"], answers)
     return tomlkit.dumps(document), changes
+
+
+def _rewrite_spot(spot: Any, currency: str, answers: ListedPrices) -> Iterator[PriceChange]:
+    """Replace all spot prices by those of one day, and yield each change: none of another day may stay."""
+    spot["date"], spot["source"] = answers.date, answers.spot_source
+    for name in [name for name in spot["prices"] if name not in answers.spot]:
+        del spot["prices"][name]
+    for name, span in answers.spot.items():
+        before = spot["prices"].get(name, {}).get("expected")
+        row = tomlkit.inline_table()
+        row.update({"expected": plain(span.median), "p90": plain(span.p90)})
+        spot["prices"][name] = row
+        expected = ListPrice(span.median, currency, answers.spot_source)
+        yield _change(f"{name} on spot", before, expected)
 
 
 def wanted(text: str, cloud: Cloud) -> dict[str, str]:
