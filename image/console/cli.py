@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import StringIO, TextIOWrapper
 from typing import Any
 
 import click
 
 from image.console import lazy, version
-from image.console.errors import is_meant
+from image.console.errors import is_meant, misconfigured
 from image.console.groups import TableGroup
 from image.console.stack_files import StackFiles
 from image.console.table import SECTIONS
@@ -62,6 +63,7 @@ def ended(run: Callable[[], Any]) -> int:
     Args:
         run: runs it, and gives an exit code where click ends it early, say after ``--help``.
     """
+    open_streams()
     try:
         code = run()
         sys.stdout.flush()
@@ -83,10 +85,21 @@ def ended(run: Callable[[], Any]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def open_streams() -> None:
+    """Give output a place where the caller closed it, and a ``?`` for what its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, StringIO())
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def words(error: Exception) -> str:
     """An exception in one message for a user."""
     if is_meant(error):
         return str(error)
+    if (wrong := misconfigured(error)) is not None:
+        return wrong
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"

@@ -107,14 +107,16 @@ OBJECTS = (
 ROLE = "arn:{partition}:iam::{account}:role/gpu-fleet-{stack}-*"
 PROFILE = "arn:{partition}:iam::{account}:instance-profile/gpu-fleet-{stack}-*"
 SERVICE_LINKED = "arn:{partition}:iam::{account}:role/aws-service-role"
+# What gives a role its rights: where an organisation sets a boundary, only within it.
+BOUND = "iam:CreateRole iam:PutRolePolicy iam:DeleteRolePolicy"
 ROLES = (
     Grant(
-        "iam:CreateRole iam:GetRole iam:UpdateRole iam:UpdateRoleDescription iam:UpdateAssumeRolePolicy "
+        "iam:GetRole iam:UpdateRole iam:UpdateRoleDescription iam:UpdateAssumeRolePolicy "
         "iam:DeleteRole iam:TagRole iam:UntagRole iam:ListRoleTags iam:ListRolePolicies "
-        "iam:ListAttachedRolePolicies iam:ListInstanceProfilesForRole iam:GetRolePolicy iam:PutRolePolicy "
-        "iam:DeleteRolePolicy",
+        "iam:ListAttachedRolePolicies iam:ListInstanceProfilesForRole iam:GetRolePolicy",
         (ROLE,),
     ),
+    Grant(BOUND, (ROLE,)),
 )
 
 

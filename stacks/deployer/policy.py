@@ -4,7 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stacks import naming
@@ -63,8 +63,19 @@ def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> lis
         "partition": partition(stack.region),
     }
     parts = (_of_types(stack, resources), _passed(resources, on_aws=on_aws), _beside(stack, wanted))
-    grants = [filled(grant, names) for part in parts for grant in part]
+    grants = [filled(_within(stack, grant), names) for part in parts for grant in part]
     return documents(AWS_VERSION if on_aws else ALICLOUD_VERSION, statements(grants))
+
+
+def _within(stack: Stack, grant: Grant) -> Grant:
+    """Return the grant, held to the organisation's boundary where it gives a role its rights."""
+    if grant.actions != aws.BOUND or not stack.aws.permissions_boundary:
+        return grant
+    return replace(grant, when=_bound(stack.aws.permissions_boundary))
+
+
+def _bound(boundary: str) -> Mapping[str, Mapping[str, str]]:
+    return {"StringEquals": {"iam:PermissionsBoundary": boundary}}
 
 
 def _of_types(stack: Stack, resources: Sequence[Declared]) -> Iterator[Grant]:
@@ -135,8 +146,7 @@ def _lookups(stack: Stack) -> Iterator[Grant]:
         aws.HERE,
     )
     if boundary := stack.aws.permissions_boundary:
-        bound = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
-        yield Grant("iam:PutRolePermissionsBoundary", (aws.ROLE,), bound)
+        yield Grant("iam:PutRolePermissionsBoundary", (aws.ROLE,), _bound(boundary))
     # a group of reservations is no resource of the stack's
     if groups := sorted({str(pool.reservation_id) for pool in stack.pools if pool.reserved_by_group}):
         yield Grant("ec2:RunInstances", tuple(groups))

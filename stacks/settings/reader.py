@@ -23,7 +23,6 @@ from stacks.settings.yaml_text import LeadingZero
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "notify", "logs", "take", "image")
 HIDDEN = "(not shown)"
 Parsed = tuple[Any, list[Problem]]
 
@@ -89,12 +88,23 @@ def _without_secret(problem: Problem) -> Problem:
 
 def _decoded(key: str, value: Any) -> Any:
     """Undo Pulumi's JSON encoding of structured values; the shape check reports text that is not JSON."""
-    if key not in STRUCTURED or not isinstance(value, str):
+    if key not in _structured() or not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except json.JSONDecodeError:
         return value
+
+
+@cache
+def _structured() -> frozenset[str]:
+    """Return the keys of a stack file that hold mappings or lists."""
+
+    def holds(hint: Any) -> bool:
+        parts = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
+        return is_dataclass(hint) or get_origin(hint) in (dict, tuple) or any(map(holds, parts))
+
+    return frozenset(name for name, hint in _hints(Stack).items() if holds(hint))
 
 
 @cache

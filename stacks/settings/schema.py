@@ -609,7 +609,8 @@ class Idle:
 
     Attributes:
         after_hours: idle time before an instance is marked; 14 days at most, since heartbeats are kept no
-            longer.
+            longer. In a pool with ``scaling`` one instance at a time is marked after 30 minutes while the
+            load is low, and so is one older than ``max_lifetime_hours``.
         grace_minutes: time between the mark, which notifies the owner, and the action; a week at most.
         action: stop (keeps only the root volume) or terminate.
         min_uptime_minutes: a younger instance is left alone.
@@ -666,10 +667,11 @@ class Pool:
         volume_gib: size of the encrypted root volume.
         scratch_gib: size of an encrypted disk for /scratch (Alibaba Cloud, whose types have no local disks);
             0 for none.
-        scaling: scale out under load, ask the sweep to scale in; by default off for training.
+        scaling: scale out under load; under low load the sweep marks one instance at a time that was idle for
+            30 minutes. By default off for training.
         spare: instances kept running for the next user of ``gpu-fleet take``.
         idle: when an instance counts as idle, and what happens then.
-        max_lifetime_hours: age at which the sweep is asked to replace an instance; at least 24.
+        max_lifetime_hours: age from which 30 idle minutes are enough for the mark; at least 24.
         owner: the user or team responsible for the pool; the stack's owner when empty.
     """
 

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
+from botocore.exceptions import ConfigParseError, ProfileNotFound
 from click.testing import CliRunner, Result
 
 from image.console import cli, groups, lazy, version
@@ -237,8 +238,15 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
         (BrokenPipeError(32, "Broken pipe"), FAILED, ""),
         (PermissionError(13, "Permission denied", "/etc/shadow"), 1, "error: /etc/shadow: Permission denied"),
         (ValueError("odd"), 1, "error: a defect of gpu-fleet: ValueError: odd; GPU_FLEET_TRACEBACK=1"),
+        (ProfileNotFound(profile="nope"), 1, "profile (nope) could not be found: see AWS_PROFILE"),
+        (
+            ConfigParseError(path="/etc/aws"),
+            1,
+            "error: Unable to parse config file: /etc/aws: see AWS_CONFIG_FILE",
+        ),
+        (ValueError("Invalid endpoint: x"), 1, "error: Invalid endpoint: x; allowed: a URL"),
     ],
-    ids=["ctrl-c", "closed-pipe", "file", "defect"],
+    ids=["ctrl-c", "closed-pipe", "file", "defect", "profile", "aws-file", "endpoint"],
 )
 def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, message, monkeypatch):
     monkeypatch.setattr("stacks.settings.stack_files.settings_of", Mock(side_effect=raised))
@@ -312,6 +320,15 @@ def test_a_closed_pipe_ends_the_command_without_a_word():
 
     assert done.returncode in (0, FAILED)
     assert done.stderr == ""
+
+
+def test_output_that_is_closed_or_lacks_letters_ends_no_command():
+    closed = f"{shlex.quote(str(SCRIPT))} cost local >&-"
+    plain = f"PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 LC_ALL=C {shlex.quote(str(SCRIPT))} cost local"
+
+    done = process("bash", "-c", f"{closed} && {plain}")
+
+    assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
 
 
 def test_ctrl_c_ends_the_command_with_130(tmp_path):

@@ -341,6 +341,21 @@ def test_an_existing_network_is_joined_and_existing_buckets_are_read():
     assert not allows(made, "s3:GetObject", "arn:aws:s3:::lab-datasets/x")
 
 
+@pytest.mark.parametrize("action", ["iam:CreateRole", "iam:PutRolePolicy", "iam:PutRolePermissionsBoundary"])
+def test_a_role_gets_its_rights_within_the_organisations_boundary_alone(action):
+    boundary = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
+    role = Declared("aws:iam/role:Role", "gpu-fleet-test-dev", {"assumeRolePolicy": '{"Statement": []}'})
+    made = [
+        json.dumps(document)
+        for document in policies(stack(aws={"permissions_boundary": boundary}), [role], Wanted())
+    ]
+
+    asked = (made, action, f"{ROLES}/gpu-fleet-test-dev-1a2b3c4")
+    assert allows(*asked, {"iam:PermissionsBoundary": boundary})
+    assert not allows(*asked, {"iam:PermissionsBoundary": f"{boundary}-of-somebody"})
+    assert not allows(*asked)
+
+
 def test_a_stack_whose_name_begins_alike_is_named(monkeypatch):
     monkeypatch.setattr(stack_files, "names", lambda: ["lab", "lab-dev", "labor"])
 

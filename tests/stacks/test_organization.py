@@ -1,7 +1,11 @@
 """What an organisation asks of every resource, on both clouds."""
 
-import pytest
+import json
 
+import pytest
+from pulumi.runtime import config
+
+from stacks.settings import reader
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import ACCESS, STORAGE
 from tests.stacks.registrations import declared
@@ -52,3 +56,22 @@ def test_a_stack_that_is_asked_nothing_declares_no_boundary():
     roles = declared(examples.stack()).of_type("aws:iam/role:Role")
 
     assert not [role for role in roles if "permissionsBoundary" in role.inputs]
+
+
+def test_what_an_organisation_asks_arrives_as_the_engine_sends_it(monkeypatch):
+    """The engine hands mappings and lists over as JSON, and the rest as text."""
+    asked = examples.stack_file(
+        **QUEUED,
+        storage={"home": True},
+        aws={"permissions_boundary": BOUNDARY},
+        teams={"no-team": {"share": 2}},
+        protected=True,
+    )
+    sent = {
+        f"gpu-fleet:{key}": value if isinstance(value, str) else json.dumps(value)
+        for key, value in asked.items()
+    }
+    monkeypatch.setattr("pulumi.get_stack", lambda: "test")
+    monkeypatch.setattr(config, "get_config_env", lambda: sent)
+
+    assert reader.load() == reader.from_mapping("test", asked)
