@@ -20,7 +20,7 @@ BASES = frozenset(
     }
 )
 
-# What a computer is configured wrongly with, as botocore says it, and where a person mends it.
+# What a computer is configured wrongly with, as botocore says it, and where to mend it.
 MISCONFIGURED = {
     "ProfileNotFound": "AWS_PROFILE; `aws configure list-profiles` names those of this computer",
     "ConfigParseError": "AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, by default in ~/.aws",
