@@ -192,6 +192,21 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_slurm_is_given_no_plugin_that_the_controller_has_not(tmp_path, monkeypatch, is_there):
+    """It would not start."""
+    monkeypatch.setattr(controller, "LIBRARIES", tmp_path)
+    if is_there:
+        (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
+        (tmp_path / "aarch64-linux-gnu/slurm-wlm/job_submit_lua.so").touch()
+    pools = controller.pools_of(POLICY)
+
+    controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
+
+    assert ("JobSubmitPlugins=lua" in (tmp_path / "slurm/slurm.conf").read_text()) is is_there
+    assert "function slurm_job_submit(" in (tmp_path / "slurm/job_submit.lua").read_text()
+
+
 class Roster:
     def newest(self, key):
         return StoredObject({"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}, "v")
