@@ -136,8 +136,13 @@ class Lab:
     def submit(self, *words: str) -> str:
         """The number of the job that ``gpu-fleet submit`` made of a run of ada's."""
         program = ("/usr/local/bin/gpu-fleet", "submit", "--pool", "train", "--yes")
-        said = self.controller.run(*program, *words, account="ada", at="/home/ada")
-        assert said.startswith("Submitted batch job "), said
+
+        def taken() -> str:
+            """As a user does whose call of the cloud came to nothing on a busy computer."""
+            said = self.controller.run(*program, *words, account="ada", at="/home/ada", check=False)
+            return said if said.startswith("Submitted batch job ") else ""
+
+        said = str(self.fleet.until(taken, JOB_S, f"submit takes {words}"))
         return said.split()[3].rstrip(":")
 
     def say(self, *words: str, account: str = "ada") -> str:
