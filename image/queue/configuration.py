@@ -206,14 +206,10 @@ def job_submit() -> str:
 function slurm_job_submit(job, _partitions, _uid)
     local per_gpu, tasks = job.ntasks_per_tres, job.num_tasks
     local given = job.tres_per_job or job.tres_per_node or job.tres_per_task or job.tres_per_socket
-    if per_gpu == nil or per_gpu == slurm.NO_VAL16 or per_gpu == 0 or given then
-        return slurm.SUCCESS
+    local counts = per_gpu and per_gpu > 0 and per_gpu < slurm.NO_VAL16 and tasks and tasks < slurm.NO_VAL
+    if counts and not given then
+        job.tres_per_job = "gres:gpu:" .. math.ceil(tasks / per_gpu)
     end
-    if tasks == nil or tasks == slurm.NO_VAL then
-        slurm.log_user("--ntasks-per-gpu needs --ntasks, --gpus or --gpus-per-node beside it")
-        return slurm.ERROR
-    end
-    job.tres_per_job = "gres:gpu:" .. math.ceil(tasks / per_gpu)
     return slurm.SUCCESS
 end
 

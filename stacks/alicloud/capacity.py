@@ -4,6 +4,7 @@ It runs each minute: a group that could start nothing is passed over within one.
 tags instances, and can end none.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -167,6 +168,6 @@ def operator_policy(stack: Stack) -> pulumi.Output[str]:
     return policies.document(_of_instances(stack, ["ecs:StartTerminalSession"]))
 
 
-def _of_instances(stack: Stack, actions: list[str]) -> policies.Statement:
+def _of_instances(stack: Stack, actions: Sequence[str]) -> policies.Statement:
     of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
     return policies.allow(actions, f"acs:ecs:{stack.region}:{stack.account_id}:instance/*", of_stack)

@@ -28,6 +28,7 @@ SAVES_EVERY_S = 120.0
 RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
 HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.readiness health"
+NEXT_PART = "#SBATCH hetjob"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -156,6 +157,7 @@ class Job:
         array: number of its array; empty for none.
         task: in that array.
         at_once: how many tasks of that array may run at once; 0 for all.
+        group: number of the heterogeneous job that it is a part of; empty for none.
         given_up: Slurm holds it, since the nodes of a moment could not run it.
         admin_comment: what root has written on it.
         comment: as `gpu-fleet submit` writes it; empty for a job of sbatch alone.
@@ -188,6 +190,7 @@ class Job:
     array: str = ""
     task: int = 0
     at_once: int = 0
+    group: str = ""
     given_up: bool = False
     admin_comment: str = ""
     submitted_at: datetime = EPOCH
@@ -335,7 +338,15 @@ class FakeSlurm:
         return self.submit_all(text, program)[0]
 
     def submit_all(self, text: str, program: Program) -> list[Job]:
-        """Likewise; each task of an array. ``begin`` is in seconds from now, ``mem`` in MiB."""
+        """Likewise; each task of an array, each part of a heterogeneous job.
+
+        ``begin`` is in seconds from now, ``mem`` in MiB.
+        """
+        if len(parts := text.split(NEXT_PART)) > 1:
+            together = [self.submit(part, program) for part in parts]
+            for job in together:
+                job.group = together[0].id
+            return together
         words = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, re.MULTILINE))
         requeues = "requeue" in words or (self._requeues and "no-requeue" not in words)
         last, _, at_once = words.get("array", "0-0").partition("-")[2].partition("%")
@@ -458,9 +469,8 @@ class FakeSlurm:
         for node in self.nodes.values():
             self._hear(node)
         for job in list(self.jobs.values()):
-            waits = job.state == "PENDING" and not job.held and not job.given_up
-            if waits and (job.begin_at is None or job.begin_at <= now) and not self._completes(job):
-                self._start(job)
+            if all(map(self._may_start, parts := self._parts(job))):
+                self._start(parts)
         for job in [job for job in self.jobs.values() if job.ended_at]:
             if now - (job.ended_at or now) >= FORGOTTEN_AFTER:
                 del self.jobs[job.id]
@@ -472,6 +482,15 @@ class FakeSlurm:
                 state = f"NodeName=NODE State={node.state} x=y Reason={node.reason or 'none'}"
                 for words in health_says(self.health, self.instances.marks(node.name), state):
                     self.ask(["scontrol", *(word.replace("NODE", node.name) for word in words)])
+
+    def _parts(self, job: Job) -> list[Job]:
+        """A job with all that start together with it."""
+        return [other for other in self.jobs.values() if other.group == job.group] if job.group else [job]
+
+    def _may_start(self, job: Job) -> bool:
+        waits = job.state == "PENDING" and not job.held and not job.given_up
+        is_due = job.begin_at is None or job.begin_at <= self.now
+        return waits and is_due and not self._completes(job)
 
     def _completes(self, job: Job) -> bool:
         return any(job.id in node.completing for node in self.nodes.values())
@@ -492,36 +511,49 @@ class FakeSlurm:
                 del self.alive[job, name]
                 self.instances.works(name, on=False)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, parts: list[Job]) -> None:
+        job, placed = parts[0], dict[str, dict[str, Part]]()
         of_array = [
             other for other in self.jobs.values() if other.array == job.array and other.state == "RUNNING"
         ]
         if job.array and job.at_once and len(of_array) >= job.at_once:
             return
-        placed = self._place(job)
-        if placed is None:
-            return
-        chosen = [self.nodes[name] for name in placed]
+        for part in parts:
+            # of 22.05 no two parts of a job share a node
+            found = self._place(part, {name for nodes in placed.values() for name in nodes})
+            if found is None:
+                return
+            placed[part.id] = found
+        chosen = [self.nodes[name] for nodes in placed.values() for name in nodes]
         refusing = [node for node in chosen if self._refuses(node)]
         for node in refusing:
             node.drained, node.reason = True, "Prolog error"
-        if refusing:
-            job.held, job.reason = self._holds, "launch_failed_requeued_held" if self._holds else "BeginTime"
-            self._wait(job)
-            return
+        for part in parts:
+            if refusing:
+                part.held = self._holds
+                part.reason = "launch_failed_requeued_held" if self._holds else "BeginTime"
+                self._wait(part)
+            else:
+                self._begin(part, placed[part.id])
+
+    def _begin(self, job: Job, placed: dict[str, Part]) -> None:
         if twice := [name for (other, name) in self.alive if other == job.id]:
             self.wrongs.append(f"job {job.id} starts while it still works on {', '.join(twice)}")
         job.on, job.takes = tuple(placed), placed
         job.state, job.reason, job.began_at = "RUNNING", "", self.now
         job.resumed_s = job.program.saved_s
         job.tries.append((self.now, job.on))
-        for node in chosen:
-            node.jobs[job.id] = placed[node.name]
-            self.alive[job.id, node.name] = None
-            self.instances.works(node.name, on=True)
+        for name, part in placed.items():
+            self.nodes[name].jobs[job.id] = part
+            self.alive[job.id, name] = None
+            self.instances.works(name, on=True)
 
-    def _place(self, job: Job) -> dict[str, Part] | None:
-        """Its nodes, and what it takes of each; None where it waits. What no node could run is held."""
+    def _place(self, job: Job, beside: set[str]) -> dict[str, Part] | None:
+        """Its nodes, and what it takes of each; None where it waits. What no node could run is held.
+
+        Args:
+            beside: nodes that it may not have now.
+        """
         nodes = [node for node in self.nodes.values() if node.pool == job.pool]
         job.reason = "Resources"
         if not nodes:
@@ -534,7 +566,8 @@ class FakeSlurm:
             there = [
                 (node.name, node.left if is_now else node.size, node.size)
                 for node in nodes
-                if node.name not in job.excluded and (node.is_open or not is_now)
+                if node.name not in job.excluded
+                and ((node.is_open and node.name not in beside) or not is_now)
             ]
             placed = placed_on(job.options, there, self._per_gpu.get(job.pool, 0))
             if placed is not None:
@@ -676,7 +709,7 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "excluded_nodes": ",".join(job.excluded),
         "eligible_time": int((job.begin_at or EPOCH).timestamp()),
         "features": "",
-        "het_job_id": 0,
+        "het_job_id": int(job.group or 0),
         "job_id": int(job.id),
         "job_state": job.state,
         "max_nodes": options.most_nodes,

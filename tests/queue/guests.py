@@ -35,6 +35,7 @@ TEMPLATES = "aws:ec2/launchTemplate:LaunchTemplate"
 OWN = ("/dev/", "/home/", "/run/", "/tmp/")
 POLL_S = 0.25
 START_S = 10  # of a process
+KEPT_ALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
 class GuestError(AssertionError):
@@ -82,9 +83,14 @@ def forwarded(port_for: Callable[[str], int]) -> Iterator[int]:
             pump(source)
 
     def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=quiet, args=(listening.accept()[0],), daemon=True).start()
+        while not ending.is_set():
+            with suppress(OSError):
+                source = listening.accept()[0]
+                # a guest that was killed says no end of its connections
+                source.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in KEPT_ALIVE.items():
+                    source.setsockopt(socket.IPPROTO_TCP, option, value)
+                threading.Thread(target=quiet, args=(source,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     try:

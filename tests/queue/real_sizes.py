@@ -22,7 +22,7 @@ from image.queue import configuration, slurm
 from image.queue.answers import PENDING, ListedJob
 from image.queue.configuration import Cluster
 from image.queue.errors import SlurmError
-from tests.queue.size_world import MOST, POOL, SIZE, WORDS, watch_of
+from tests.queue.size_world import AND, MOST, POOL, SIZE, WORDS, watch_of
 
 PACKAGES = (
     "iproute2",
@@ -70,7 +70,14 @@ HERE = (
     *("SlurmdParameters=config_overrides", "DebugFlags=NO_CONF_HASH"),
 )
 HARDWARE = f"Sockets=1 CoresPerSocket={SIZE.cpus // 2} ThreadsPerCore=2 RealMemory={SIZE.memory}"
-HOSTILE = ("--comment=lr=0.1 Restarts=cosine JobId=1 NumNodes=9", "--job-name=a|JobState=x\xff")
+# What users may write that looks like fields, lines or JSON, or a file name of a hundred gigabytes.
+HOSTILE = (
+    '--comment=lr=0.1 Restarts=cosine JobId=1 NumNodes=9\nJobId=2 JobState=RUNNING "}],"jobs":[]',
+    "--job-name=a|JobState=x\xff\n\x1b[2J\u202e'`$(id)`",
+    "--mail-user=a@b\n--gpus=8",
+    "--wckey=*,x=y",
+)
+OUTPUT = "%99999999999j"
 LOG = logging.getLogger(__name__)
 LOOK_S, START_S, SETTLED, LONGEST_S = 0.5, 20.0, 6, 60.0
 # A job that Slurm has not looked at yet is left alone for a while: here it has looked within a second.
@@ -104,7 +111,9 @@ class RealPlay:
     def submit(self, *words: str) -> str:
         """With options of sbatch; the job's number, empty where Slurm refuses it."""
         try:
-            return self.ask(["sbatch", "--parsable", *HOSTILE, *words, "/etc/slurm/job"]).strip()
+            return self.ask(
+                ["sbatch", "--parsable", *HOSTILE, f"--output=/run/{OUTPUT}", *words, "/etc/slurm/job"]
+            ).strip()
         except SlurmError as error:
             LOG.info("event=refused words=%r reason=%r", words, str(error))
             return ""
@@ -156,11 +165,14 @@ class RealPlay:
         return {row["id"]: str(row["reason"]) for row in rows if row["state"] == PENDING}
 
 
-def options_of(words: Mapping[str, object]) -> list[str]:
+def options_of(words: Mapping[str, Any]) -> list[str]:
     """Options of the model as those of a command line."""
     times = {"begin": "now+"}
-    named = [(name.replace("_", "-"), times.get(name, ""), value) for name, value in words.items()]
-    return [f"--{name}" + f"={prefix}{value}" * (value != "") for name, prefix, value in named]
+    named = [
+        (name.replace("_", "-"), times.get(name, ""), value) for name, value in words.items() if name != AND
+    ]
+    options = [f"--{name}" + f"={prefix}{value}" * (value != "") for name, prefix, value in named]
+    return [*options, *([AND, *options_of(words[AND])] if AND in words else [])]
 
 
 def schedule(play: RealPlay, seed: int) -> list[str]:
@@ -179,9 +191,11 @@ def schedule(play: RealPlay, seed: int) -> list[str]:
         f"job {it.job.id} is {it.job.state}" for it in jobs if it.job.state not in (PENDING, "RUNNING")
     ]
     # each that runs on one instance has it, where the pool may have one more
-    if len(play.bought) < MOST:
-        wrongs += [f"job {job} waits: {why}" for job, why in play.waiting(1).items() if why == "Resources"]
-    return wrongs
+    alone = {it.job.id for it in jobs if not it.group and len(play.bought) < MOST}
+    waiting = play.waiting(1).items()
+    return wrongs + [
+        f"job {job} waits: {why}" for job, why in waiting if (why, job in alone) == ("Resources", True)
+    ]
 
 
 def lay(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """What the queue buys against what runs: the controller, a model of Slurm, a mover with money and room."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from image.capacity.queue_need import PoolNeed, needs_of
 from image.queue import configuration, controller
 from image.queue.configuration import Cluster
-from tests.queue.fake_slurm import FakeSlurm, Instances, Job, Part, Program, placed_on
+from tests.queue.fake_slurm import NEXT_PART, FakeSlurm, Instances, Job, Part, Program, placed_on
 
 POOL, MOST = "train", 4
 SIZE = Part(8, 96, 1_000_000)
@@ -29,6 +29,7 @@ POLICY = {
         }
     }
 }
+AND = ":"  # before the options of a heterogeneous job's next part, as on a command line
 # Of random submissions; which of them no instance could run is for the model to say.
 WORDS: tuple[dict[str, object], ...] = (
     {},
@@ -52,6 +53,9 @@ WORDS: tuple[dict[str, object], ...] = (
     {"gpus": 1, "begin": 172_800},
     {"gpus": 1, "hold": ""},
     {"gpus": 1, "exclusive": ""},
+    {"gpus": 1, AND: {"gpus": 1}},
+    {"gpus": 8, AND: {"nodes": 2, "exclusive": ""}},
+    {"gpus": 1, AND: {"gpus": 8, "nodes": 4, "exclusive": ""}},
 )
 
 
@@ -109,10 +113,7 @@ class SizePlay(Instances):
 
     def submit(self, **words: object) -> list[Job]:
         """With options of sbatch, ``_`` for ``-``."""
-        options = {name.replace("_", "-"): value for name, value in words.items()}
-        lines = [f"#SBATCH --{name}" + f"={value}" * (value != "") for name, value in options.items()]
-        text = "\n".join([f"#SBATCH --partition={POOL}", *lines])
-        made = self.slurm.submit_all(text, Program(LONG_S))
+        made = self.slurm.submit_all(f"\n{NEXT_PART}\n".join(_scripts(words)), Program(LONG_S))
         self.jobs += made
         return made
 
@@ -145,6 +146,15 @@ class SizePlay(Instances):
         return next(str(said["job"]["reason"]) for said in self.kept["jobs"] if said["job"]["id"] == job.id)
 
 
+def _scripts(words: Mapping[str, Any]) -> Iterator[str]:
+    """Of each part."""
+    options = {name.replace("_", "-"): value for name, value in words.items() if name != AND}
+    lines = [f"#SBATCH --{name}" + f"={value}" * (value != "") for name, value in options.items()]
+    yield "\n".join([f"#SBATCH --partition={POOL}", *lines])
+    if AND in words:
+        yield from _scripts(words[AND])
+
+
 def play(seed: int) -> list[str]:
     """A schedule of chance: submissions at some moments; what went wrong."""
     dice, played = random.Random(seed), SizePlay()
@@ -167,4 +177,4 @@ def runs_alone(job: Job) -> bool:
     options = job.options
     parts = options.parts(1, SIZE, SIZE.memory // SIZE.gpus)
     is_small = options.nodes == 1 and SIZE.holds(parts[0]) and not options.gpu_type
-    return is_small and not job.held and not job.at_once and job.begin_at is None
+    return is_small and not job.group and not job.held and not job.at_once and job.begin_at is None

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from image.queue import controller
 from image.queue.accounting import TeamLimits
@@ -190,6 +192,43 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
         Cluster("test", "host", "10.0.0.4", {"dev": 0, "train": 1000}, "/home/state"), tmp_path
     )
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_slurm_is_given_no_plugin_that_the_controller_has_not(tmp_path, monkeypatch, is_there):
+    """It would not start."""
+    monkeypatch.setattr(controller, "LIBRARIES", tmp_path)
+    if is_there:
+        (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
+        (tmp_path / "aarch64-linux-gnu/slurm-wlm/job_submit_lua.so").touch()
+    pools = controller.pools_of(POLICY)
+
+    controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
+
+    assert ("JobSubmitPlugins=lua" in (tmp_path / "slurm/slurm.conf").read_text()) is is_there
+    assert "function slurm_job_submit(" in (tmp_path / "slurm/job_submit.lua").read_text()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+NUMBERS_OF_23_11 = st.fixed_dictionaries({"set": JSON, "infinite": JSON, "number": JSON})
+
+
+@given(field=st.sampled_from(sorted(TWO)), value=JSON | NUMBERS_OF_23_11 | st.just(...))
+@settings(max_examples=50, deadline=None)
+def test_no_field_of_a_job_ends_a_look_whatever_slurm_writes_there(field, value):
+    """Another job's need is said all the same. ``...`` stands for a field that is missing."""
+    other = {**waits(8), field: value}
+    if value is ...:
+        del other[field]
+    site = Site(jobs=[waits(9, priority=10**6), other])
+
+    assert controller.look(site.watch, NOW)
+
+    assert site.said[0]["pools"]["train"]["jobs"][:1] == [1]
+    assert "9" in {entry["job"]["id"] for entry in site.kept[0]["jobs"]}
 
 
 class Roster:

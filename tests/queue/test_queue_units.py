@@ -140,6 +140,7 @@ def files(folder: Path) -> None:
         "etc/slurm/slurm.conf": configuration.slurm_conf(cluster),
         "etc/slurm/slurmdbd.conf": configuration.slurmdbd_conf("localhost", "10.0.0.1"),
         "etc/slurm/cgroup.conf": configuration.cgroup_conf(),
+        "etc/slurm/job_submit.lua": configuration.job_submit(),
         "proof": PROOF,
         "watched.py": WATCHED,
     }.items():

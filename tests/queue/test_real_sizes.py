@@ -24,10 +24,8 @@ MORE = (
     ("--gpus=2 --cpus-per-gpu=49", 2),
     ("--gpus=4 --cpus-per-gpu=24 --ntasks=4", 1),
     ("--gpus=4 --ntasks-per-gpu=1", 1),
-    ("--ntasks-per-gpu=2 --ntasks=17", 2),
-    ("--ntasks-per-gpu=1 --nodes=2", NEVER),
-    ("--deadline=now+2minutes", NEVER),
-    ("--deadline=now+1hour --time=55", NEVER),
+    ("--ntasks-per-gpu=2 --ntasks=18", 2),
+    ("--ntasks-per-gpu=1 --nodes=2", 2),
     ("--deadline=now+1hour --time=55 --time-min=10", 1),
     ("--gpus-per-node=a100:2", NEVER),
     ("--gpus=a100:1", NEVER),
@@ -117,6 +115,7 @@ BESIDE = (
     ("--gpus=8", "--gpus=1 : --gpus=9 --nodes=1", 1, None),
     ("--gpus=1", "--gpus=1 : --gpus=1", 2, ""),
     ("--gpus=8", "--nodes=3 --exclusive : --nodes=2 --exclusive", 1, "in all its parts"),
+    ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must begin by"),
     # the pool has too few for both
     ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "PartitionNodeLimit"),
 )

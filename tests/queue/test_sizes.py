@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.queue.size_world import BOOT, MOST, SizePlay, play
+from tests.queue.size_world import AND, BOOT, MOST, SizePlay, play
 
 DAYS = timedelta(days=2)
 NEVER = 0
@@ -55,6 +55,10 @@ MATRIX: tuple[tuple[dict[str, object], int], ...] = (
     ({"gpus": 1, "mem": 400_000, "array": "0-3"}, 2),
     ({"gpus": 1, "hold": ""}, NEVER),
     ({"gpus": 1, "begin": 172_800}, NEVER),
+    ({"gpus": 1, AND: {"gpus": 1}}, 2),
+    ({"gpus": 16, AND: {"gpus": 16}}, 4),
+    ({"gpus": 16, AND: {"nodes": 3}}, NEVER),
+    ({"gpus": 1, AND: {"gpus": 9, "nodes": 1}}, NEVER),
 )
 
 
@@ -170,9 +174,9 @@ def test_what_slurm_could_run_on_no_node_for_reasons_of_its_own_buys_no_second_i
     (job,) = played.submit(gpus=1)
     place = played.slurm._place
 
-    def gives_up(other):
+    def gives_up(other, beside):
         if other is not job:
-            return place(other)
+            return place(other, beside)
         job.given_up, job.reason = True, "BadConstraints"
         return None
 

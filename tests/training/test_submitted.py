@@ -567,6 +567,7 @@ REFUSED = {
 } | {
     case: (("--", *words), message)
     for case, (words, message) in {
+        "an option first": (("-m", "train"), "'-m' of COMMAND: is an option; write a program before it"),
         "a missing file": (("python", "trian.py"), "'trian.py' of COMMAND: there is no such file below"),
         "a missing file of ranks": (("torchrun", "a/x.py"), "'a/x.py' of COMMAND: there is no such file"),
         "a missing script": (("bash", "-e", "run.sh"), "'run.sh' of COMMAND: there is no such file"),

@@ -73,6 +73,8 @@ def read(words: Sequence[str]) -> CommandLine:
     """What a command line says; raises ConfigError for one that no system could start."""
     if not words[0]:
         raise ConfigError("COMMAND: its first word is empty; write a program there")
+    if words[0].startswith("-"):
+        raise ConfigError(f"{words[0]!r} of COMMAND: is an option; write a program before it")
     if ASSIGNMENT.fullmatch(words[0]):
         raise ConfigError(f"{words[0]!r} of COMMAND: is no program; write env {words[0]} PROGRAM")
     if any(letter.isspace() for letter in words[0]):
