@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
-from gpu_fleet import loop
+from gpu_fleet import config, loop
+from gpu_fleet.errors import ParallelError
+from gpu_fleet.parallel.spread import shard
 from gpu_fleet.state import whole_weights
+from gpu_fleet.world import world
 from tests.training.examples import changed, gpt_table, losses, train_on, train_rank
 from tests.training.proofs import by_proof
 from tests.training.ranks import run_ranks
@@ -90,6 +95,53 @@ def test_rank_0_alone_holds_the_finished_model(
     table = changed(gpt_table(tokens, tmp_path, steps=1), parallel=parallel)
 
     assert run_ranks(exporting_rank, 2, table) == [len(load_file(tmp_path / "model/model.safetensors")), 0]
+
+
+class Shared(nn.Module):
+    """Layers of one list, of which two have one weight."""
+
+    def __init__(self, factor: float | list[float]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.layers[2].weight = self.layers[0].weight
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.factor
+
+
+def shared_rank(factor: float | list[float]) -> str:
+    """What is wrong with the gradients of such a model under FSDP; empty if they are those of the whole."""
+    settings = config.from_table(gpt_table(Path("data"), Path("run")) | {"model": {"name": "mine.py:m"}}, "")
+    with world(settings.parallel) as where:
+        torch.manual_seed(0)
+        alone, spread = Shared(factor), Shared(factor)
+        spread.load_state_dict(alone.state_dict())
+        try:
+            shard(spread, config.from_table({**settings.model_dump(), "parallel": FSDP}, ""), where)
+        except ParallelError as error:
+            return str(error)
+        for model in (alone, spread):
+            model(torch.ones(2, 4)).sum().backward()
+        wrong = [
+            name
+            for (name, mine), theirs in zip(alone.named_parameters(), spread.parameters(), strict=True)
+            if not torch.allclose(mine.grad, theirs.grad.full_tensor())  # type: ignore[union-attr,arg-type]  # both have one
+        ]
+        return ", ".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [([1.0], ""), (1.0, "parallel.strategy: factor is a number, which cannot be sharded")],
+    ids=["shared layers", "a scalar"],
+)
+def test_layers_may_share_weights_under_fsdp(factor: float | list[float], said: str) -> None:
+    words = run_ranks(shared_rank, 2, factor)
+
+    assert all(word.startswith(said) and bool(word) is bool(said) for word in words), words
 
 
 def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """A model spread over the ranks: replicated (DDP), sharded (FSDP2, tensor parallel) or cut into stages."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import torch
@@ -185,14 +187,43 @@ def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
 
 
 def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
-    """Shard each repeated layer by itself, then the rest: only one layer at a time is whole in memory."""
+    """Shard each repeated layer by itself, then the rest: only one layer at a time is whole in memory.
+
+    Raises ParallelError for parameters that cannot be sharded.
+    """
+    check_dimensions(model)
     dtype = precision.DTYPES.get(settings.precision.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    for block in registry.blocks(model, settings.model.name):
+    for block in separate(registry.blocks(model, settings.model.name), model):
         if settings.precision.compile:  # before fully_shard: its gathering of the shards breaks a graph
             block.forward = torch.compile(block.forward)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def check_dimensions(model: nn.Module) -> None:
+    """Raise ParallelError for a parameter without dimensions, of which torch gives no rank a part."""
+    scalar = next((name for name, value in model.named_parameters() if value.ndim == 0), "")
+    if scalar:
+        raise ParallelError(
+            f"parallel.strategy: {scalar} is a number, which cannot be sharded; make it a parameter of shape "
+            "(1,), as torch.ones(1), or take 'ddp'"
+        )
+
+
+def separate(blocks: Sequence[nn.Module], model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that share no layer and no parameter with another part of the model.
+
+    FSDP2 shards what is shared with the rest of the model, which is whole from the first layer to the last.
+    """
+    inside = {module for block in blocks for module in block.modules()}
+    outside = (module for module in model.modules() if module not in inside)
+    parts = [{id(value) for value in block.parameters()} for block in blocks]
+    parts.append({id(value) for module in outside for value in module.parameters(recurse=False)})
+    places = Counter(chain.from_iterable(parts))
+    return [
+        block for block, part in zip(blocks, parts, strict=False) if all(places[value] == 1 for value in part)
+    ]
 
 
 def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
