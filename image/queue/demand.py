@@ -320,10 +320,13 @@ def _too_many(parts: Sequence[ListedJob], fits: Mapping[str, Fit], pools: Mappin
 
 def _beyond(parts: Sequence[ListedJob], fits: Mapping[str, Fit], limits: Mapping[str, int]) -> str:
     """Why a team may never have as many GPUs as all parts of a job need; empty where it may."""
-    team, gpus = parts[0].team, sum(fits[part.job.id].gpus for part in parts)
-    if gpus <= limits.get(team, gpus):
-        return ""
-    return f"asks for {gpus} GPUs{_in_all(parts)}, teams.{team}.max_gpus of the stack file is {limits[team]}"
+    needed: Counter[str] = Counter()
+    for part in parts:
+        needed[part.team] += fits[part.job.id].gpus
+    for team, gpus in needed.items():
+        if gpus > (most := limits.get(team, gpus)):
+            return f"asks for {gpus} GPUs{_in_all(parts)}, teams.{team}.max_gpus of the stack file is {most}"
+    return ""
 
 
 def _in_all(parts: Sequence[ListedJob]) -> str:

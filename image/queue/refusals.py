@@ -38,23 +38,25 @@ class Refusals:
 
     Attributes:
         ask: calls Slurm.
-        given_up: jobs that Slurm gave up with enough nodes.
+        given_up: jobs that Slurm gave up with enough nodes -> those nodes.
     """
 
     ask: slurm.Run
-    given_up: set[str] = field(default_factory=set)
+    given_up: dict[str, frozenset[str]] = field(default_factory=dict)
     _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes that were there
 
     def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
-        """Take note of those that Slurm gave up once more, and forget those that wait no longer."""
+        """Take note of those that Slurm gave up once more, until they are gone or there are new nodes."""
         waiting = {job.job.id: job for job in jobs if job.job.state == PENDING}
-        self.given_up &= waiting.keys()
+        for job, tried in list(self.given_up.items()):
+            if job not in waiting or nodes_for(waiting[job], nodes, excluded) - tried:
+                del self.given_up[job]
         for job, before in list(self._released.items()):
             if job not in waiting:
                 del self._released[job]
             elif waiting[job].job.reason == GIVEN_UP:
                 if before <= nodes_for(waiting[job], nodes, excluded):
-                    self.given_up.add(job)
+                    self.given_up[job] = before
                 del self._released[job]
 
     def say(

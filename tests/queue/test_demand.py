@@ -132,6 +132,12 @@ def test_a_job_beyond_what_its_team_may_ever_have_is_told_so_and_gets_nothing(pa
     assert demand.refused["1"] == f"{said}, teams.nlp.max_gpus of the stack file is 7"
 
 
+def test_parts_of_a_job_count_against_the_limit_of_the_team_that_each_is_for():
+    first, second = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
+
+    assert need(first, replace(second, team="vision"), limits={"nlp": 8, "vision": 8}).jobs == (2,)
+
+
 def test_a_job_of_which_a_part_cannot_be_read_gets_nothing():
     assert need(*group(whole(1), whole(2), is_whole=False)).jobs == ()
 

@@ -187,6 +187,15 @@ def test_what_slurm_could_run_on_no_node_for_reasons_of_its_own_buys_no_second_i
     assert len(played.bought) == 1
     assert "Slurm finds no instance of pool train that could run it" in played.reason(job)
 
+    # one that comes for another is one more to find: Slurm is asked again, and nothing bought for that
+    played.submit(gpus=8)
+    played.wait()
+    assert (job.state, len(played.bought)) == ("PENDING", 2)
+    played.slurm._place = place
+    played.submit(gpus=4)
+    played.wait()
+    assert (job.state, len(played.bought)) == ("RUNNING", 3)
+
 
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 400), marks=pytest.mark.prove)])
 def test_in_schedules_of_chance_nothing_is_bought_in_vain(seeds):
