@@ -282,7 +282,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(
         sys.exit(status)
 
     monkeypatch.setattr(ObjectStore, "put", hang)
-    monkeypatch.setattr(any_command, "_leave", leave)
+    monkeypatch.setattr(outcome, "leave_at_once", leave)
     monkeypatch.setattr(any_command, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("gpu_fleet.checkpoint.folder_files.QUIET_S", 0.0)
     folder, place = tmp_path / "here", f"s3://{bucket}/mine"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 import click
 
@@ -84,16 +84,9 @@ def run(
                     sync.down()
             ends_with = _run_child(start, checkpoints, sync, every_s)
     except SilentStoreError as error:
-        click.echo(f"error: {error}", err=True)
-        _leave(error.exit_status)
+        outcome.show(error, rank=0)
+        outcome.leave_at_once(error.exit_status)
     sys.exit(ends_with)
-
-
-def _leave(status: int) -> NoReturn:
-    """End the process at once: a normal exit would wait for threads that hang in a socket."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
