@@ -64,10 +64,12 @@ class Guard:
         self._claim: FolderClaim | None = None
         with self._leaving():
             place = place_of_checkpoints(uri, "", self.directory)
-            self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
+            store = ObjectStore(place) if place else None
         how = f"{name}(allow=[{{keys}}])"
         if _rank() == 0:
             self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
+        held = self._claim.check_held if self._claim is not None else lambda: None
+        self._sync = FolderSync(self.directory, store, held=held) if store is not None else None
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
         self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
