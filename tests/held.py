@@ -2,7 +2,7 @@
 
 The runs of tests last seconds, and what interrupts them comes from a process that has no more of the cores
 than they: on a busy computer a run ended first. A checkpoint goes up when nothing else wants the core
-(``gpu_fleet.checkpoint.saver``), so it may come to the bucket after the run's last step.
+(``gpu_fleet.checkpoint.uploader``), so it may come to the bucket after the run's last step.
 """
 
 import signal

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import TCPStore
 
 from gpu_fleet import run_identity
-from gpu_fleet.checkpoint import saver
+from gpu_fleet.checkpoint import uploader
 
 PRELOADED = [
     "torch.distributed.checkpoint._fsspec_filesystem",
@@ -150,7 +150,7 @@ def _rank(
     stacks = shown[0].open("w")  # to its end
     faulthandler.dump_traceback_later(shown[1], file=stacks)
     torch.set_num_threads(1)
-    saver.LESS_URGENT = 0  # the other tests would take the core for most of a save
+    uploader.LESS_URGENT = 0  # the other tests would take the core for most of a save
     run_identity.LOOK_AT_ALL_S = LOOK_S
     os.environ.clear()
     os.environ.update(environment)

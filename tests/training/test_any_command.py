@@ -263,6 +263,21 @@ def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_
     assert ObjectStore(place).get("folder.json") is None
 
 
+def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_sync: FolderSync, **_: bool) -> NoReturn:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(FolderSync, "up", fail)
+    flags = ["--checkpoints", str(tmp_path), "--uri", f"s3://{bucket}/mine"]
+
+    done = CliRunner().invoke(main, ["run", *flags, "--", "true"])
+
+    assert done.exit_code == 75, done.output
+    assert f"error: s3://{bucket}/mine: {tmp_path} cannot be uploaded: ValueError: odd" in done.output
+
+
 @pytest.mark.parametrize("begins", [True, False], ids=["in the midst", "at the end"])
 def test_an_upload_that_hangs_is_given_up_and_reported(
     *, begins: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +297,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(
         sys.exit(status)
 
     monkeypatch.setattr(ObjectStore, "put", hang)
-    monkeypatch.setattr(any_command, "_leave", leave)
+    monkeypatch.setattr(outcome, "leave_at_once", leave)
     monkeypatch.setattr(any_command, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("gpu_fleet.checkpoint.folder_files.QUIET_S", 0.0)
     folder, place = tmp_path / "here", f"s3://{bucket}/mine"

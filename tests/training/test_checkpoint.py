@@ -19,8 +19,9 @@ from torch import nn
 from gpu_fleet import config
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.manager import Checkpoints
-from gpu_fleet.checkpoint.saver import STATE, AbandonedError, Saver, Snapshot, UploadProgress
+from gpu_fleet.checkpoint.saver import STATE, Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.checkpoint.uploader import AbandonedError, UploadProgress
 from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
 from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.state import State, capture_tensors
@@ -409,7 +410,7 @@ def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path
 LEAVES = """
 import sys, threading
 from gpu_fleet import __main__ as program
-from gpu_fleet.checkpoint.saver import LINE
+from gpu_fleet.checkpoint.uploader import LINE
 hangs = threading.Event()
 threading.Thread(target=hangs.wait, name=LINE).start()
 program.leave(85)

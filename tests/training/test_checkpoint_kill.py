@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_fleet.checkpoint import local, saver
+from gpu_fleet.checkpoint import local, uploader
 from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from tests.training.ranks import context
@@ -86,7 +86,7 @@ def test_a_save_that_ends_before_any_of_its_changes_leaves_the_one_before_whole(
 
 def save_without_end(root: Path, pipe: Connection) -> None:
     """Saves one step after another from the newest on, and says each that is durable."""
-    saver.LESS_URGENT = 0  # no training here wants the core, and other tests would take it for most of a save
+    uploader.LESS_URGENT = 0  # no training here wants the core; other tests would take it for most of a save
     local.sweep(root)
     saves = Saver(root, store=None, keep=2)
     step = max(local.steps(root), default=0)

@@ -221,6 +221,26 @@ def test_a_run_without_its_lease_uploads_nothing(
     assert CheckpointStore(uri).sizes("contents") == {}
 
 
+def test_a_run_that_is_taken_over_in_the_midst_of_an_upload_commits_nothing(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, put = Guard(tmp_path, uri, pattern="step-*"), ObjectStore.put
+    guard.newest()
+    guard.begin(ARGUMENTS, points())
+    (tmp_path / "step-4").mkdir()
+
+    def taken_over(store: ObjectStore, name: str, *rest: Any) -> None:
+        CheckpointStore(uri).claim_lease(2, json.dumps(vars(ELSEWHERE)))
+        put(store, name, *rest)
+
+    monkeypatch.setattr(ObjectStore, "put", taken_over)
+    with pytest.raises(SystemExit) as ended:
+        guard.saved()
+
+    assert ended.value.code == 75
+    assert ObjectStore(uri).get("folder.json") is None
+
+
 def test_the_identity_travels_with_the_checkpoints(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

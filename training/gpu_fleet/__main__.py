@@ -1,6 +1,5 @@
 """`python -m gpu_fleet` is `gpu-fleet train`; gpu_fleet.cli has the commands."""
 
-import os
 import sys
 
 from gpu_fleet.errors import MissingPackageError
@@ -11,14 +10,13 @@ def leave(status: object) -> None:
 
     Python would wait minutes for its thread, although the newer checkpoint is in the bucket.
     """
-    if "gpu_fleet.checkpoint.saver" not in sys.modules:
+    if "gpu_fleet.checkpoint.uploader" not in sys.modules:
         return
-    from gpu_fleet.checkpoint.saver import left_behind  # noqa: PLC0415 - seconds, not needed for --help
+    from gpu_fleet.checkpoint.uploader import left_behind  # noqa: PLC0415 - seconds, not needed for --help
+    from gpu_fleet.outcome import leave_at_once  # noqa: PLC0415 - as above
 
     if left_behind() and isinstance(status, int | None):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status or 0)
+        leave_at_once(status or 0)
 
 
 if __name__ == "__main__":

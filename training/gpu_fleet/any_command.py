@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 import click
 
@@ -20,7 +20,15 @@ from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError, CommandError, IdentityError, RunLeaseError, SilentStoreError
+from gpu_fleet.errors import (
+    CheckpointError,
+    CommandError,
+    IdentityError,
+    RunLeaseError,
+    SilentStoreError,
+    as_checkpoint_error,
+    reason_of,
+)
 from gpu_fleet.files import on_disk
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange, FolderPath
@@ -84,16 +92,9 @@ def run(
                     sync.down()
             ends_with = _run_child(start, checkpoints, sync, every_s)
     except SilentStoreError as error:
-        click.echo(f"error: {error}", err=True)
-        _leave(error.exit_status)
+        outcome.show(error, rank=0)
+        outcome.leave_at_once(error.exit_status)
     sys.exit(ends_with)
-
-
-def _leave(status: int) -> NoReturn:
-    """End the process at once: a normal exit would wait for threads that hang in a socket."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
@@ -178,8 +179,8 @@ class Keeper:
             self._thread.join()
             try:
                 patiently(lambda: sync.up(last=last, final=True), within_s)
-            except CheckpointError as error:
-                failures.append(error)
+            except Exception as error:  # noqa: BLE001 - any would end this thread, and nobody would know
+                failures.append(as_checkpoint_error(error, f"{sync.uri}: {sync.folder} cannot be uploaded"))
 
         thread = threading.Thread(target=take_over, name="folder-last", daemon=True)
         thread.start()
@@ -206,9 +207,9 @@ class Keeper:
             except (IdentityError, RunLeaseError) as error:
                 self.lost = True
                 log.warning("event=folder-lost error=%r", str(error))
-            except CheckpointError as error:  # only the last upload must succeed
+            except Exception as error:  # noqa: BLE001 - only the last upload must succeed
                 if not self._ended.is_set():
-                    log.warning("event=folder-not-saved error=%r", str(error))
+                    log.warning("event=folder-not-saved error=%r", reason_of(error))
             pause_s = min(self._every_s, AGAIN_S) if self._sync.waits else self._every_s
 
 

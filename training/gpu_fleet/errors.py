@@ -76,6 +76,17 @@ class StoreError(CheckpointError):
         self.for_good = not passing
 
 
+def as_checkpoint_error(error: Exception, what: str) -> CheckpointError:
+    """Return a CheckpointError itself; for any other error, one that says `what` failed, and why."""
+    return error if isinstance(error, CheckpointError) else CheckpointError(f"{what}: {reason_of(error)}")
+
+
+def reason_of(error: Exception) -> str:
+    """Return the message of an error that a user knows, and for others their kind too."""
+    known = isinstance(error, OSError | RuntimeError | CheckpointError)  # torch: RuntimeError for a full disk
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
 class SilentStoreError(CheckpointError):
     """An object store has not answered for too long, and the wait is over; the request may still run."""
 

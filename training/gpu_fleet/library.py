@@ -53,7 +53,7 @@ from gpu_fleet.state import (
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.trained import GradientWatch, sums
-from gpu_fleet.world import NOBODY, World
+from gpu_fleet.world import World, of_script
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
@@ -396,13 +396,9 @@ def _where(objects: Mapping[str, Any]) -> World:
     modules = (thing for thing in objects.values() if isinstance(thing, nn.Module))
     tensors = (tensor for module in modules for tensor in chain(module.parameters(), module.buffers()))
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if dist.is_initialized():
-        control, saving = (dist.new_group(backend="gloo") for _ in range(2))
-        return World(dist.get_rank(), dist.get_world_size(), local_rank, device, control, saving)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("error: Run: call torch.distributed.init_process_group before it, on every rank")
-    return World(0, 1, 0, device, NOBODY, NOBODY)
+    return of_script(device)
 
 
 def _generators() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from gpu_fleet import exit_codes
-from gpu_fleet.errors import FailedBeforeError, StoppedError, TrainingError
+from gpu_fleet.errors import ConfigError, FailedBeforeError, StoppedError, TrainingError
 from gpu_fleet.files import on_disk, sync_folder, write_bytes
 
 BEGUN = ".begun"  # this file and the next two are in the run directory
@@ -106,10 +106,23 @@ def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
 
     If no other try can help, it also writes that to a file, since torchrun ends with 1 after any failure.
     """
-    if rank == 0 or not error.shared:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - not a click command
+    show(error, rank)
     leave_word(directory, error, rank)
     sys.exit(status_of(error))
+
+
+def show(error: TrainingError, rank: int) -> None:
+    """Print an error once for all ranks that have it."""
+    if not error.silent and (rank == 0 or not (error.shared or isinstance(error, ConfigError))):
+        where = f"rank {rank}: " if rank else ""
+        print(f"error: {where}{error}", file=sys.stderr)  # noqa: T201 - not only of click commands
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End the process without a wait for threads that hang in a socket."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def leave_stopped() -> NoReturn:

@@ -93,9 +93,7 @@ def shown_errors() -> Iterator[None]:
     try:
         yield
     except TrainingError as error:
-        if not error.silent and (rank == 0 or not (error.shared or isinstance(error, ConfigError))):
-            where = f"rank {rank}: " if rank else ""
-            click.echo(f"error: {where}{error}", err=True)
+        outcome.show(error, rank)
         sys.exit(outcome.status_of(error))
 
 

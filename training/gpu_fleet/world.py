@@ -132,6 +132,15 @@ def world(settings: config.Parallel) -> Iterator[World]:
         dist.destroy_process_group()
 
 
+def of_script(device: torch.device) -> World:
+    """Return this process as a member of a script's process group, if there is one; all ranks call it."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if not dist.is_initialized():
+        return World(0, 1, local_rank, device, NOBODY, NOBODY)
+    control, saving = (dist.new_group(backend="gloo") for _ in range(2))
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, device, control, saving)
+
+
 def _device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")

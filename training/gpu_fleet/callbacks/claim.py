@@ -1,4 +1,4 @@
-"""RunClaim on a folder of checkpoints: one process at a time holds it, and no other run continues in it.
+"""Claim on a folder of checkpoints: one process at a time holds it, and no other run continues in it.
 
 The claim has three parts, as in `Run`: a lock on this disk, a lease in the bucket, and gpu-fleet.json beside
 the checkpoints, with the values that decided the result at the last save. Rank 0 holds all three.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class FolderClaim:
-    """RunClaim on a folder, and on its URI in the bucket (empty for none)."""
+    """Claim on a folder, and on its URI in the bucket (empty for none)."""
 
     def __init__(
         self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
@@ -84,10 +84,14 @@ class FolderClaim:
             write_bytes(staged, (json.dumps(self._identity.known, indent=1, sort_keys=True) + "\n").encode())
             staged.replace(file)
 
-    def saved(self) -> None:
-        """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
+    def check_held(self) -> None:
+        """Raise RunLeaseError if another process has taken the run."""
         if self._claim is not None:
             self._claim.check_bucket()
+
+    def saved(self) -> None:
+        """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
+        self.check_held()
         if self._identity.known != self._saved():
             self._write()
 

@@ -22,6 +22,7 @@ from gpu_fleet.files import on_disk
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
+from gpu_fleet.world import World, of_script
 
 POLL_S = 1.0
 # Longest wait for a disturbed bucket: while the loop waits; within the two minutes of a notice; at the end
@@ -63,13 +64,23 @@ class Guard:
         self._claim: FolderClaim | None = None
         with self._leaving():
             place = place_of_checkpoints(uri, "", self.directory)
-            self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
+            store = ObjectStore(place) if place else None
         how = f"{name}(allow=[{{keys}}])"
         if _rank() == 0:
             self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
+        held = self._claim.check_held if self._claim is not None else lambda: None
+        self._sync = FolderSync(self.directory, store, held=held) if store is not None else None
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
         self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
+        self._world: World | None = None  # None while there is no process group
+
+    @property
+    def _where(self) -> World:
+        """This process among the ranks, of a process group that may be made later; all ranks ask alike."""
+        if self._world is None and dist.is_initialized():
+            self._world = of_script(torch.device("cpu"))
+        return self._world or of_script(torch.device("cpu"))
 
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run.
@@ -78,19 +89,19 @@ class Guard:
         that, one rank of each instance downloads the folder while the others wait for it. Every rank calls
         this: there may be no process group yet (Lightning creates its own later).
         """
+        where = self._where  # all ranks make its groups, before rank 0 waits for another holder
         with self._leaving():
             if self._claim is not None:
                 self._claim.take()
                 self._bring_back()
-            _meet()
+            _meet(where)
             if self._sync is not None:
                 self._sync.down()
             checkpoint = newest(self.directory, self._pattern, self._mark)
             self._chosen = [Path(checkpoint).name if checkpoint else None]
             if self._claim is not None:
                 self._claim.check(checkpoint)
-        if dist.is_initialized():
-            dist.barrier()
+        where.barrier()
         return checkpoint
 
     def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
@@ -109,12 +120,8 @@ class Guard:
 
     def _check_chosen(self) -> None:
         """Raise CheckpointError on all ranks if `newest` gave them different checkpoints."""
-        if not dist.is_initialized():
-            return
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, self._chosen)
         first: dict[str | None, int] = {}  # checkpoint -> first rank that resumes from it
-        for rank, chosen in enumerate(everyone):
+        for rank, chosen in enumerate(self._where.gather(self._chosen)):
             for name in chosen:
                 first.setdefault(name, rank)
         if len(first) > 1:
@@ -128,13 +135,8 @@ class Guard:
 
     def stopping(self) -> bool:
         """Return whether any rank has got a notice; all ranks call it after each step."""
-        heard = self._interruption.reason is not Reason.NONE
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-            flag = torch.tensor(int(heard), device=device)
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-            heard = bool(flag)
-        self.stopped = self.stopped or heard
+        heard = self._where.gather_numbers(self._interruption.reason is not Reason.NONE)
+        self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
 
     @contextmanager
@@ -145,11 +147,9 @@ class Guard:
             with self._leaving(), on_disk(former):
                 shutil.rmtree(former, ignore_errors=True)
                 (self.directory / name).rename(former)
-        if dist.is_initialized():
-            dist.barrier()
+        self._where.barrier()
         yield
-        if dist.is_initialized():
-            dist.barrier()
+        self._where.barrier()
         if self._claim is not None:
             shutil.rmtree(former, ignore_errors=True)
 
@@ -169,8 +169,7 @@ class Guard:
 
         A bucket that does not answer for a while ends the process only after the `last` checkpoint.
         """
-        if dist.is_initialized():
-            dist.barrier()
+        self._where.barrier()
         with self._leaving():
             if self._claim is None:
                 return
@@ -214,15 +213,15 @@ class Guard:
             outcome.leave_stopped()
 
 
-def _meet() -> None:
+def _meet(where: World) -> None:
     """Wait until rank 0 makes the same call (by count); raises PeerError if it does not in CLAIM_WITHIN.
 
     Without a process group the ranks meet in torchrun's store, which exists before the ranks start. The key
     holds the number of the restart, so that the ranks meet again after each restart. Without torchrun no rank
     waits: `begin` compares the chosen checkpoints.
     """
+    where.barrier()
     if dist.is_initialized():
-        dist.barrier()
         return
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("WORLD_SIZE", "1") == "1":
         return

@@ -19,7 +19,7 @@ from gpu_fleet.storage.object_store import at_start
 
 
 class RunClaim:
-    """RunClaim of this process on a folder, on its place in a bucket, or on both."""
+    """Claim of this process on a folder, on its place in a bucket, or on both."""
 
     def __init__(self, lease: RunLease | None = None, lock: local.FolderLock | None = None) -> None:
         """Take what is held already; without a lease and a lock nobody else is asked."""

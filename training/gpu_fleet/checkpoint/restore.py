@@ -1,6 +1,7 @@
 """Search for the newest checkpoint that is whole on every instance of the run."""
 
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError, IdentityError, StoreError
+from gpu_fleet.errors import CheckpointError, IdentityError, StoreError, UnreadableError
 from gpu_fleet.storage.object_store import at_start, patiently
 from gpu_fleet.world import World
 
@@ -120,5 +121,12 @@ def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
 
 
 def read_state(path: Path, *, mapped: bool = False) -> Any:
-    """Load the nested state of a verified file, on the CPU; `mapped` tensors stay on the disk."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    """Load the nested state of a verified file, on the CPU; `mapped` tensors stay on the disk.
+
+    Raises UnreadableError for a state that cannot be read without running code.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        why = str(error).partition("\n")[0]
+        raise UnreadableError(f"{path}: what was saved cannot be read again: {why}") from error

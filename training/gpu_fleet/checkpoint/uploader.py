@@ -1,0 +1,250 @@
+"""Uploads of one process while training runs: the newest checkpoint first, the manifest last."""
+
+import logging
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gpu_fleet.checkpoint import local, sharded
+from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.errors import CheckpointError, RunLeaseError, as_checkpoint_error, reason_of
+from gpu_fleet.storage.object_store import at_start, patiently
+
+LINE = "checkpoint-line"  # the thread of an upload
+ABANDONED = "abandoned"  # a rank's report of an upload that it gave up for a newer one
+STANDS_STILL_S = 30.0  # a newer upload may overtake one that moves nothing for this long
+LOOK_EVERY_S = 0.5
+UPLOAD_PATIENCE_S = 60.0  # for passing failures of a bucket; an AWS notice leaves two minutes
+LESS_URGENT = 10  # nice(1) value: a tenth of a core that the training also wants, or all of a free core
+log = logging.getLogger(__name__)
+
+
+class AbandonedError(Exception):
+    """Raised inside an upload that a newer checkpoint has overtaken."""
+
+
+def left_behind() -> bool:
+    """Return whether an abandoned upload hangs in a socket, and would delay the end of the process."""
+    return any(thread.name == LINE for thread in threading.enumerate())
+
+
+class UploadProgress:
+    """Progress of a running upload; two threads read and write it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moved_at = clock()
+        self._abandoned = threading.Event()
+
+    @property
+    def abandoned(self) -> bool:
+        """True if a newer checkpoint has overtaken the upload."""
+        return self._abandoned.is_set()
+
+    def abandon(self) -> None:
+        """Make the upload end at its next `look`, wherever it waits."""
+        self._abandoned.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait for the next try; raises AbandonedError if the upload is abandoned."""
+        self._abandoned.wait(seconds)
+        self.look()
+
+    def moved(self, _bytes: int = 0) -> None:
+        """Note that bytes were uploaded; raises AbandonedError if the upload is abandoned."""
+        self._moved_at = self._clock()
+        self.look()
+
+    def look(self) -> None:
+        """Raise AbandonedError if the upload is abandoned."""
+        if self.abandoned:
+            raise AbandonedError
+
+    def still_s(self) -> float:
+        """Return the seconds since bytes were uploaded."""
+        return self._clock() - self._moved_at
+
+
+def give_way() -> None:
+    """Lower the priority of this thread; on Linux each has a nice value of its own: setpriority(2)."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The files of one checkpoint that this process uploads."""
+
+    manifest: local.Manifest
+    folder: Path
+    names: tuple[str, ...]
+    team: Team | None  # the ranks that upload the checkpoint together; None: this process uploads all
+
+
+class Uploader:
+    """Uploader of the checkpoints of one process, or of its part of them."""
+
+    def __init__(
+        self, root: Path, store: CheckpointStore, keep: int, claim: RunClaim, *, shared: bool
+    ) -> None:
+        """Start the thread; the arguments mean the same as those of Saver."""
+        self._root, self._store, self._keep, self._claim, self._shared = root, store, keep, claim, shared
+        self._queue: queue.Queue[Upload | None] = queue.Queue()
+        self._newest_queued: local.Manifest | None = None
+        self._leads = self._hurried = False
+        self.waiting: set[int] = set()  # steps that wait for an upload or are in one: not pruned
+        self.uploaded_step: int | None = None
+        self.failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
+        self.lost: RunLeaseError | None = None  # nothing clears it
+        self.thread = threading.Thread(target=self._run, name="checkpoint-upload", daemon=True)
+        self.thread.start()
+
+    def add_missing(self, manifest: local.Manifest) -> None:
+        """Upload a checkpoint from this disk if the store does not have it."""
+        if manifest.step not in at_start(self._store.steps):
+            self.add(manifest, None)
+
+    def add(self, manifest: local.Manifest, team: Team | None) -> None:
+        """Upload a checkpoint of this disk, or with a `team` this rank's part of it."""
+        self._newest_queued = manifest
+        self._leads = team is None or team.leads
+        self.waiting.add(manifest.step)
+        own = sharded.FilesOfRank(team.rank) if team else manifest.files
+        folder = self._root / local.folder_name(manifest.step)
+        if not self._shared and team:
+            folder = local.stage(self._root, manifest.step)
+        names = tuple(name for name in manifest.files if name in own)
+        self._queue.put(Upload(manifest, folder, names, team))
+
+    def hurry(self) -> None:
+        """Give an upload up from now on for a newer one, without a wait: the run ends."""
+        self._hurried = True
+
+    def end(self) -> None:
+        """End the thread after the uploads that are queued."""
+        self._queue.put(None)
+
+    def check(self) -> None:
+        """Raise CheckpointError unless a listing shows the newest checkpoint in the store, file by file."""
+        if self.failure is not None:
+            raise self.failure
+        store, newest = self._store, self._newest_queued
+        if newest is None:
+            return
+        if self.uploaded_step != newest.step:
+            raise CheckpointError(f"{store.uri}: step {newest.step} is on disk, and was not uploaded")
+        if self._leads:
+            patiently(lambda: store.check_whole(newest), within_s=UPLOAD_PATIENCE_S)
+
+    def _run(self) -> None:
+        """Upload one checkpoint at a time; a newer checkpoint may overtake one that hangs."""
+        give_way()  # new threads inherit the priority
+        while (upload := self._newest()) is not None:
+            line = UploadProgress()
+            running = threading.Thread(target=self._upload_one, args=(upload, line), name=LINE, daemon=True)
+            running.start()
+            while running.is_alive() and not self._overtaken(upload, line):
+                running.join(LOOK_EVERY_S)
+
+    def _overtaken(self, upload: Upload, line: UploadProgress) -> bool:
+        """Return whether the upload is given up: a newer one waits, and the run ends or this one hangs.
+
+        An upload that hangs in a socket cannot be stopped: its thread is left behind.
+        """
+        with self._queue.mutex:
+            newer = any(waiting is not None for waiting in self._queue.queue)
+        if newer and (self._hurried or line.still_s() > STANDS_STILL_S):
+            log.warning("event=upload-abandoned step=%d still_s=%.0f", upload.manifest.step, line.still_s())
+            line.abandon()
+        return line.abandoned
+
+    def _newest(self) -> Upload | None:
+        """Return the newest queued upload; older ones that queued up behind a slow upload are skipped."""
+        upload = self._queue.get()
+        while upload is not None and not self._queue.empty():
+            following = self._queue.get()
+            if following is None:
+                self._queue.put(None)
+                break
+            self._pass_over(upload)
+            upload = following
+        return upload
+
+    def _pass_over(self, upload: Upload) -> None:
+        """Skip an upload, and report that to the other ranks, so that they do not wait for it."""
+        self.waiting.discard(upload.manifest.step)
+        if upload.team is not None:
+            upload.team.post(upload.manifest.step, "uploaded", ABANDONED)
+        if not self._shared:
+            shutil.rmtree(upload.folder, ignore_errors=True)
+
+    def _upload_one(self, upload: Upload, line: UploadProgress) -> None:
+        step = upload.manifest.step
+        try:
+            self._bring_up(upload, line)
+        except AbandonedError:
+            self._pass_over(upload)
+            return
+        except Exception as error:  # noqa: BLE001 - any would end this thread, and nobody would know
+            if not line.abandoned:
+                log.error("event=upload-failed step=%d error=%r", step, reason_of(error))
+                self.failure = as_checkpoint_error(error, f"step {step} cannot be uploaded")
+            if isinstance(error, RunLeaseError):  # a newer checkpoint cannot clear this failure
+                self.lost = error
+            return
+        finally:
+            self.waiting.discard(step)
+        if step < (self.uploaded_step or 0):  # overtaken, but it has succeeded
+            return
+        self.failure = None
+        self.uploaded_step = step
+        self._after_upload(upload)
+
+    def _bring_up(self, upload: Upload, line: UploadProgress) -> None:
+        """Upload the files of this process; rank 0 commits when all ranks have uploaded theirs."""
+        store, manifest, team = self._store, upload.manifest, upload.team
+        bring = partial(patiently, within_s=UPLOAD_PATIENCE_S, sleep=line.pause)
+        held = self._claim.check_bucket
+
+        def moved(size: int) -> None:
+            line.moved(size)
+            self._claim.check_sometimes()  # a paused upload must not overwrite a file of the next holder
+
+        if team is None:
+            bring(held)
+            bring(lambda: store.upload(upload.folder, manifest, moved, held))
+            return
+        try:
+            bring(held)
+            bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, moved))
+        except AbandonedError:
+            raise
+        except Exception as error:  # the other ranks wait for a word, whatever it is
+            failure = as_checkpoint_error(error, f"step {manifest.step} cannot be uploaded")
+            team.post(manifest.step, "uploaded", error=failure)
+            raise
+        team.post(manifest.step, "uploaded", "")
+        if not team.leads:
+            return
+        if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
+            raise AbandonedError
+        bring(lambda: store.commit(manifest, held))
+
+    def _after_upload(self, upload: Upload) -> None:
+        if not self._shared and upload.team is not None:
+            for name in upload.names:
+                (upload.folder / name).unlink(missing_ok=True)
+        if not self._leads:
+            return
+        log.info("event=upload step=%d uri=%s", upload.manifest.step, self._store.uri)
+        try:
+            self._store.prune(upload.manifest.step, self._keep)
+        except CheckpointError as error:  # nothing is lost: the store keeps too much
+            log.warning("event=prune-failed error=%r", str(error))
