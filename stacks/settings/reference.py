@@ -5,6 +5,7 @@
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -233,9 +234,8 @@ def _empty(kind: str) -> object:
 
 def modeline(stack_folder: Path) -> str:
     """Return the first line of a stack file in a folder."""
-    beside = stack_folder.resolve() == projects.OWN / "stacks"
-    place = FILE.relative_to(projects.OWN / "stacks") if beside else FILE.name
-    return f"{MODELINE}{place}"
+    in_checkout = stack_folder.resolve() == projects.stack_folder_of(projects.OWN).resolve()
+    return f"{MODELINE}{os.path.relpath(FILE, stack_folder.resolve()) if in_checkout else FILE.name}"
 
 
 def written_files(root: Path, stack_folder: Path) -> dict[Path, str]:
