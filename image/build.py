@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from image import bake, build_requirements, disk, lock, oci, payload, wheels
+from image import bake, build_requirements, disk, lock, oci, payload, places, wheels
 from image.errors import ImageError
 
-OUTPUT = payload.PROJECT / "build" / "image"
+OUTPUT = places.build_folder() / "image"
 KEY_DIGITS = 16
 REPORT = "report.json"
 CLOUD_BASES = {"aws": "ubuntu-24.04", "alicloud": "ubuntu-24.04"}

@@ -14,10 +14,10 @@ import zlib
 from fnmatch import fnmatch
 from pathlib import Path
 
-from image import lock, vendored
+from image import lock, places, vendored
 from image.errors import PayloadError
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = places.PROJECT
 SCRIPTS = ("provision.sh", "bootstrap.py", "lib.sh", "sbom.py")
 FOLDERS = ("steps", "rootfs", "wheels", "keys")
 # Modules of the project that run on the instance; the rest of image/ is for the builder.
@@ -116,12 +116,11 @@ def packages_tsv(file: Path, base: str) -> str:
 
 def _below(project: Path, folder: str, prefix: str) -> Files:
     """Return the project's own files below a folder, under another prefix; other files are left out."""
-    if not (project / folder).is_dir():
-        raise PayloadError(f"{project / folder}: missing; the image needs it")
-    names = (
-        _tracked(project, folder) if (project / ".git").exists() else _by_pattern(project / folder, prefix)
-    )
-    paths = {name: project / folder / name for name in names}
+    place = places.folder(folder, project)
+    if not place.is_dir():
+        raise PayloadError(f"{place}: missing; the image needs it")
+    names = _tracked(project, folder) if (project / ".git").exists() else _by_pattern(place, prefix)
+    paths = {name: place / name for name in names}
     return {f"{prefix}/{name}": path.read_bytes() for name, path in sorted(paths.items()) if path.is_file()}
 
 

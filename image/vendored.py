@@ -16,11 +16,11 @@ import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
+from image import places
 from image.errors import LockError
 
-PROJECT = Path(__file__).resolve().parents[1]
-LIST = PROJECT / "image" / "wheels" / "instance.txt"
-CACHE = PROJECT / "build" / "cache" / "wheels"
+LIST = places.folder("image/wheels") / "instance.txt"
+CACHE = places.build_folder() / "cache" / "wheels"
 # Packages that only one cloud's instances need.
 OF_CLOUD = {"aliyun-python-sdk-core": "alicloud"}
 # The oldest Python and glibc of an instance; Debian 12 and Ubuntu 24.04 have newer ones.

@@ -29,7 +29,7 @@ class Part:
 
 
 PROVIDER = "tests/stacks/test_aws_provider.py"
-README = ("tests/test_readme.py", "tests/test_wheel.py", "tests/training/test_types.py")
+README = ("tests/test_readme.py", "tests/training/test_types.py")
 PROGRAMS = "tests/reaper/test_real_programs.py"  # JupyterLab, tmux, Open MPI and others
 ONE_BY_ONE = ("-n", "0")
 PARTS = {
@@ -47,7 +47,8 @@ PARTS = {
     ),
     "provider": Part("prove", (PROVIDER,), options=ONE_BY_ONE),
     "readme": Part("prove", README, options=ONE_BY_ONE),
-    "training": Part("prove", ("tests/training", "tests/bench", f"--ignore={README[2]}")),
+    "wheel": Part("prove", ("tests/test_wheel.py",), options=ONE_BY_ONE),
+    "training": Part("prove", ("tests/training", "tests/bench", f"--ignore={README[1]}")),
     "libraries": Part("libraries", ("tests/libraries",), options=ONE_BY_ONE),
     "reaper": Part(
         "prove",

@@ -1,4 +1,4 @@
-"""What `pip install` of a checkout brings: trainer, console, users' commands, and all that they open."""
+"""What the wheel brings: every package with all that it opens, and from an empty folder a rehearsed stack."""
 
 import ast
 import re
@@ -16,21 +16,23 @@ from pathlib import Path
 import pytest
 
 from image.wheels import pins
+from stacks.catalog import Cloud
+from stacks.payload import built
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
-ROOMS = ("capacity", "console", "instance", "queue", "reaper", "runs")
-# Folder of the wheel -> where it lies in a checkout.
-FOLDERS = {
-    "gpu_fleet": ROOT / "training/gpu_fleet",
-    **{f"image/{name}": ROOT / "image" / name for name in ROOMS},
-}
-FOR_READERS = {"README.md", "requirements.txt"}
+# What users' commands are made of: they need no extra.
+ROOMS = tuple(f"image/{name}" for name in ("capacity", "console", "instance", "queue", "reaper", "runs"))
+FOLDERS = ("image", "stacks", "training/gpu_fleet", "training/examples")
+INSTALLED = (("training/gpu_fleet/", "gpu_fleet/"), ("training/examples/", "image/examples/"))
+# Stack files name accounts: a checkout's own are no part of the wheel.
+LEFT_OUT = re.compile(r"stacks/Pulumi\.[^/]*\.yaml")
 # Who asks for them names them: trackers and callbacks say so where they are not there.
-OPTIONAL = {"lightning", "datasets", "pyarrow"}
+# The policy pack has an environment of its own.
+OPTIONAL = {"lightning", "datasets", "pyarrow", "pulumi_policy"}
 # What another one brings, whose very versions it goes with.
-BROUGHT = {"botocore": "boto3", "pydantic_core": "pydantic", "tokenizers": "transformers"}
+BROUGHT = {"botocore": "boto3", "pydantic_core": "pydantic", "tokenizers": "transformers", "werkzeug": "moto"}
 CONSOLE = "from image.console.cli import main; main()"
 HELPS = """
 import contextlib, sys
@@ -85,13 +87,21 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
 
 
 def wanted() -> set[str]:
-    """The files of what users need, as a checkout has them."""
-    return {"image/__init__.py"} | {
-        f"{name}/{path.relative_to(folder)}"
-        for name, folder in FOLDERS.items()
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and path.name not in FOR_READERS
-    }
+    """The files of the packages, as git lists them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    return {installed(name) for name in listed if not LEFT_OUT.fullmatch(name) and (ROOT / name).is_file()}
+
+
+def installed(name: str) -> str:
+    for here, there in INSTALLED:
+        name = name.replace(here, there, 1)
+    return name
 
 
 def test_it_has_every_file_of_its_packages_and_no_other(site: Path) -> None:
@@ -124,7 +134,7 @@ def imports(site: Path, folder: str) -> Iterator[str]:
 
 
 def test_it_imports_nothing_that_it_lacks(site: Path) -> None:
-    own = {name for folder in ("gpu_fleet", "image") for name in imports(site, folder)}
+    own = {name for folder in ("gpu_fleet", "image", "stacks") for name in imports(site, folder)}
     own = {name for name in own if name.split(".")[0] in ("gpu_fleet", "image", "stacks")}
     places = {name: site / name.replace(".", "/") for name in own}
 
@@ -137,8 +147,10 @@ def plain(requirement: str) -> str:
     return re.split(r"[=><\[]", requirement)[0].lower()
 
 
-@pytest.mark.parametrize(("folder", "extras"), [("image", ()), ("gpu_fleet", ("train",))])
-def test_every_library_is_asked_for(site: Path, folder: str, extras: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("folders", "extras"), [(ROOMS, ()), (("stacks",), ("platform",)), (("gpu_fleet",), ("train",))]
+)
+def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     asked = {plain(dependency) for dependency in PROJECT["dependencies"]}
     asked |= {
         plain(optional_dependency)
@@ -147,10 +159,11 @@ def test_every_library_is_asked_for(site: Path, folder: str, extras: tuple[str, 
     }
     distributions = packages_distributions()
 
-    used = {name.split(".")[0] for name in imports(site, folder)} - sys.stdlib_module_names
+    used = {name.split(".")[0] for folder in folders for name in imports(site, folder)}
+    used -= sys.stdlib_module_names
     wanted = {
         distributions.get(BROUGHT.get(name, name), [name])[0].lower().replace("_", "-")
-        for name in used - OPTIONAL - {"gpu_fleet", "image"}
+        for name in used - OPTIONAL - {"gpu_fleet", "image", "stacks"}
     }
     assert wanted <= asked
 
@@ -172,17 +185,24 @@ def test_the_trainer_works_beside_a_users_own_folders(python: Path, site: Path, 
     assert done.stdout == f"gpu_fleet.library {site}/gpu_fleet/__init__.py the researcher\n", done.stderr
 
 
-def test_the_console_has_users_commands_and_says_where_the_others_are(python: Path, tmp_path: Path) -> None:
-    helped = run(python, tmp_path, "-c", CONSOLE, "--help")
-    refused = run(python, tmp_path, "-c", CONSOLE, "check", "aws-dev")
+def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(
+    site: Path, tmp_path: Path
+) -> None:
+    bare = "import sys; sys.modules['pydantic'] = None; "
 
-    assert re.findall(r"^  ([a-z][a-z-]*)  ", helped.stdout, re.MULTILINE) == [
-        *("take", "give-back", "status", "explain", "keep", "release", "connect", "train"),
-        *("submit", "runs", "logs", "cancel"),
-        *("sweep", "unfreeze", "report", "agent"),
-    ]
-    assert refused.returncode == 2
-    assert "'check' needs a checkout of gpu-fleet: clone the repository" in refused.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", f"{bare}{CONSOLE}", "check", "aws-dev"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stderr == (
+        "error: needs the Python package pydantic, which is not here; pip install 'gpu-fleet[platform]' "
+        "brings it\n"
+    )
 
 
 def test_the_trainer_says_what_it_lacks(site: Path, tmp_path: Path) -> None:
@@ -205,3 +225,51 @@ def test_the_commands_load_from_the_wheel_alone(python: Path, tmp_path: Path) ->
 
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^Usage: gpu-fleet ([a-z]+)", done.stdout, re.MULTILINE) == [*names]
+
+
+@pytest.fixture(scope="module")
+def own(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a new environment, in which pip has installed the wheel with its extra."""
+    folder = tmp_path_factory.mktemp("own")
+    venv.create(folder, symlinks=True, with_pip=True)
+    pip = (folder / "bin/python", "-m", "pip", "install", "--quiet", f"{wheel}[platform]")
+    subprocess.run(pip, check=True, capture_output=True)
+    return folder / "bin"
+
+
+STACK = (
+    *("--stack", "research", "--cloud", "aws", "--region", "us-east-1"),
+    *("--account", "123456789012", "--recipient", "ml@example.com"),
+)
+PAYLOADS = """
+from stacks.catalog import Cloud
+from stacks.payload import built
+
+print(*(built.built(cloud).sha256 for cloud in Cloud))
+"""
+
+
+@pytest.mark.prove
+def test_from_an_empty_folder_to_a_rehearsed_stack_with_the_wheel_alone(own: Path, tmp_path: Path) -> None:
+    infra, fleet = tmp_path / "infra", own / "gpu-fleet"
+    steps = {
+        ("init", ".", *STACK): "written  stacks/Pulumi.research.yaml",
+        ("new", "lab", *STACK[2:], "--cidr", "10.30.0.0/16"): "Pulumi.lab.yaml is written",
+        ("check", "research"): "research: OK",
+        ("cost", "stacks/Pulumi.lab.yaml"): "at worst",
+        ("schema",): "A stack of gpu-fleet",
+        ("rehearse", "research"): "resources.created",
+    }
+    infra.mkdir()
+
+    done = {words: run(fleet, infra, *words) for words in steps}
+
+    assert {words: step.stderr for words, step in done.items() if step.returncode} == {}
+    assert [words for words, says in steps.items() if says not in done[words].stdout] == []
+
+
+@pytest.mark.prove
+def test_the_payload_of_a_wheel_is_that_of_the_checkout(own: Path, tmp_path: Path) -> None:
+    done = run(own / "python", tmp_path, "-I", "-c", PAYLOADS)
+
+    assert done.stdout.split() == [built.built(cloud).sha256 for cloud in Cloud], done.stderr

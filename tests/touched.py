@@ -37,8 +37,6 @@ READERS = {
 }
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 CLOUDS = ("aws", "alicloud")
-PROGRAM = "__main__.py"  # run by its path
-RUNS_PROGRAM = "stacks/rehearsal/program.py"
 LONGEST_NAME = 200  # characters; longer strings are texts
 QUICK = "not image and not libraries and not queue and not prove"
 
@@ -102,8 +100,7 @@ def uses_of(sources: Mapping[str, str]) -> Uses:
     """Who uses whom directly."""
     modules, commands = names_of(sources), dict(COMMAND.findall(sources.get(COMMANDS, "")))
     return {
-        file: frozenset([PROGRAM] if file == RUNS_PROGRAM else [])
-        | frozenset(
+        file: frozenset(
             found
             for name in set(references(file, text, commands if "console" in text else {}))
             for found in files_of(name, modules)

@@ -30,8 +30,11 @@ Arrows = dict[str, set[str]]
 
 OWN = ("stacks", "image", "training", "tests")
 # A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
-PAYLOAD, OF_IMAGE = "stacks/payload/", ("image.payload", "image.errors", "image.wheel_store", "image.wheels")
-PROGRAM, MOST_LINES = "__main__.py", 40
+PAYLOAD, OF_IMAGE = (
+    "stacks/payload/",
+    ("image.payload", "image.errors", "image.places", "image.wheel_store", "image.wheels"),
+)
+PROGRAM, MOST_LINES = "stacks/program.py", 40
 OF_PROGRAM = (
     *("stacks.catalog", "stacks.errors", "stacks.settings", "stacks.settings.reader"),
     *("stacks.aws.stack", "stacks.alicloud.stack"),
@@ -54,7 +57,7 @@ CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
 # Its modules go to every instance and load before any command does.
 OF_CONSOLE = ("image.console", "click", *sys.stdlib_module_names)
 # At the top of stacks/ is only what several rooms need and none owns.
-TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization")
+TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization", "program")
 TOP = {f"stacks/{name}.py" for name in TOP_NAMES}
 # Nothing but the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises its
 # own throw-away stack's.

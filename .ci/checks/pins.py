@@ -87,6 +87,9 @@ def beside_the_locks(checkout: Checkout) -> Iterator[Finding]:
     for name, version in data.items():
         if tested.get(name) != version:
             yield Finding(DATA, 1, f"the extra data has {name} {version}, tests {tested.get(name)}")
+    for name, version in pins("\n".join(extras.get("platform", ()))).items():
+        if locked(checkout).get(name) != version:
+            yield Finding(DATA, 1, f"the extra platform has {name} {version}, the lock another")
     for path in checkout.files("tests", suffix=".py"):
         for name in pins(checkout.text(f"{LIBRARIES}.txt")):
             if f'"{name}==' in checkout.text(path):

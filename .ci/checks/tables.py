@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.sources import Checkout, Finding, NothingToCheckError, line_of
-from stacks.settings import reference
+from stacks.settings import projects, reference
 
 ACTIONS = "tests/reaper/alicloud_api.toml"
 PAGES = ("https://api.alibabacloud.com/document/", "https://www.alibabacloud.com/help/")
@@ -65,8 +65,13 @@ def _of_sdk() -> set[str]:
 def written(checkout: Checkout) -> Iterator[Finding]:
     """The JSON Schema of a stack file and the page of its keys are those of the settings."""
     schema = json.dumps(reference.json_schema(), indent=1) + "\n"
-    for file, text in ((reference.FILE, schema), (reference.PAGE, reference.markdown())):
-        path = file.relative_to(reference.CHECKOUT).as_posix()
+    schema_file = reference.FILE.relative_to(projects.OWN)
+    for file, text in (
+        (schema_file, schema),
+        (reference.PAGE, reference.markdown()),
+        (reference.PROJECT, reference.pulumi_project()),
+    ):
+        path = file.as_posix()
         if checkout.text(path) != text:
             yield Finding(path, 1, "is of other settings: run `gpu-fleet schema --write`")
 

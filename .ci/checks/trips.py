@@ -21,7 +21,7 @@ TRIPS = {
         "stacks/Pulumi.aws-prod.yaml",
         "stacks/settings/schema.py",
         "stacks/settings/reader.py",
-        "__main__.py",
+        "stacks/program.py",
         "stacks/aws/stack.py",
         "stacks/aws/firewall.py",
     ],

@@ -20,6 +20,7 @@ FAILED = 1
 # What a shell reports of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2
 TRACEBACK = "GPU_FLEET_TRACEBACK"
+FOLDER = "GPU_FLEET_DIR"  # stacks/settings/projects.py reads it
 
 
 class Console(TableGroup):
@@ -112,6 +113,14 @@ def say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+def choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
+    """What ``--dir`` does: the variable is what every room reads, also in a process that a command starts."""
+    if folder and not ctx.resilient_parsing:
+        before = dict(os.environ)
+        os.environ[FOLDER] = folder
+        ctx.call_on_close(lambda: os.environ.update({FOLDER: before.get(FOLDER, "")}))
+
+
 def example() -> str:
     """What to try first: of a checkout its stacks, on an instance the instance."""
     return "gpu-fleet check aws-dev" if lazy.is_here(CHECK) else "gpu-fleet status"
@@ -123,7 +132,14 @@ main = Console(
     "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
     example(),
 )
-main.params.append(
+main.params += [
+    click.Option(
+        ["--dir"],
+        metavar="DIR",
+        expose_value=False,
+        callback=choose_folder,
+        help=f"The project whose stack files are meant; by default {FOLDER}, else from here upward.",
+    ),
     click.Option(
         ["--version"],
         is_flag=True,
@@ -131,6 +147,6 @@ main.params.append(
         expose_value=False,
         callback=say_version,
         help="Say which gpu-fleet this is, for a report.",
-    )
-)
+    ),
+]
 main.context_settings = {"help_option_names": ["-h", "--help"], "obj": StackFiles()}

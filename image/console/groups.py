@@ -4,7 +4,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from image.console import lazy
-from image.console.table import Row, Rows
+from image.console.table import INTERNAL, Row, Rows
 
 Section = dict[str, Row | Rows]
 
@@ -36,14 +36,19 @@ class TableGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """The list in ``--help``; loads nothing."""
         for title, rows in self.sections.items():
-            if rows:
+            if rows and title != INTERNAL:
                 with formatter.section(title):
                     formatter.write_dl([(name, row.line) for name, row in rows.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names of commands, and the group's own options; loads nothing."""
         own = click.Command.shell_complete(self, ctx, incomplete)
-        commands = ((name, row.line) for name, row in self._rows().items() if name.startswith(incomplete))
+        offered = self._rows().keys() - self.sections.get(INTERNAL, {}).keys()
+        commands = (
+            (name, row.line)
+            for name, row in self._rows().items()
+            if name in offered and name.startswith(incomplete)
+        )
         return [*(CompletionItem(name, help=line) for name, line in commands), *own]
 
     def resolve_command(
@@ -55,8 +60,8 @@ class TableGroup(click.Group):
             return super().resolve_command(ctx, args)
         if name in self._absent:
             ctx.fail(
-                f"{name!r} needs a checkout of gpu-fleet: clone the repository, run `make policy` there "
-                f"once, and call its .venv/bin/gpu-fleet; here there are: {', '.join(known)}"
+                f"{name!r} is no command of an instance: on a computer of yours pip install "
+                f"'gpu-fleet[platform]' brings it; here there are: {', '.join(known)}"
             )
         raise click.exceptions.NoSuchCommand(name, possibilities=known, ctx=ctx)
 

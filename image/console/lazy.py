@@ -9,6 +9,9 @@ import click
 
 from image.console.errors import CommandNotHereError
 
+# Room -> the extra of the wheel that brings what its commands need.
+EXTRAS = {"stacks": "platform", "gpu_fleet": "train"}
+
 
 def is_here(target: str) -> bool:
     """Whether the module of ``module:attribute`` lies on this computer; loads nothing.
@@ -38,7 +41,11 @@ def load(target: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise CommandNotHereError(f"needs the Python package {error.name}, which is not here") from error
+        room = module.partition(".")[0]
+        advice = f"; pip install 'gpu-fleet[{EXTRAS[room]}]' brings it" if room in EXTRAS else ""
+        raise CommandNotHereError(
+            f"needs the Python package {error.name}, which is not here{advice}"
+        ) from error
 
 
 def command(target: str) -> click.Command:

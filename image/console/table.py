@@ -67,6 +67,8 @@ CATALOG = Rows(
     },
 )
 
+# Called by units of an instance: no help and no completion offers them.
+INTERNAL = "On an instance, by systemd"
 # Who uses it -> its commands, in the order of the help.
 SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     "Users of instances": {
@@ -87,6 +89,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "cancel": Row("image.runs.follow:cancel", "Ask a submitted run to save and end."),
     },
     "Platform teams": {
+        "init": Row("stacks.new.init_command:init", "Write a repository of your own, with a first stack."),
         "new": Row("stacks.new.command:new", "Write a stack file from questions or flags."),
         "check": Row("stacks.cost.check:check", "Check a stack file; needs no cloud."),
         "schema": Row(
@@ -108,7 +111,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "report": Row("image.reaper.people.report:report", "What a month saved, or a day was worth."),
         "image": IMAGE,
     },
-    "On an instance, by systemd": {
+    INTERNAL: {
         "accounts": Row("image.accounts.command:command", "Make the accounts of the stack's users."),
         "start-run": Row("image.accounts.start_run:start_run", "Start a submitted run, as its account."),
         "agent": Row("image.reaper.agent.command:command", "Watch this instance, publish heartbeats."),

@@ -1,7 +1,6 @@
 """Which gpu-fleet this is: the package's number, and on an instance the digest of what it was made from."""
 
 import json
-from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
@@ -17,6 +16,8 @@ def text(root: Path = Path("/")) -> str:
     Args:
         root: of the file system.
     """
+    from importlib import metadata  # noqa: PLC0415 - it loads e-mail and zip, which every other command would pay for
+
     try:
         number = metadata.version(NAME)
     except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from image.instance.errors import LOG_IN, CloudError, ConfigurationError, InstanceError
+from image.instance.errors import CloudError, ConfigurationError, InstanceError, log_in
 from image.instance.metadata import Metadata
 
 KEY_ID, SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
@@ -77,9 +77,9 @@ class Credentials:
             try:
                 self._of_role = of_role(self._metadata)
             except ConfigurationError as error:
-                raise ConfigurationError(f"{error}; needed is {LOG_IN['alicloud']}") from error
+                raise ConfigurationError(f"{error}; needed is {log_in('alicloud')}") from error
             except CloudError as error:
-                raise CloudError(f"{error}; needed is {LOG_IN['alicloud']}", error.code) from error
+                raise CloudError(f"{error}; needed is {log_in('alicloud')}", error.code) from error
         return self._of_role[0]
 
 

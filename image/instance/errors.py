@@ -1,7 +1,8 @@
 """What every program on an instance raises on purpose: one message for a user, shown without a traceback."""
 
 import difflib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 
 # Cloud -> what a user does whose credentials are missing, or count no more.
 LOG_IN = {
@@ -14,6 +15,12 @@ LOG_IN = {
         "ALIBABA_CLOUD_ACCESS_KEY_SECRET, of a role ALIBABA_CLOUD_SECURITY_TOKEN too"
     ),
 }
+
+
+def log_in(cloud: str, environ: Mapping[str, str] = os.environ) -> str:
+    """What a user does whose credentials are missing or count no more, and which profile was tried."""
+    profile = environ.get("AWS_PROFILE") if cloud == "aws" else None
+    return LOG_IN[cloud] + (f" (tried: profile {profile!r})" if profile else "")
 
 
 class InstanceError(Exception):

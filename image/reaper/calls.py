@@ -17,7 +17,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from image.instance.errors import LOG_IN
+from image.instance.errors import log_in
 from image.reaper.errors import AnswerError, CloudError, DeadlineError
 
 Item = TypeVar("Item")
@@ -170,7 +170,7 @@ class Calls:
             return failed, 1 + int(metadata.get("RetryAttempts", 0))
         except BotoCoreError as error:
             log.info("call=%s error=%r", _name(method), str(error))
-            remedy = f"; needed are {LOG_IN[_cloud(method)]}" if isinstance(error, NOBODY) else ""
+            remedy = f"; needed are {log_in(_cloud(method))}" if isinstance(error, NOBODY) else ""
             return CloudError(f"{_name(method)}: {error}{remedy}", "ServiceUnavailable"), 1
         except AnswerError as error:
             log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)
@@ -224,7 +224,7 @@ def _name(method: Callable[..., Any]) -> str:
 def _remedy(method: Callable[..., Any], code: str) -> str:
     """How to log in, or the permission to ask an administrator for, where one of these is missing."""
     if code in OVER:
-        return f"; these credentials count no more, needed are {LOG_IN[_cloud(method)]}"
+        return f"; these credentials count no more, needed are {log_in(_cloud(method))}"
     needed = permission_of(method) if code in DENIED else ""
     return f"; missing permission: {needed}" if needed else ""
 

@@ -1,7 +1,7 @@
 """Command-line options that several commands share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
 from functools import wraps
@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from image.instance import paths
 from image.reaper import cloud as clouds
-from image.reaper.cloud import LEDGER_URI
+from image.reaper.cloud import LEDGER_URI, policy_file
 from image.reaper.place import Asked
 from image.reaper.times import parse_time
 
@@ -80,9 +82,16 @@ def _pools(context: click.Context) -> list[str]:
     return context.obj.pools(stack) if context.obj and stack else []
 
 
+STACK_VARIABLE = "GPU_FLEET_STACK"
 STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
 WHERE: tuple[Decorator, ...] = (
-    click.option("--stack", metavar="NAME", type=STACK_NAME, help="Of this stack, by its published policy."),
+    click.option(
+        *("-s", "--stack"),
+        metavar="NAME",
+        type=STACK_NAME,
+        envvar=STACK_VARIABLE,
+        help=f"Of this stack, by its published policy; by default {STACK_VARIABLE}, else the only one here.",
+    ),
     click.option("--region", help="Its region; by default of its file, this instance, the environment."),
     click.option("--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default likewise."),
     click.option("--account", "account_id", metavar="ID", help="Its account; by default yours."),
@@ -100,9 +109,40 @@ def stack_options(command: Callable[..., None]) -> Callable[..., None]:
     return _asking(command, (*WHERE, *POLICY))
 
 
+def subject_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command whose subject is a stack: its name may be an argument too."""
+    return click.argument("subject", metavar="[STACK]", required=False, type=STACK_NAME)(
+        _asking(command, (*WHERE, *POLICY))
+    )
+
+
+def json_option(command: Callable[..., None]) -> Callable[..., None]:
+    """``-o json``, as the parameter ``as_json``."""
+    return click.option(
+        *("-o", "--output", "as_json"),
+        type=click.Choice(["table", "json"]),
+        default="table",
+        callback=lambda _, __, form: form == "json",
+        help="For programs: json, with the keys of docs/platform.md.",
+    )(command)
+
+
 def where_options(command: Callable[..., None]) -> Callable[..., None]:
     """The same without those of a policy, for a command that needs none."""
     return _asking(command, WHERE)
+
+
+def _stack_of(context: click.Context, subject: str | None, said: Mapping[str, Any]) -> str | None:
+    """The stack that a command line means; None where this instance, or a policy, says which."""
+    flag = said["stack"]
+    by_flag = context.get_parameter_source("stack") is ParameterSource.COMMANDLINE
+    if subject and by_flag and flag != subject:
+        raise click.UsageError(f"two stacks are named, {subject!r} and --stack {flag!r}; name one")
+    if subject or flag:
+        return subject or str(flag)
+    known = _stacks(context)
+    elsewhere = said.get("policy_path") or paths.instance_file().exists() or policy_file().exists()
+    return known[0] if len(known) == 1 and not elsewhere else None
 
 
 def _asking(command: Callable[..., None], options: tuple[Decorator, ...]) -> Callable[..., None]:
@@ -110,8 +150,10 @@ def _asking(command: Callable[..., None], options: tuple[Decorator, ...]) -> Cal
 
     @wraps(command)
     def taking(**given: Any) -> None:
+        context = click.get_current_context()
         said = {name: given.pop(name) for name in names & given.keys()}
-        command(**given, asked=Asked(**said, files=click.get_current_context().obj))
+        said["stack"] = _stack_of(context, given.pop("subject", None), said)
+        command(**given, asked=Asked(**said, files=context.obj))
 
     made: Callable[..., None] = taking
     for option in reversed(options):

@@ -14,7 +14,7 @@ from rich.table import Table
 from image.capacity import mover
 from image.capacity.command import caller_of
 from image.reaper.errors import ConfigurationError, nearest
-from image.reaper.options import stack_options
+from image.reaper.options import json_option, stack_options, subject_options
 from image.reaper.place import Asked, Place, subject
 from image.reaper.policy import Policy
 from image.reaper.times import format_span, parse_time
@@ -23,6 +23,7 @@ from image.runs.bucket import RunBucket, run_bucket
 from image.runs.choice import account_name, is_silent
 from image.runs.model import OVER, Job, NodeState, Phase, node_prefix, overall
 
+HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
 WIDTH = 150  # of a table that goes into a file or a pipe
 LOOK_EVERY_S = 5.0
 SECONDS_PER_HOUR = 3600
@@ -64,21 +65,26 @@ def _viewer(policy: Policy, asked: Asked, account: str | None) -> Viewer:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet runs --stack aws-dev")
 @as_option
-@stack_options
-def runs(asked: Asked, account: str | None) -> None:
+@subject_options
+@json_option
+def runs(asked: Asked, account: str | None, *, as_json: bool) -> None:
     """List your submitted runs, the newest first: phase, step, loss, ETTR and cost so far."""
     if (policy := subject(asked).policy).has_queue:
-        queue_view.show_runs(queue_view.opened(policy, asked, account))
+        queue_view.show_runs(queue_view.opened(policy, asked, account), as_json=as_json)
         return
     viewer = _viewer(policy, asked, account)
     now = datetime.now(UTC)
     jobs = viewer.bucket.jobs(viewer.account)
     table = Table(box=None, header_style="bold")
-    for heading in ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most"):
+    for heading in HEADINGS:
         table.add_column(heading, no_wrap=True)
     said = {job.run: viewer.bucket.states(job) for job in jobs}
-    for job in jobs:
-        table.add_row(*cells(job, said[job.run], viewer.policy, now))
+    rows = [cells(job, said[job.run], viewer.policy, now) for job in jobs]
+    if as_json:
+        click.echo(queue_view.document(HEADINGS, rows))
+        return
+    for row in rows:
+        table.add_row(*row)
     Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
     for run, states in said.items():
         for why in dict.fromkeys(state.detail for state in states if state.phase is Phase.REFUSED):

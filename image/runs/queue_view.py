@@ -6,10 +6,11 @@ cancel, and a log is the file on the shared homes.
 """
 
 import getpass
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -170,14 +171,24 @@ def place(entry: JobEntry) -> str:
     return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
 
 
-def show_runs(viewer: QueueViewer) -> None:
+def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of a table for programs: the keys are its headings. Pure."""
+    keys = [heading.lower().replace(" ", "_") for heading in headings]
+    return json.dumps({"runs": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=1)
+
+
+def show_runs(viewer: QueueViewer, *, as_json: bool) -> None:
     """List the account's jobs, the newest first."""
     entries = viewer.entries()
+    rows = [cells(entry, viewer.state(entry), viewer.policy) for entry in entries]
+    if as_json:
+        click.echo(document(HEADINGS, rows))
+        return
     table = Table(box=None, header_style="bold")
     for heading in HEADINGS:
         table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
-    for entry in entries:
-        table.add_row(*cells(entry, viewer.state(entry), viewer.policy))
+    for row in rows:
+        table.add_row(*row)
     Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
     if not entries:
         click.echo(f"account {viewer.account} has no jobs in the queue")

@@ -32,10 +32,10 @@ from stacks.catalog.money import Money
 from stacks.errors import StacksError
 from stacks.preflight.command import look as preflight_look
 from stacks.rehearsal.processes import ended_like_by_keyboard
-from stacks.settings import ImageMode, Stack, reader, stack_files, yaml_text
-from stacks.settings.stack_files import StackName
+from stacks.settings import ImageMode, Stack, projects, reader, stack_files, yaml_text
+from stacks.settings.stack_argument import stack_argument
 
-ROOT = stack_files.FOLDER.parent
+CODE = Path(__file__).resolve().parents[2]
 PIPE_WIDTH = 140
 INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
 # Some minutes on four processors: the interruption comes some tens of seconds after the request for it.
@@ -66,11 +66,11 @@ class Surroundings:
     """
 
     account: Callable[[Stack, RunClock], Account] = account_of
-    engine: Callable[[str, Path], StackEngine] = lambda name, log: PulumiCli(ROOT, name, log)
+    engine: Callable[[str, Path], StackEngine] = lambda name, log: PulumiCli(projects.root(), name, log)
     clock: RunClock = field(default_factory=SystemClock)
     look: Callable[[Any], Any] = preflight_look
-    stack_folder: Path = stack_files.FOLDER
-    evidence_folder: Path = ROOT / "build" / "acceptance"
+    stack_folder: Path = field(default_factory=projects.stack_folder)
+    evidence_folder: Path = field(default_factory=lambda: projects.build_folder() / "acceptance")
     epochs: float = EPOCHS
 
 
@@ -102,7 +102,7 @@ class PositiveAmount(click.ParamType[Decimal]):
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet accept aws-dev --max-usd 20")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 @click.option(
     "--max-usd", type=PositiveAmount(), default="20", show_default=True, help="Most that the run may cost."
 )
@@ -361,10 +361,12 @@ def versions(engine: StackEngine) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout, with the suffix ``-dirty`` where files were changed."""
+    """Return the commit of the checkout, ``-dirty`` where files were changed; else the package's version."""
+    if not (CODE / ".git").exists():
+        return importlib.metadata.version(naming.PROJECT)
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=CODE, capture_output=True, text=True, check=False)
     except OSError:
         logging.getLogger(__name__).warning("event=no-git effect='the evidence names no commit'")
         return "unknown"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stacks.acceptance.errors import AcceptanceError, EngineError
-from stacks.guard.pulumi_command import CLI_ADVICE, POLICY_PYTHON
+from stacks.guard import policy_pack
+from stacks.guard.pulumi_command import CLI_ADVICE
 
 # The user's own commands. `up` runs every pass that the provider needs, each checked as for users.
 # `destroy` drains instances, deletes data by name, and deletes the key last.
@@ -48,14 +49,14 @@ class StackEngine(Protocol):
 
 
 class PulumiCli:
-    """The CLI, run in the checkout with the operator's backend and credentials.
+    """The CLI, run in the project with the operator's backend and credentials.
 
     Each command leads a session of its own, so a terminal's Ctrl-C reaches this process only, which passes it
     on. The first Ctrl-C ends ``up``; ``gpu-fleet destroy`` ends at the second.
 
     Args:
-        root: the checkout, which holds Pulumi.yaml.
-        stack: the stack's name; its file lies in ``stacks/``.
+        root: the project, which holds Pulumi.yaml.
+        stack: the stack's name; its file lies in the project.
     """
 
     def __init__(self, root: Path, stack: str, log: Path) -> None:
@@ -67,7 +68,7 @@ class PulumiCli:
 
     def up(self, timeout_s: float) -> None:
         """Run ``gpu-fleet up``, with the policy pack where it is installed."""
-        policy = [] if POLICY_PYTHON.exists() else ["--no-policy"]
+        policy = [] if policy_pack.of_project(self._root).python.exists() else ["--no-policy"]
         self._logged([*UP, self._stack, *policy, *ASK_NOTHING], timeout_s)
 
     def outputs(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import base64
 import json
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from stacks.payload import image_files
 
 JOBS = "/etc/gpu-fleet/jobs"
 WORK = "/scratch/accept"
@@ -17,7 +18,7 @@ DATA = f"{WORK}/digits"
 PYTHON = "/opt/gpu-fleet/venv/bin/python"
 STOP_FILE = "/run/gpu-fleet/stop"
 READY_FILE = "/run/gpu-fleet/ready.json"
-EXAMPLE = Path(__file__).resolve().parents[2] / "training" / "examples" / "digits.toml"
+EXAMPLE = image_files.example("digits.toml")
 MARK = "--- gpu-fleet ---"
 
 

@@ -1,6 +1,9 @@
 """``gpu-fleet check STACK``: checks a stack file and its budget without calling a cloud."""
 
+import json
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -8,28 +11,73 @@ from stacks.catalog import prices
 from stacks.cost import notice, view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, hold_to_budget, warnings
+from stacks.errors import SettingsError, StacksError
 from stacks.settings import Pool, Stack, stack_files
 from stacks.settings.neighbours import group_labels
 from stacks.settings.quantities import Level, instances
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import json_option, stack_argument
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet check aws-dev")
-@click.argument("name", metavar="STACK", type=StackName())
-def check(name: str) -> None:
+@stack_argument
+@json_option
+def check(name: str, *, as_json: bool) -> None:
     """Check a stack file: its keys, the stacks beside it, and the worst month against its budget.
 
     Needs neither a cloud nor the CLI.
     """
+    if as_json:
+        document = checked(name)
+        click.echo(json.dumps(document, indent=1))
+        sys.exit(0 if document["ok"] else 1)
     stack = stack_files.alone_of(name)
     cost = estimate(stack)
-    said = warnings(cost, prices.today())
-    if no_image := notice.image_warning(stack):
-        said.append(no_image)
-    for warning in said:
+    for warning in said_of(stack, cost):
         click.echo(f"warning: {warning}", err=True)
     hold_to_budget(cost, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)
     click.echo("\n".join(verdict(stack, cost)))
+
+
+def said_of(stack: Stack, cost: Cost) -> list[str]:
+    """Return what to know of a stack that is valid."""
+    no_image = notice.image_warning(stack)
+    return [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
+
+
+def checked(name: str) -> dict[str, Any]:
+    """Return the same as a document, also of a stack that is refused; docs/platform.md has its keys."""
+    document: dict[str, Any] = {
+        "stack": name,
+        "ok": False,
+        "error": "",
+        "problems": [],
+        "warnings": [],
+        "cloud": "",
+        "region": "",
+        "account_id": "",
+        "pools": [],
+        "cost": None,
+    }
+    try:
+        stack = stack_files.alone_of(name)
+        cost = estimate(stack)
+        document |= {
+            "cloud": str(stack.cloud),
+            "region": stack.region,
+            "account_id": stack.account_id,
+            "pools": [
+                {"name": pool.name, "types": list(pool.types), "max": instances(stack, pool)[Level.MAX]}
+                for pool in stack.pools
+            ],
+            "warnings": said_of(stack, cost),
+            "cost": view.output(cost, stack.budget.monthly),
+        }
+        hold_to_budget(cost, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)
+    except StacksError as error:
+        problems = error.problems if isinstance(error, SettingsError) else ()
+        rows = [{"key": row.key, "value": str(row.value), "allowed": row.allowed} for row in problems]
+        return document | {"error": str(error), "problems": rows}
+    return document | {"ok": True}
 
 
 def verdict(stack: Stack, cost: Cost) -> Iterator[str]:

@@ -1,34 +1,42 @@
 """``gpu-fleet cost STACK``: the cost of a stack before it is deployed."""
 
+import json
+
 import click
 
 from stacks import listing
 from stacks.catalog import prices
-from stacks.cost import view
+from stacks.cost import page, view
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import hold_to_budget, warnings
 from stacks.settings import stack_files
 from stacks.settings.quantities import Volumes
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import json_option, stack_argument
 
 PIPE_WIDTH = 140
 Gigabytes = click.IntRange(0, 1_000_000_000)
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet cost aws-dev --bucket-gb 2000")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 @click.option("--bucket-gb", type=Gigabytes, default=100, show_default=True, help="GB in all buckets.")
 @click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
 @click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
 @click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
-def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int) -> None:
+@json_option
+def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, *, as_json: bool) -> None:
     """Show what a stack costs for an hour and a month, and what its budget leaves.
 
     Ends with an error where the worst month passes the budget, as `pulumi up` would.
     """
     stack = stack_files.settings_of(name)
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
-    listing.console(PIPE_WIDTH).print(view.page(estimated, stack.budget.monthly))
-    for warning in warnings(estimated, prices.today()):
-        click.echo(f"warning: {warning}", err=True)
+    said = warnings(estimated, prices.today())
+    if as_json:
+        document = {"stack": stack.name, "region": stack.region, "warnings": said}
+        click.echo(json.dumps(document | view.output(estimated, stack.budget.monthly), indent=1))
+    else:
+        listing.console(PIPE_WIDTH).print(page.page(estimated, stack.budget.monthly))
+        for warning in said:
+            click.echo(f"warning: {warning}", err=True)
     hold_to_budget(estimated, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

@@ -15,11 +15,11 @@ from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, read_config, run_program
 from stacks.settings import Stack, stack_files
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import stack_argument
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet policy aws-dev --out build/policies --state-bucket my-state")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 @click.option(
     "--out",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),

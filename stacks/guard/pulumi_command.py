@@ -15,31 +15,30 @@ from rich.table import Table
 
 from stacks.cost import notice
 from stacks.errors import StacksError
-from stacks.guard import deploy
-from stacks.settings import stack_files
-from stacks.settings.stack_files import StackName
+from stacks.guard import deploy, policy_pack
+from stacks.settings import projects, stack_files
+from stacks.settings.stack_argument import (
+    PassingOn,
+    StackName,
+    json_option,
+    stack_and_word,
+    stack_argument,
+    stack_option,
+)
 
-ROOT = stack_files.FOLDER.parent
-POLICY_PACK = "stacks/crossguard"
-# PulumiPolicy.yaml names the same path.
-POLICY_PYTHON = ROOT / ".venv" / "policy" / "bin" / "python"
 CLI_ADVICE = (
     "the Pulumi CLI is not on PATH. Get it from https://www.pulumi.com/docs/iac/download-install/ "
     "(3.260 or newer), log in with `pulumi login` (or `pulumi login --local`), and run this again"
 )
-POLICY_ADVICE = (
-    "is missing: the policy pack has an environment of its own. Make it once with `make policy`, or leave "
-    "the pack out with --no-policy"
-)
 # Flags of the CLI that this command sets itself -> what to do instead.
 REFUSED = {
     "--stack": "it is the argument STACK",
-    "--cwd": "the program is that of this checkout",
+    "--cwd": "the program is that of the project; gpu-fleet --dir names another",
     "--config": "write it into the stack file",
     "--config-path": "write it into the stack file",
     "--config-file": "the stack file was checked, and another would not be",
-    "--policy-pack": f"{POLICY_PACK} is loaded; --no-policy leaves it out",
-    "--policy-pack-config": "the pack reads stacks/crossguard/profiles.toml",
+    "--policy-pack": f"{policy_pack.NAME} is loaded; --no-policy leaves it out",
+    "--policy-pack-config": "the pack reads its own profiles.toml",
 }
 SHORT = {"s": "--stack", "C": "--cwd", "c": "--config"}
 TAKE_A_VALUE = "mptv"  # --message, --parallel, --target, --verbose: the rest of the word is their value
@@ -106,16 +105,19 @@ def pulumi(
     refuse(arguments)
     stack = stack_files.alone_of(name)
     executable = cli()
-    if policy and not POLICY_PYTHON.exists():
-        raise StacksError(f"{POLICY_PYTHON} {POLICY_ADVICE}")
-    selected = subprocess.run([executable, "stack", "select", "--create", name], cwd=ROOT, check=False)
+    root = projects.root()
+    pack = ["--policy-pack", policy_pack.ready(root, _note).flag] if policy else []
+    selected = subprocess.run([executable, "stack", "select", "--create", name], cwd=root, check=False)
     if selected.returncode:
         return selected.returncode
     environ = os.environ | {notice.VARIABLE: deployed_cost(executable, name)}
-    pack = ["--policy-pack", POLICY_PACK] if policy else []
-    deployment = deploy.Deployment(executable, stack, ROOT, environ, arguments)
+    deployment = deploy.Deployment(executable, stack, root, environ, arguments)
     run = {"preview": deploy.preview, "up": deploy.up}[command]
     return run(deployment, *pack, replace=replace)
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def cli() -> str:
@@ -129,7 +131,7 @@ def cli() -> str:
 def deployed_cost(executable: str, name: str) -> str:
     """Return the output ``cost`` of the deployed stack as JSON; empty before the first ``up``."""
     asked = [executable, "stack", "output", "cost", "--json", "--stack", name]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(asked, cwd=projects.root(), capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -141,7 +143,7 @@ def deployed(name: str) -> dict[str, Any]:
     """
     stack_files.path_of(name)
     asked = [cli(), "stack", "output", "--json", "--stack", name]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(asked, cwd=projects.root(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise StacksError(f"the outputs of {name} cannot be read: {done.stderr.strip()}")
     try:
@@ -151,9 +153,11 @@ def deployed(name: str) -> dict[str, Any]:
     return values
 
 
-@click.command(epilog="\b\nExamples:\n  gpu-fleet preview aws-dev\n  gpu-fleet preview aws-dev -- --diff")
-@click.argument("name", metavar="STACK", type=StackName())
-@click.option("--no-policy", is_flag=True, help=f"Do not load the policy pack of {POLICY_PACK}.")
+@click.command(
+    cls=PassingOn, epilog="\b\nExamples:\n  gpu-fleet preview aws-dev\n  gpu-fleet preview aws-dev -- --diff"
+)
+@stack_argument
+@click.option("--no-policy", is_flag=True, help=f"Do not load {policy_pack.NAME}.")
 @REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
@@ -161,9 +165,9 @@ def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: 
     sys.exit(pulumi("preview", name, arguments, policy=not no_policy, replace=replace))
 
 
-@click.command(epilog="\b\nExamples:\n  gpu-fleet up aws-dev\n  gpu-fleet up aws-dev -- --yes")
-@click.argument("name", metavar="STACK", type=StackName())
-@click.option("--no-policy", is_flag=True, help=f"Do not load the policy pack of {POLICY_PACK}.")
+@click.command(cls=PassingOn, epilog="\b\nExamples:\n  gpu-fleet up aws-dev\n  gpu-fleet up aws-dev -- --yes")
+@stack_argument
+@click.option("--no-policy", is_flag=True, help=f"Do not load {policy_pack.NAME}.")
 @REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
@@ -172,11 +176,12 @@ def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple
 
 
 @click.command(epilog="\b\nExamples:\n  gpu-fleet outputs aws-dev\n  gpu-fleet outputs aws-dev dashboard_url")
-@click.argument("name", metavar="STACK", type=StackName())
-@click.argument("output", metavar="[NAME]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def outputs(name: str, output: str | None, *, as_json: bool) -> None:
+@click.argument("words", metavar="[STACK] [NAME]", nargs=-1, type=StackName())
+@stack_option
+@json_option
+def outputs(words: tuple[str, ...], *, as_json: bool) -> None:
     """Print the outputs of a deployed stack: all of them, or the value NAME alone."""
+    name, output = stack_and_word(words)
     values = deployed(name)
     if output is not None and output not in values:
         near = get_close_matches(output, values, n=1)

@@ -10,13 +10,13 @@ import click
 from stacks.errors import StacksError
 from stacks.images.builds import Build, Builds, BuildState, before, follow_until_tried
 from stacks.settings import Cloud, Stack, stack_files
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import stack_argument
 
 MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image build aws-prod")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 @click.option(
     "--again", is_flag=True, help="Build although this recipe was built: a newer base, newer packages."
 )
@@ -69,7 +69,7 @@ def hold_back(builds: Builds, done: Build, promoted: str) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image scan aws-prod")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 def scan(name: str) -> None:
     """Show a scanner's findings in the image that instances boot.
 
@@ -90,7 +90,7 @@ def scan(name: str) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image rollback aws-prod")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 def rollback(name: str) -> None:
     """Let instances boot the image of the build before the promoted one.
 

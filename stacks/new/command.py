@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from stacks.cost.lines import hold_to_budget
 from stacks.errors import Problem, StacksError
 from stacks.new import stack_file
 from stacks.new.stack_file import NewStack
-from stacks.settings import stack_files
+from stacks.settings import projects, reference
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ QUESTIONS = (
     ),
     Question("owner", "--owner", "Owner of the stack", ("owner",), lambda so: so.owner),
 )
+NEXT = ("cost", "rehearse", "preflight", "preview", "up")
 # What only the user knows.
 NEEDED = {
     Cloud.AWS: {"account_id", "recipients"},
@@ -179,39 +181,46 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-@click.command(
-    epilog="\b\nExamples:\n  gpu-fleet new research\n"
-    "  gpu-fleet new research --cloud aws --region us-east-1 --account 123456789012 \\\n"
-    "      --type g5.xlarge --recipient ml@example.com --print"
+OPTIONS = (
+    click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Where it is."),
+    click.option("--region", help="Say us-east-1 or cn-shenzhen."),
+    click.option("--account", "account_id", metavar="ID", help="Whose it is; every other is refused."),
+    click.option("--zone", "zones", multiple=True, help="Of the region; several by more of these flags."),
+    click.option("--cidr", help="Private network, say 10.20.0.0/16."),
+    click.option("--pool", help="Name of the first pool."),
+    click.option(
+        "--type", "types", multiple=True, help="Instance type of the pool; see gpu-fleet catalog list."
+    ),
+    click.option("--max-size", help="Most instances of the pool at once."),
+    click.option("--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: where keys rotate."),
+    click.option("--image", metavar="ID", help="Of an image; by default AWS's deep-learning image."),
+    click.option("--recipient", "recipients", multiple=True, metavar="MAIL", help="Who gets alarms."),
+    click.option("--monthly", help="Budget, in USD on AWS and CNY on Alibaba Cloud."),
+    click.option("--owner", help="Who answers for the stack."),
 )
-@click.argument("name", metavar="STACK")
-@click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Where it is.")
-@click.option("--region", help="Say us-east-1 or cn-shenzhen.")
-@click.option("--account", "account_id", metavar="ID", help="Whose it is; every other is refused.")
-@click.option("--zone", "zones", multiple=True, help="Of the region; several by more of these flags.")
-@click.option("--cidr", help="Private network, say 10.20.0.0/16.")
-@click.option("--pool", help="Name of the first pool.")
-@click.option("--type", "types", multiple=True, help="Instance type of the pool; see gpu-fleet catalog list.")
-@click.option("--max-size", help="Most instances of the pool at once.")
-@click.option("--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: where keys rotate.")
-@click.option("--image", metavar="ID", help="Of an image; by default AWS's deep-learning image.")
-@click.option("--recipient", "recipients", multiple=True, metavar="MAIL", help="Who gets alarms.")
-@click.option("--monthly", help="Budget, in USD on AWS and CNY on Alibaba Cloud.")
-@click.option("--owner", help="Who answers for the stack.")
-@click.option("--print", "only_print", is_flag=True, help="Print the file instead of writing it.")
-def new(name: str, cloud: str | None, region: str | None, *, only_print: bool, **flags: Any) -> None:
-    """Write a stack file from flags, and from questions for what they leave out.
 
-    It is held to the rules of `gpu-fleet check` and to its budget before it is written; a file that is there
-    is never overwritten.
+
+def answer_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that answer questions, for a command that writes a stack file."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def stack_text(name: str, flags: Mapping[str, Any], first_line: str) -> str:
+    """A stack file from flags, and from questions for what they leave out; `check` takes it.
+
+    Args:
+        flags: the values of ``OPTIONS``.
+
+    Raises:
+        StacksError: naming every flag that is missing or wrong, or the budget that does not do.
     """
-    path = stack_files.FOLDER / f"Pulumi.{name}.yaml"
-    if name in stack_files.names() and not only_print:
-        raise StacksError(f"{path} is there already; nothing was written")
     given = {
         key: ",".join(value) if isinstance(value, tuple) else value for key, value in flags.items() if value
     }
     interactive = at_terminal()
+    cloud, region = given.pop("cloud", None), given.pop("region", None)
     if cloud is None:
         if not interactive:
             raise StacksError(f"--cloud is missing; allowed: {', '.join(Cloud)}")
@@ -221,13 +230,42 @@ def new(name: str, cloud: str | None, region: str | None, *, only_print: bool, *
     answers = answered(start, given, interactive=interactive)
     stack = stack_file.settings_of(answers)
     hold_to_budget(estimate(stack), stack.budget.monthly, allow_overcommit=False)
+    return stack_file.text_of(answers, first_line)
+
+
+def next_steps(name: str) -> str:
+    """What to do with a new stack file."""
+    return "\n".join(f"  gpu-fleet {verb} {name}" for verb in NEXT)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  gpu-fleet new research\n"
+    "  gpu-fleet new research --cloud aws --region us-east-1 --account 123456789012 \\\n"
+    "      --type g5.xlarge --recipient ml@example.com --print"
+)
+@click.argument("name", metavar="STACK")
+@answer_options
+@click.option("--print", "only_print", is_flag=True, help="Print the file instead of writing it.")
+def new(name: str, *, only_print: bool, **flags: Any) -> None:
+    """Write a stack file from flags, and from questions for what they leave out.
+
+    It is held to the rules of `gpu-fleet check` and to its budget before it is written; a file that is there
+    is never overwritten.
+    """
+    folder = projects.folder()
+    if folder is None and not only_print:
+        raise StacksError(projects.missing())
+    here = folder or Path.cwd()
+    path = here / f"Pulumi.{name}.yaml"
+    if not only_print and path.exists():
+        raise StacksError(f"{path} is there already; nothing was written")
+    text = stack_text(name, flags, reference.modeline(here))
     if only_print:
-        click.echo(stack_file.text_of(answers), nl=False)
+        click.echo(text, nl=False)
         return
     try:
         with path.open("x", encoding="utf-8") as target:
-            target.write(stack_file.text_of(answers))
+            target.write(text)
     except FileExistsError as error:
         raise StacksError(f"{path} is there already; nothing was written") from error
-    click.echo(f"{path} is written; next:\n  gpu-fleet cost {name}\n  gpu-fleet rehearse {name}")
-    click.echo(f"  gpu-fleet preflight {name}\n  gpu-fleet preview {name}\n  gpu-fleet up {name}")
+    click.echo(f"{path} is written; next:\n{next_steps(name)}")

@@ -10,7 +10,6 @@ from stacks.catalog import Cloud, InstanceType
 from stacks.cost.estimate import estimate
 from stacks.errors import Problem, SettingsError
 from stacks.settings import Stack, reader, yaml_text
-from stacks.settings.reference import MODELINE
 
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 CURRENCY = {Cloud.AWS: "USD", Cloud.ALICLOUD: "CNY"}
@@ -84,15 +83,19 @@ def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
     return sorted(fitting, key=rank)[:SUGGESTIONS]
 
 
-def text_of(answers: NewStack) -> str:
-    """The file, with a comment where a user may want something else."""
+def text_of(answers: NewStack, first_line: str = "") -> str:
+    """The file, with a comment where a user may want something else.
+
+    Args:
+        first_line: what names the schema to an editor.
+    """
     cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
     key = f"\n    kms_instance_id: {_scalar(answers.kms_instance_id)}" if answers.kms_instance_id else ""
     slots = _flow({zone: number for number, zone in enumerate(answers.zones)})
     return f"""\
-{MODELINE}
-# Stack {_scalar(answers.name)}, made by `gpu-fleet new`. docs/settings.md says what each key means.
+{first_line}
+# Stack {_scalar(answers.name)}, made by `gpu-fleet new`. `gpu-fleet schema` says what each key means.
 config:
   pulumi:disable-default-providers: ["*"]
   gpu-fleet:cloud: {answers.cloud}

@@ -1,17 +1,17 @@
-"""The payload of a cloud's instances as a file: made from the checkout once, named by its content."""
+"""The payload of a cloud's instances as a file: made once, named by its content."""
 
 import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from image import payload, wheel_store
+from image import payload, places, wheel_store
 from image.errors import ImageError
 from stacks.errors import StacksError
 from stacks.files import replace
 from stacks.settings import Cloud, Stack
 
-FOLDER = payload.PROJECT / "build" / "payload"
+FOLDER = places.build_folder() / "payload"
 # The prefix of the records bucket that instances may read; they may read nothing else in it.
 PREFIX = "image/payload"
 # The prefix of the trainer's wheels for networks without PyPI; `gpu-fleet image wheels` fills it.

@@ -5,13 +5,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from image import places
 from stacks import naming
 from stacks.errors import StacksError
 from stacks.files import replace
 from stacks.payload import built
-from stacks.settings import Stack
-
-ROOT = Path(__file__).resolve().parents[2]
+from stacks.settings import Stack, projects
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,12 @@ def read(key: str, name: str) -> ImageFile:
 
     Args:
         key: the settings' key that names it, say ``image.payload``.
-        name: its path, from the top of the checkout.
+        name: its path, from the top of the project.
 
     Raises:
         StacksError: the file cannot be read; the message names key and path.
     """
-    path = ROOT / name
+    path = projects.root() / name
     try:
         with path.open("rb") as file:
             return ImageFile(path, hashlib.file_digest(file, "sha256").hexdigest())
@@ -49,8 +48,13 @@ def read(key: str, name: str) -> ImageFile:
         raise StacksError(f"{key} = {name!r}: {path} cannot be read: {error.strerror}") from error
 
 
+def example(name: str) -> Path:
+    """Return a file of the trainer's examples, as every instance has it."""
+    return places.folder("training/examples") / name
+
+
 def recipe(stack: Stack) -> ImageFile:
-    """Return what a build of a stack's image runs: the settings' file, else the checkout's own payload.
+    """Return what a build of a stack's image runs: the settings' file, else the payload of this gpu-fleet.
 
     Raises:
         StacksError: the file cannot be read, or the payload cannot be made.

@@ -14,14 +14,14 @@ import boto3
 import click
 from botocore.exceptions import BotoCoreError, ClientError
 
-from image import payload, wheel_store
+from image import places, wheel_store
 from stacks.calls import oss
 from stacks.errors import StacksError
 from stacks.settings import Cloud, Stack, stack_files
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import stack_argument
 
-LISTS = payload.PROJECT / "image" / "wheels"
-CACHE = payload.PROJECT / "build" / "cache" / "trainer"
+LISTS = places.folder("image/wheels")
+CACHE = places.build_folder() / "cache" / "trainer"
 # The base of a cloud's instances, its Python, and the newest glibc that its wheels may need.
 BASE, PYTHON = "ubuntu-24.04", "3.12"
 GLIBC = tuple(range(39, 16, -1))
@@ -34,7 +34,7 @@ DOWNLOAD = "4 GB"
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image wheels aws-prod")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 @click.option(
     "--wheels",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

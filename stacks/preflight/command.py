@@ -11,7 +11,7 @@ from stacks.calls.errors import CannotCheckError
 from stacks.preflight import report
 from stacks.preflight.findings import Finding, Rating, exit_code
 from stacks.settings import Stack, stack_files
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import stack_argument
 
 PIPE_WIDTH = 140
 
@@ -27,7 +27,7 @@ def look(stack: Stack) -> Iterator[Finding]:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet preflight aws-prod")
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 def preflight(name: str) -> None:
     """Ask the cloud whether there is room for a stack: quotas, types, spot, image, key, budget.
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,10 +26,10 @@ from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ended_like_by_keyboard
-from stacks.rehearsal.program import ROOT, Rehearsed, read_config, run_program
+from stacks.rehearsal.program import Rehearsed, read_config, run_program
 from stacks.rehearsal.tree import Tree
-from stacks.settings import Cloud, Stack, stack_files
-from stacks.settings.stack_files import StackName
+from stacks.settings import Cloud, Stack, projects, stack_files
+from stacks.settings.stack_argument import stack_argument
 
 # The only stack whose instances are small and idle enough for the acts with users.
 WHOLE_PLAY = "local"
@@ -37,12 +38,12 @@ INTERRUPTED = 130
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet rehearse aws-dev")
-@click.argument("name", metavar="[STACK]", default=WHOLE_PLAY, type=StackName())
+@partial(stack_argument, default=WHOLE_PLAY)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    default=ROOT / "build",
-    help="For rehearsal.json and everything the acts write; build/ by default.",
+    default=projects.build_folder,
+    help="For rehearsal.json and everything the acts write; build/ of the project by default.",
 )
 def main(name: str, folder: Path) -> None:
     """Deploy a stack in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
@@ -144,7 +145,8 @@ def _act(console: Console, number: int, title: str) -> None:
 
 
 def _short(path: Path) -> str:
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _empty(folder: Path) -> Path:

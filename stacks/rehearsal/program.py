@@ -4,8 +4,6 @@ import asyncio
 import contextvars
 import gc
 import json
-import runpy
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from pulumi.runtime.proto import source_pb2
 from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resource, reset_options
 from pulumi.runtime.stack import Stack, run_pulumi_func
 
+from stacks import program as main_program
 from stacks.naming import PROJECT
 from stacks.rehearsal import values
 from stacks.rehearsal.aws_resources import CREATORS
@@ -89,20 +88,11 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def main_program() -> None:
-    """Run the project's own ``__main__.py``."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__")
-    finally:
-        sys.path.remove(str(ROOT))
-
-
 def run_program(
     stack_name: str,
     settings_file: Path | None = None,
     *,
-    program: Callable[[], object] = main_program,
+    program: Callable[[], object] = main_program.main,
     config: dict[str, str] | None = None,
     listener: Listener | None = None,
     clients: RegionClients | None = None,
@@ -117,7 +107,7 @@ def run_program(
     Args:
         stack_name: say ``aws-dev``.
         settings_file: instead of ``stacks/Pulumi.<stack>.yaml``.
-        program: registers resources and exports; by default the project's ``__main__.py``.
+        program: registers resources and exports; by default the project's own, ``stacks.program``.
         config: instead of any file: full key -> value, structures as JSON text.
         listener: called for each registration as it happens, on a worker thread.
         clients: boto3 clients to use and leave open; by default some of its own.

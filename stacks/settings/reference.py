@@ -5,6 +5,7 @@
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,14 +14,15 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
-from stacks import catalog, files
+from stacks import catalog, files, naming
 from stacks.catalog import Cloud, regions
-from stacks.settings import namespaces, schema
+from stacks.settings import namespaces, projects, schema, yaml_text
 
-CHECKOUT = Path(__file__).parents[2]
-FILE, PAGE = CHECKOUT / "stacks/settings/stack.schema.json", CHECKOUT / "docs/settings.md"
-# First line of a stack file in stacks/: https://github.com/redhat-developer/yaml-language-server
-MODELINE = "# yaml-language-server: $schema=settings/stack.schema.json"
+FILE = Path(__file__).with_name("stack.schema.json")
+# In a checkout beside it; in a project of one's own the schema lies beside the stack files.
+PAGE, PROJECT = Path("docs/settings.md"), Path("Pulumi.yaml")
+# First line of a stack file: https://github.com/redhat-developer/yaml-language-server
+MODELINE = "# yaml-language-server: $schema="
 # Keys of Pulumi beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).
 OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
 ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
@@ -190,8 +192,62 @@ def _values(values: list[object]) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 
+def pulumi_project() -> str:
+    """Return a project's Pulumi.yaml, with the keys that a stack file has.
+
+    https://www.pulumi.com/docs/iac/concepts/projects/project-file/
+    """
+    whole = json_schema()
+    config, definitions = whole["properties"]["config"], whole["$defs"]
+    keys = {
+        key.removeprefix(namespaces.PREFIX): _project_key(
+            entry, definitions, required=key in config["required"]
+        )
+        for key, entry in config["properties"].items()
+    }
+    content = {
+        "name": naming.PROJECT,
+        "description": "Shared GPU fleets on AWS and Alibaba Cloud, a stack per environment",
+        "runtime": {"name": "python", "options": {"toolchain": "pip", "virtualenv": ".venv"}},
+        "stackConfigDir": "stacks",
+        "config": keys,
+    }
+    return yaml_text.written(content)
+
+
+def _project_key(entry: Schema, definitions: Schema, *, required: bool) -> Schema:
+    section = definitions.get(_named(entry) or _named(entry.get("items", {})), {})
+    parts = ", ".join(section.get("properties", {}))
+    kind = entry.get("type") or section.get("type", "string")
+    meaning = (entry.get("description") or section["description"]).rstrip(".")
+    made: Schema = {"type": kind, "description": f"{meaning}: {parts}" if parts else meaning}
+    if kind == "array":
+        made["items"] = {"type": "object"}
+    if not required:
+        made["default"] = entry.get("default", {}) if entry.get("default") is not None else _empty(kind)
+    return made
+
+
+def _empty(kind: str) -> object:
+    return {} if kind == "object" else ""
+
+
+def modeline(stack_folder: Path) -> str:
+    """Return the first line of a stack file in a folder."""
+    in_checkout = stack_folder.resolve() == projects.stack_folder_of(projects.OWN).resolve()
+    return f"{MODELINE}{os.path.relpath(FILE, stack_folder.resolve()) if in_checkout else FILE.name}"
+
+
+def written_files(root: Path, stack_folder: Path) -> dict[Path, str]:
+    """Return what ``--write`` writes for a project: in a checkout of gpu-fleet the reference too."""
+    text = json.dumps(json_schema(), indent=1) + "\n"
+    if root.resolve() != projects.OWN:
+        return {stack_folder / FILE.name: text}
+    return {FILE: text, root / PAGE: markdown(), root / PROJECT: pulumi_project()}
+
+
 @click.command("schema", epilog="\b\nExample:\n  gpu-fleet schema")
-@click.option("--write", is_flag=True, help="Write it, and docs/settings.md, into the checkout.")
+@click.option("--write", is_flag=True, help="Write it into the project, beside the stack files.")
 def command(write: bool) -> None:
     """Print the JSON Schema of a stack file, with which editors complete and check it.
 
@@ -201,6 +257,6 @@ def command(write: bool) -> None:
     if not write:
         click.echo(text, nl=False)
         return
-    for path, content in ((FILE, text), (PAGE, markdown())):
+    for path, content in written_files(projects.root(), projects.stack_folder()).items():
         files.replace(path, content)
-        click.echo(f"written: {path.relative_to(CHECKOUT)}")
+        click.echo(f"written: {path}")

@@ -1,4 +1,4 @@
-"""The stack files in ``stacks/``: their list, their content, and the argument STACK of every command."""
+"""The stack files of a project: their list, and what is in them."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -6,21 +6,25 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import click
 import yaml
-from click.shell_completion import CompletionItem
 
 from stacks.errors import SettingsError, StacksError
-from stacks.settings import Stack, namespaces, neighbours, reader, yaml_text
-
-FOLDER = Path(__file__).parents[1]
+from stacks.settings import Stack, namespaces, neighbours, projects, reader, yaml_errors, yaml_text
 
 
 def names() -> list[str]:
-    """Return the stacks that have a file, in alphabetical order."""
-    return sorted(
-        path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in FOLDER.glob("Pulumi.*.yaml")
-    )
+    """Return the stacks that have a file, in alphabetical order; none where there is no project.
+
+    Raises:
+        StacksError: ``GPU_FLEET_DIR`` names no folder.
+    """
+    folder = projects.folder()
+    return sorted(map(name_of, folder.glob(projects.PATTERN))) if folder else []
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a stack by its file's."""
+    return path.name.removeprefix("Pulumi.").removesuffix(".yaml")
 
 
 def path_of(name: str) -> Path:
@@ -29,14 +33,16 @@ def path_of(name: str) -> Path:
     Raises:
         StacksError: there is none; the message names the existing stacks, or how to make the first.
     """
-    known = names()
+    folder, known = projects.folder(), names()
+    if folder is None:
+        raise StacksError(f"no stack {name!r}: {projects.missing()}")
     if not known:
-        raise StacksError(f"no stack {name!r}: no stack file in {FOLDER}; `gpu-fleet new {name}` writes one")
+        raise StacksError(f"no stack {name!r}: no stack file in {folder}; `gpu-fleet new {name}` writes one")
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StacksError(f"no stack {name!r}: there are {', '.join(known)}{hint}")
-    return FOLDER / f"Pulumi.{name}.yaml"
+    return folder / f"Pulumi.{name}.yaml"
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -46,9 +52,13 @@ def config_of(path: Path) -> dict[str, Any]:
         StacksError: the file cannot be read or holds no such mapping.
     """
     try:
-        content = yaml_text.read(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8; an invalid date
-        raise StacksError(f"{path} cannot be read: {error}") from error
+        raw = path.read_bytes()
+    except OSError as error:
+        raise StacksError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        content = yaml_text.read(raw.decode("utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise StacksError(f"{path} cannot be read: {yaml_errors.explained(error, raw)}") from error
     if not isinstance(content, dict):
         raise StacksError(f"{path}: must be a mapping with the key 'config'")
     if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
@@ -113,18 +123,3 @@ def _readable(name: str) -> Iterator[Stack]:
         if other != name:
             with suppress(StacksError):
                 yield settings_of(other)
-
-
-class StackName(click.ParamType[str]):
-    """The name of a stack, with shell completion. A missing file is reported when it is read."""
-
-    name = "stack"
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
-        param: click.Parameter,  # noqa: ARG002 - the same
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """Return the stacks whose names begin with the text."""
-        return [CompletionItem(name) for name in names() if name.startswith(incomplete)]

@@ -63,6 +63,16 @@ _Loader.add_implicit_resolver(
     ),
     list("-+.0123456789"),
 )
+
+
+def _timestamp(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    try:
+        return loader.construct_yaml_timestamp(node)
+    except ValueError as error:
+        raise ConstructorError(None, None, f"{node.value} is no date", node.start_mark) from error
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _timestamp)
 _Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value)))
 
 

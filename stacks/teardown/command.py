@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from stacks.settings import Stack, stack_files
-from stacks.settings.stack_files import StackName
+from stacks.settings.stack_argument import PassingOn, stack_argument
 from stacks.teardown import engine, page
 from stacks.teardown.errors import RefusedError, TeardownError
 from stacks.teardown.plan import KINDS, Wishes
@@ -22,10 +22,11 @@ def cloud_of(stack: Stack) -> Any:
 
 
 @click.command(
+    cls=PassingOn,
     epilog="\b\nExamples:\n  gpu-fleet destroy aws-dev --dry-run\n"
-    "  gpu-fleet destroy aws-dev --delete-data checkpoints --delete-data records"
+    "  gpu-fleet destroy aws-dev --delete-data checkpoints --delete-data records",
 )
-@click.argument("name", metavar="STACK", type=StackName())
+@stack_argument
 @click.option("--dry-run", is_flag=True, help="Only say what would be terminated, deleted and kept.")
 @click.option("--yes", is_flag=True, help="Do not ask, for scripts.")
 @click.option(

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 
 from stacks.guard import deploy, pulumi_command
-from stacks.guard.pulumi_command import ROOT
+from stacks.settings import projects
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError
 from stacks.teardown.state import StateResource
@@ -60,7 +60,7 @@ class Engine:
             TeardownError: there is no such stack, or the operator is not logged in.
         """
         asked = [self._executable, "stack", "export", "--stack", self._stack]
-        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(asked, cwd=projects.root(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise TeardownError(f"the state of {self._stack} cannot be read: {done.stderr.strip()}")
         return state.read(done.stdout)
@@ -77,7 +77,7 @@ class Engine:
         Raises:
             TeardownError: the command failed; the CLI has printed the reason.
         """
-        code = deploy.to_its_end(self.command(exclude), ROOT)
+        code = deploy.to_its_end(self.command(exclude), projects.root())
         if code:
             raise TeardownError(
                 f"`pulumi destroy` ended with exit code {code}, its reason is above; what is left"

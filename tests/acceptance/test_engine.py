@@ -13,6 +13,7 @@ import pytest
 from stacks.acceptance import engine
 from stacks.acceptance.engine import PulumiCli
 from stacks.acceptance.errors import AcceptanceError, EngineError
+from stacks.guard import policy_pack
 from stacks.teardown.command import destroy
 
 CHECKOUT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def commands(folder: Path) -> list[str]:
 
 
 def test_up_is_the_products_own_which_plans_first_and_asks_nothing(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "POLICY_PYTHON", tmp_path / "no-such-pack")
+    monkeypatch.setattr(policy_pack.PolicyPack, "python", tmp_path / "no-such-pack")
 
     cli().up(60)
 
@@ -70,7 +71,7 @@ def test_what_the_provider_cannot_create_in_one_go_comes_up_in_the_passes_of_up(
     program = tmp_path / "bin" / "pulumi"
     program.write_text(program.read_text().replace('{"steps": []}', PLAN.replace("\n", " ")))
     made._stack = "alicloud-dev"
-    monkeypatch.setattr(engine, "POLICY_PYTHON", tmp_path / "no-such-pack")
+    monkeypatch.setattr(policy_pack.PolicyPack, "python", tmp_path / "no-such-pack")
 
     made.up(60)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from image.console.cli import main
-from stacks.settings import stack_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +39,7 @@ def test_a_word_is_completed():
 
 def test_a_wrong_stack_file_completes_nothing_and_says_nothing(tmp_path, monkeypatch):
     (tmp_path / "Pulumi.wrong.yaml").write_text("config: {}")
-    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
 
     assert completed("connect", "--stack", "wrong", "--pool", "") == []
 

@@ -78,3 +78,13 @@ def test_a_profile_that_is_none_is_named(nobody):
     assert said.output == (
         "error: AWS_PROFILE: The config profile (work) could not be found; those of this computer are: none\n"
     )
+
+
+def test_the_profile_that_was_tried_is_named(nobody):
+    Path("config").write_text("[profile work]\nregion = us-east-1\n")
+    nobody.setenv("AWS_CONFIG_FILE", "config")
+    nobody.setenv("AWS_PROFILE", "work")
+
+    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
+
+    assert said.output.endswith("(tried: profile 'work')\n")

@@ -10,6 +10,7 @@ from image import build_requirements
 from image.errors import RequirementError
 from stacks.settings import stack_files
 from tests.image.declared import user_data
+from tests.stacks.shipped import SHIPPED
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
@@ -38,7 +39,7 @@ CLOUD_INIT = (
     "python3-urllib3",
     "python3-yaml",
 )
-SHIPPED = {name: stack_files.settings_of(name) for name in stack_files.names()}
+SHIPPED = {name: stack_files.settings_of(name) for name in SHIPPED}
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Why an instance is kept or terminated, with the heartbeats as a picture."""
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 
@@ -80,8 +81,8 @@ def fleet():
 @pytest.fixture
 def explain(fleet, tmp_path):
     path = str(write_policy(tmp_path / "policy.json"))
-    return lambda instance: CliRunner().invoke(
-        main, ["explain", instance, "--policy", path, "--now", NOW.isoformat()]
+    return lambda instance, *words: CliRunner().invoke(
+        main, ["explain", instance, "--policy", path, "--now", NOW.isoformat(), *words]
     )
 
 
@@ -101,6 +102,13 @@ def test_an_idle_instance_is_explained_with_its_heartbeats(explain, fleet):
         "·" * 11,
     }  # two hours and a half, a quarter of an hour each
     assert "█ active" in lines[-1]
+
+
+def test_a_program_reads_the_same(explain, fleet):
+    said = json.loads(explain(fleet[0], "-o", "json").output)
+
+    assert (said["verdict"], said["pool"], said["failures"]) == ("MARK", "dev", [])
+    assert said["heartbeats"]["rows"][-1]["cells"][-1] == "idle"
 
 
 def test_a_silent_instance_shows_that_it_is_silent_and_a_mistyped_one_is_answered_with_the_nearest(

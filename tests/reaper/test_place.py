@@ -21,6 +21,7 @@ from stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, STACK, MotoFleet, budget_json, policy_json
+from tests.stacks.shipped import SHIPPED
 
 ACCOUNT = "123456789012"  # moto's
 BUCKET = f"gpu-fleet-{STACK}-records-{ACCOUNT}"
@@ -219,7 +220,7 @@ def test_an_emulator_of_a_stack_file_takes_any_credentials(elsewhere, monkeypatc
     assert os.environ["AWS_ACCESS_KEY_ID"] == "emulator"
 
 
-@pytest.mark.parametrize("name", stack_files.names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_commands_look_where_the_stack_puts_its_policy(name):
     stack = stack_files.settings_of(name)
     found = Place(name, str(stack.cloud), stack.region).bucket(stack.account_id)

@@ -1,5 +1,6 @@
 """What users see: who has what, how idle it is, when it would go, what it costs."""
 
+import json
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -78,7 +79,9 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     fleet.heartbeats([busy], idle_hours=0)
     path = write_policy(tmp_path / "policy.json")
 
-    result = CliRunner().invoke(main, ["status", "--policy", str(path), "--now", NOW.isoformat()])
+    words = ["status", "--policy", str(path), "--now", NOW.isoformat()]
+    result = CliRunner().invoke(main, words)
+    document = json.loads(CliRunner().invoke(main, [*words, "-o", "json"]).output)
 
     assert result.exit_code == 0, result.output
     lines = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
@@ -88,4 +91,8 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     assert "1.006 USD" in lines[busy]
     assert "1 of 2 instances idle, at 1.006 USD an hour" in result.output
     assert re.search(r"^images: ami-[0-9a-f]+ \(2\)$", result.output, re.MULTILINE)
+    rows = {each["instance"]: each for each in document["instances"]}
+    assert (rows[idle]["verdict"], rows[idle]["price_per_hour"]) == ("MARK", "1.006")
+    assert rows[idle]["idle_s"] == pytest.approx(9000, abs=300)
+    assert document["failures"] == []
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"

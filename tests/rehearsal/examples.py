@@ -5,10 +5,10 @@ from typing import Any
 
 from stacks.rehearsal.program import Rehearsed, read_config, run_program
 from stacks.rehearsal.registrations import Registration, RegistrationOutcome
-from stacks.settings import stack_files
+from tests.stacks.shipped import SHIPPED
 
 REGION = "us-east-1"
-STACKS = tuple(stack_files.names())
+STACKS = SHIPPED
 AWS_STACKS = tuple(name for name in STACKS if read_config(name)["gpu-fleet:cloud"] == "aws")
 TAGS = {"Name": "mine", "gpu-fleet:stack": "test"}
 TRUST = (

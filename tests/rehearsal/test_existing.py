@@ -10,7 +10,6 @@ from stacks.rehearsal import existing
 from stacks.rehearsal.__main__ import main
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
-from stacks.settings import stack_files
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 
@@ -44,7 +43,7 @@ def file_of(cloud, **storage):
 def test_a_stack_with_existing_things_is_rehearsed_to_its_end(cloud, tmp_path, monkeypatch):
     config = {f"gpu-fleet:{key}": value for key, value in file_of(cloud).items()}
     (tmp_path / "Pulumi.guest.yaml").write_text(yaml.safe_dump({"config": config}))
-    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
 
     done = CliRunner().invoke(main, ["guest", "--folder", str(tmp_path / "build")])
 

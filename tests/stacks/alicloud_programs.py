@@ -7,6 +7,7 @@ from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.registrations import declared, run
+from tests.stacks.shipped import SHIPPED
 
 CLUSTER = pool(
     name="cluster",
@@ -44,7 +45,7 @@ EVERYTHING = stack(
     pools=[pool(), CLUSTER, LIMITED],
 )
 
-STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "alicloud"]
+STACKS = [name for name in SHIPPED if stack_files.settings_of(name).cloud == "alicloud"]
 
 
 def shipped(name: str) -> Rehearsed:

@@ -9,8 +9,9 @@ from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Stack, stack_files
 from tests.stacks import clouds, registrations
 from tests.stacks.clouds import Declared
+from tests.stacks.shipped import SHIPPED
 
-AWS_STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
+AWS_STACKS = [name for name in SHIPPED if stack_files.settings_of(name).cloud == "aws"]
 
 
 @pytest.fixture(scope="module", params=AWS_STACKS)

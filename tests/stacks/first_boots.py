@@ -20,6 +20,7 @@ from stacks.settings import stack_files
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.metadata_server import metadata_server
 from tests.stacks.registrations import declared
+from tests.stacks.shipped import SHIPPED
 from tests.stacks.standing import usable
 
 STARTS = {
@@ -32,8 +33,8 @@ INSTANCE = "i-0123456789abcdef0"
 # A heartbeat a minute of the agent's clock; one minute of it is enough.
 SHORTLY = ("--clock-speed", "240", "--duration", "70")
 
-AWS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
-ALICLOUD = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "alicloud"]
+AWS = [name for name in SHIPPED if stack_files.settings_of(name).cloud == "aws"]
+ALICLOUD = [name for name in SHIPPED if stack_files.settings_of(name).cloud == "alicloud"]
 
 
 @dataclass

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from stacks.errors import StacksError
-from stacks.guard import deploy, pulumi_command
-from stacks.guard.pulumi_command import REFUSED, ROOT, refuse
+from stacks.guard import deploy, policy_pack, pulumi_command
+from stacks.guard.pulumi_command import REFUSED, refuse
 from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
+
+ROOT = Path(__file__).parents[2]
 
 
 class Shell:
@@ -49,9 +51,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch) -> Shell:
-    environment = tmp_path / "policy-python"
-    environment.touch()
-    monkeypatch.setattr(pulumi_command, "POLICY_PYTHON", environment)
+    monkeypatch.setattr(policy_pack.PolicyPack, "python", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     return Shell(tmp_path)
 
@@ -89,7 +89,7 @@ def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out
     content = stack_file(budget=OVER_BUDGET)
     text = yaml.safe_dump({"config": {f"gpu-fleet:{key}": value for key, value in content.items()}})
     (tmp_path / "Pulumi.dear.yaml").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     folder = ["--folder", str(tmp_path)] if command == "rehearse" else []
 
     said = " ".join(shell.run(command, "dear", *folder, fails=True).split())
@@ -146,7 +146,7 @@ def test_what_follows_the_dashes_is_handed_over(shell):
 
 def test_without_its_environment_the_policy_pack_says_how_to_make_it(shell, monkeypatch):
     shell.has_cli()
-    monkeypatch.setattr(pulumi_command, "POLICY_PYTHON", Path("/nonexistent/python"))
+    monkeypatch.setattr(policy_pack.PolicyPack, "python", Path("/nonexistent/python"))
 
     said = shell.run("preview", "aws-dev", fails=True)
     shell.run("preview", "aws-dev", "--no-policy")
@@ -170,10 +170,10 @@ def test_a_change_that_loses_data_is_refused_in_one_message_and_allowed_by_name(
 
 
 def test_the_pack_names_the_environment_that_the_command_looks_for():
-    pack = ROOT / pulumi_command.POLICY_PACK
-    options = yaml.safe_load((pack / "PulumiPolicy.yaml").read_text())["runtime"]["options"]
+    pack = policy_pack.of_project(ROOT)
+    options = yaml.safe_load((ROOT / pack.flag / "PulumiPolicy.yaml").read_text())["runtime"]["options"]
 
-    assert Path(os.path.normpath(pack / options["virtualenv"])) == pulumi_command.POLICY_PYTHON.parents[1]
+    assert Path(os.path.normpath(ROOT / pack.flag / options["virtualenv"])) == pack.environment
     assert re.search(r"^POLICY := \$\(VENV\)/policy/", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
@@ -230,9 +230,9 @@ def test_a_failure_of_the_cli_is_the_exit_code(shell):
 OUTPUTS = {"region": "us-east-1", "bucket_uris": {"records": "s3://x"}}
 PRINTED = {
     ("region",): "us-east-1\n",
-    ("region", "--json"): '"us-east-1"\n',
+    ("region", "-o", "json"): '"us-east-1"\n',
     ("bucket_uris",): '{\n  "records": "s3://x"\n}\n',
-    ("--json",): json.dumps(OUTPUTS, indent=2) + "\n",
+    ("-o", "json"): json.dumps(OUTPUTS, indent=2) + "\n",
 }
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from stacks.aws import stack as aws_stack
 from stacks.catalog import prices
 from stacks.catalog.money import Money
-from stacks.cost import view
+from stacks.cost import page, view
 from stacks.cost.command import cost as command
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import OvercommitError
@@ -26,6 +26,7 @@ from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_programs import register as alicloud_register
 from tests.stacks.examples import pool, stack
 from tests.stacks.registrations import declared
+from tests.stacks.shipped import SHIPPED
 
 
 def run(*arguments: str):
@@ -276,7 +277,7 @@ def unnamed(parts: set[str], said: str) -> set[str]:
 
 
 def test_every_part_of_a_stack_is_priced_or_named_as_not_counted():
-    for name in stack_files.names():
+    for name in SHIPPED:
         said = CliRunner().invoke(command, [name], env={"COLUMNS": "400"}).stdout
         assert unnamed({made.type for made in declared(name).resources}, said) == set(), name
 
@@ -291,7 +292,7 @@ def test_every_part_of_a_queue_is_priced_or_named_as_not_counted(cloud, request)
     parts = {made.type for made in program_of(settings).resources}
     console = Console(width=400, file=io.StringIO(), record=True)
 
-    console.print(view.page(estimate(settings), settings.budget.monthly))
+    console.print(page.page(estimate(settings), settings.budget.monthly))
 
     said = console.export_text()
     assert "queue controller" in said

@@ -17,10 +17,10 @@ from stacks.crossguard import rules
 from stacks.crossguard.governance_rules import TAGGED
 from stacks.crossguard.model import Profile, Resource, Severity
 from stacks.crossguard.rules import RULES, ProfileError, profile_of
-from stacks.settings import stack_files
 from tests.stacks.examples import stack
 from tests.stacks.policy_judge import Violation, violations
 from tests.stacks.registrations import declared
+from tests.stacks.shipped import SHIPPED
 
 PACK = Path(rules.__file__).parent
 ANYWHERE = Profile(regions=("*",))
@@ -53,9 +53,7 @@ WARNED = {"alicloud-prod": {"metadata-tokens-by-image"}, "local": {"budget-with-
 
 
 def test_a_shipped_stack_breaks_no_rule_that_refuses():
-    found = [
-        (name, each) for name in stack_files.names() for each in violations(shipped(name), profile_of(name))
-    ]
+    found = [(name, each) for name in SHIPPED for each in violations(shipped(name), profile_of(name))]
 
     assert [
         f"{name}: {each}"
@@ -271,7 +269,7 @@ def test_a_profile_that_names_what_is_not_there_is_refused(clinic):
 
 def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_stack():
     with_lustre = declared(stack(storage={"scratch_gib": 1200})).resources
-    tagged = {resource.type for name in stack_files.names() for resource in shipped(name) if resource.tags()}
+    tagged = {resource.type for name in SHIPPED for resource in shipped(name) if resource.tags()}
     tagged |= {resource.type for resource in with_lustre if resource.inputs.get("tags")}
 
     assert TAGGED - tagged == set()

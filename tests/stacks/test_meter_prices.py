@@ -15,6 +15,7 @@ from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.alicloud_programs import register as register_alicloud
+from tests.stacks.shipped import SHIPPED
 
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
 ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
@@ -188,7 +189,7 @@ def test_running_instances_without_a_price_raise_an_alarm_on_alibaba_cloud():
 
 
 def test_the_sweep_reads_the_assumed_prices_of_every_shipped_stack():
-    for name in stack_files.names():
+    for name in SHIPPED:
         settings = stack_files.settings_of(name)
 
         read = policy.parse(json.dumps(sweep_archive.policy_document(settings)))

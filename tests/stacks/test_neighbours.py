@@ -16,6 +16,7 @@ from stacks.settings import Grouping, Stack, stack_files
 from stacks.settings.neighbours import clashes, group_labels, one_group_each
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.registrations import declared
+from tests.stacks.shipped import SHIPPED
 
 # Inputs that fix what a resource is called; everything else gets a random ending from Pulumi, or an id.
 NAMES = {
@@ -194,7 +195,7 @@ def test_a_pool_named_like_another_pools_group_in_a_zone_is_refused():
 
 
 def test_the_files_beside_a_stack_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     for name, pool in (("aws", "dev-dev"), ("aws-dev", "dev")):
         content = examples.stack_file(pools=[examples.pool(name=pool)])
         text = yaml.safe_dump({"config": {f"gpu-fleet:{key}": value for key, value in content.items()}})
@@ -205,6 +206,6 @@ def test_the_files_beside_a_stack_are_read(tmp_path, monkeypatch):
         stack_files.alone_of("aws-dev")
 
 
-@pytest.mark.parametrize("name", stack_files.names())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_no_shipped_stack_shares_a_name_with_another(name):
     assert stack_files.alone_of(name).name == name

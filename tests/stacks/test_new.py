@@ -26,7 +26,7 @@ ALICLOUD = (
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where stack files lie, empty."""
-    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     return tmp_path
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_there_is_never_overwritten(folder):
 def test_print_writes_nothing(folder):
     done = run("research", *AWS, "--print")
 
-    assert done.output.startswith(f"{MODELINE}\n# Stack research, made by `gpu-fleet new`.")
+    assert done.output.startswith(f"{MODELINE}stack.schema.json\n# Stack research, made by `gpu-fleet new`.")
     assert list(folder.iterdir()) == []
 
 

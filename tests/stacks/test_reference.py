@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 from stacks.settings import namespaces, reference, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file
 from tests.stacks.examples import stack_files as sound_files
+from tests.stacks.shipped import SHIPPED
 
 VALIDATOR = Draft202012Validator(json.loads(reference.FILE.read_text()))
 
@@ -41,10 +42,10 @@ def test_every_key_says_what_it_means():
 
 
 def test_a_shipped_file_names_the_schema_and_keeps_to_it():
-    for name in stack_files.names():
+    for name in SHIPPED:
         text = stack_files.path_of(name).read_text()
         first, _, _ = text.partition("\n")
-        place = stack_files.FOLDER / first.removeprefix("# yaml-language-server: $schema=")
+        place = stack_files.path_of(name).parent / first.removeprefix("# yaml-language-server: $schema=")
         assert place.resolve() == reference.FILE, name
         assert list(VALIDATOR.iter_errors(yaml_text.read(text))) == [], name
 

@@ -34,6 +34,34 @@ UNREADABLE = {
         b"config:\n  gpu-fleet:pools:\n    - name: dev\n      size: {max: 1, max: 8}\n",
         "key 'max' stands there twice",
     ),
+    "UTF-16": ("config: {}\n".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
+    "a byte of Latin-1": (b"config:\n  a: M\xfcller\n", "line 2, column 7: the byte 0xfc is no UTF-8"),
+    "a control character": (
+        b"config:\n  a: b\x07\n",
+        "line 2, column 7: the character U+0007 is not allowed",
+    ),
+    "a tab": (
+        b"config:\n\ta: b\n",
+        "line 2, column 1: found character '\\t' that cannot start any token: YAML",
+    ),
+    "a no-break space": (
+        "config:\n\u00a0\u00a0a: b\n  c: d\n".encode(),
+        "line 3, column 4: mapping values are not allowed here: replace the no-break space",
+    ),
+    "a key without a space": (
+        b"config:\n  a:b\n  c: d\n",
+        "end the key of the line above with a colon and a space",
+    ),
+    "a bracket that stays open": (b"config:\n  a: [b\n  c: d\n", "line 2, column 6: expected ',' or ']'"),
+    "a value that begins with @": (b"config:\n  a: @b\n", "put quotes around the value\n  a: @b"),
+    "a second colon": (b"config:\n  a: b: c\n", "line 2, column 7: mapping values are not allowed here: put"),
+    "a name that is no alias": (b"config:\n  a: *b\n", "found undefined alias 'b': put quotes around"),
+    "a tag": (b"config:\n  a: !Ref b\n", "put quotes around a value that begins with !; tags are not read"),
+    "a date that is none": (
+        b"config:\n  a: 2026-13-45\n",
+        "line 2, column 6: 2026-13-45 is no date: put quotes",
+    ),
+    "two documents": (b"config: {}\n---\nconfig: {}\n", "a stack file is one document"),
     "no mapping": (b"config: 3\n", "'config' must be a mapping of keys to values"),
     "no YAML": (b"config: [", "cannot be read"),
     "brackets without end": (b"config: " + b"[" * 3000, "it is nested too deep"),
@@ -58,6 +86,16 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path):
         assert str(path) in str(caught.value), fault
 
 
+def test_a_line_with_a_secret_is_not_shown(tmp_path):
+    path = tmp_path / "Pulumi.odd.yaml"
+    path.write_text("config:\n  a: https://hooks.example/secret: x\n")
+
+    with pytest.raises(StacksError, match="line 2, column 34") as caught:
+        stack_files.config_of(path)
+
+    assert "hooks.example" not in str(caught.value)
+
+
 def test_a_key_may_stand_in_two_mappings_and_two_pools_share_what_an_alias_stands_for(tmp_path):
     path = tmp_path / "Pulumi.two.yaml"
     pools = "[{name: dev, idle: &idle {after_hours: 2}}, {name: train, idle: *idle}]"
@@ -75,7 +113,7 @@ def read(tmp_path, monkeypatch):
         (tmp_path / "Pulumi.test.yaml").write_text(text, encoding="utf-8")
         return stack_files.settings_of("test")
 
-    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     return reading
 
 

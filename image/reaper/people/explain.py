@@ -1,8 +1,10 @@
 """``gpu-fleet explain``: why a sweep does with one instance what it does, and the heartbeats it goes by."""
 
+import json
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,9 +15,9 @@ from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
-from image.reaper.options import now_option, stack_options
+from image.reaper.options import json_option, now_option, stack_options
 from image.reaper.people import explain_live, own_agent, timeline
-from image.reaper.people.status import WIDTH, dry_sweep, row
+from image.reaper.people.status import WIDTH, described, dry_sweep, row
 from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
 from image.reaper.place import Asked
 from image.reaper.policy import Policy
@@ -34,8 +36,11 @@ SHORTEST_WINDOW = timedelta(hours=24)
 @click.argument("instance_id", required=False)
 @click.option("--live", "is_live", is_flag=True, help="On an instance: what each sensor reads now.")
 @stack_options
+@json_option
 @now_option
-def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_live: bool) -> None:
+def explain(
+    instance_id: str | None, asked: Asked, now: datetime | None, *, is_live: bool, as_json: bool
+) -> None:
     """Say what a sweep would do with an instance, and show the heartbeats that it reads.
 
     On an instance, without its name: what its agent sees, and when its pool marks it.
@@ -47,13 +52,18 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
             explain_live.table(list(explain_live.lines(*explain_live.look())))
         )
         return
-    if asked.is_silent and own_agent.is_meant(asked, instance_id):
+    if (asked.is_silent or instance_id is None) and own_agent.is_meant(asked, instance_id):
+        own_agent.refuse_json(as_json)
         own_agent.ask("explain", instance_id)
         return
     if instance_id is None:
         raise click.UsageError("name an instance; on one its own is explained")
     policy, cloud, result = dry_sweep(asked, now, "explain")
     decision = decision_on(instance_id, result)
+    if as_json:
+        said = document(cloud, decision, policy, result.now)
+        click.echo(json.dumps(said, indent=1))
+        sys.exit(bool(said["failures"]))
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for line in facts(decision, policy, result.now):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -77,6 +87,24 @@ def decision_on(instance_id: str, result: Result) -> Decision:
         hint = nearest(instance_id, decisions)
         raise ConfigurationError(f"{instance_id}: no instance that this stack manages and that exists{hint}")
     return decisions[instance_id]
+
+
+def document(cloud: SweepCloud, decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
+    """The same for programs; docs/platform.md has the keys."""
+    shown, period, failed = read_rows(cloud, decision, policy, now)
+    mark = mark_of(decision.instance)
+    return {
+        **described(decision, policy, now),
+        "due_after": None if mark is None else format_time(mark.reap_after),
+        "heartbeats": {
+            "period_s": period,
+            "rows": [
+                {"start": format_time(each.start), "cells": [LEGEND[cell] for cell in each.cells]}
+                for each in shown
+            ],
+        },
+        "failures": failed,
+    }
 
 
 def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:

@@ -44,6 +44,16 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
     return True
 
 
+def refuse_json(wanted: bool) -> None:
+    """Say that an agent answers in lines, where a program asks for more.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    if wanted:
+        raise ConfigurationError("-o json: this instance's agent answers in lines; name a stack with --stack")
+
+
 def ask(command: str, instance_id: str | None = None, **words: str) -> None:
     """Ask the agent, and print what it says.
 

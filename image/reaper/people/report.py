@@ -9,7 +9,7 @@ from image.reaper import cloud as clouds
 from image.reaper.cloud import LEDGER_URI, connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import daily_report, efficiency_page
-from image.reaper.options import stack_options
+from image.reaper.options import subject_options
 from image.reaper.people.ledger_reader import LedgerPlace, read_changes, read_ends
 from image.reaper.people.monthly_savings import Month, month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
@@ -25,7 +25,7 @@ from image.reaper.place import Asked, Subject, subject
     type=click.Path(dir_okay=False, path_type=Path),
     help="By default saved-MONTH.html or day-DAY.html.",
 )
-@stack_options
+@subject_options
 def report(
     month_text: str | None,
     day_text: str | None,

@@ -1,11 +1,13 @@
 """``gpu-fleet status``: who has what, how idle it is, when it would be terminated, and what it costs."""
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,7 +18,7 @@ from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Instance, Verdict
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import line_of
-from image.reaper.options import now_option, stack_options
+from image.reaper.options import json_option, now_option, subject_options
 from image.reaper.people import own_agent
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
@@ -55,17 +57,23 @@ class InstanceRow:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet status --stack aws-dev")
-@stack_options
+@subject_options
+@json_option
 @now_option
 @click.option("--here", is_flag=True, help="Only what this instance's own agent says.")
-def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
+def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> None:
     """Show every instance of the stack, and what all cost; on an instance without --stack, that one alone.
 
     Changes nothing. Exit code 1 when anything could not be read.
     """
     if here or (asked.is_silent and own_agent.is_meant(asked, None)):
+        own_agent.refuse_json(as_json)
         own_agent.ask("status")
         return
+    if as_json:
+        policy, _, result = dry_sweep(asked, now, "status")
+        click.echo(json.dumps(document(result, policy), indent=1))
+        sys.exit(bool(result.done.failures))
     console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
     policy, cloud, result = dry_sweep(asked, now, "status")
     show(console, result, policy)
@@ -96,6 +104,38 @@ def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
         return f"watched until {format_time(watch.until(policy))}; the sweep acts"
     seen = f"{len(watch.would_end)} instances would have been stopped or terminated so far"
     return f"only watching until {format_time(watch.until(policy))}, nothing is terminated: {seen}"
+
+
+def document(result: Result, policy: Policy) -> dict[str, Any]:
+    """The same for programs; docs/platform.md has the keys. Pure."""
+    return {
+        "stack": policy.stack,
+        "as_of": format_time(result.now),
+        "currency": policy.currency,
+        "instances": [described(decision, policy, result.now) for decision in result.plan.decisions],
+        "failures": [
+            {"instance": failure.instance_id, "step": failure.step, "error": failure.error}
+            for failure in result.done.failures
+        ],
+    }
+
+
+def described(decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
+    """One instance of a plan, for programs. Pure."""
+    instance, price = decision.instance, decision.hourly_price
+    return {
+        "instance": instance.id,
+        "owner": instance.owner,
+        "pool": instance.pool,
+        "type": instance.type,
+        "launched_at": format_time(instance.launched_at),
+        "verdict": str(decision.verdict),
+        "reason": decision.reason,
+        "idle_s": decision.idle_s,
+        "ends": ends_if_unused(decision, policy, now),
+        "price_per_hour": None if price is None else str(price),
+        "warning": row(decision, policy, now).warning,
+    }
 
 
 def show(console: Console, result: Result, policy: Policy) -> None:

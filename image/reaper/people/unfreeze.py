@@ -13,7 +13,7 @@ from image.reaper.errors import ConfigurationError
 from image.reaper.money import freezer
 from image.reaper.money.budget_check import look
 from image.reaper.money.freeze_rules import FreezeStage
-from image.reaper.options import stack_options
+from image.reaper.options import subject_options
 from image.reaper.place import Asked, subject
 
 
@@ -27,7 +27,7 @@ def login() -> str:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet unfreeze --stack aws-dev --reason 'approved by finance'")
 @click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
-@stack_options
+@subject_options
 def unfreeze(reason: str, asked: Asked) -> None:
     """Let frozen pools take instances again, for what is spent by now, until the month ends.
 

@@ -15,7 +15,7 @@ from image.reaper.cloud import connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Verdict
 from image.reaper.money.spending import line_of
-from image.reaper.options import now_option, stack_options
+from image.reaper.options import now_option, subject_options
 from image.reaper.place import Asked, subject
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.results import Result
@@ -28,7 +28,7 @@ STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", 
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet sweep --stack aws-dev")
-@stack_options
+@subject_options
 @click.option(
     "--dry-run/--live", default=True, show_default=True, help="Decide and report only, or carry it out."
 )

@@ -1,0 +1,78 @@
+"""Errors of a stack file's text in one sentence: line, column, what is wrong and what to do. Pure."""
+
+import codecs
+import re
+
+import yaml
+
+ODD_SPACE = "\u00a0"
+SECRET = re.compile(r"://|PRIVATE KEY")  # a webhook's address
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Pattern of PyYAML's own words -> what to do, the first that is found.
+ADVICE = {
+    r"character '\\t'": "YAML takes no tab: indent with spaces",
+    r"cannot start any token": "put quotes around the value",
+    r"mapping values are not allowed": (
+        "put quotes around a value that has a colon, end the key of the line above with a colon and a space, "
+        "or indent the line like those beside it"
+    ),
+    r"could not find expected ':'": "a key ends with a colon and a space",
+    r"but found '-'|but found '\?'": "indent the line like those beside it; a list has a key of its own",
+    r"expected <block end>": "close the quote before it, or indent the line like those beside it",
+    r"expected ',' or|unexpected end of stream|the stream end|expected the node content": (
+        "close each bracket and quote"
+    ),
+    r"undefined alias": "put quotes around a value that begins with *",
+    r"constructor for the tag": "put quotes around a value that begins with !; tags are not read",
+    r"stands there twice": "keep one of the two",
+    r"another document": "remove the lines from --- on: a stack file is one document",
+    r"is no date": "put quotes around it",
+}
+# Problems that begin earlier than where PyYAML sees them.
+FROM_CONTEXT = re.compile(r"expected ',' or|could not find expected|the stream end|end of stream")
+
+
+def explained(error: Exception, content: bytes) -> str:
+    """Return an error of reading a stack file as one sentence."""
+    if isinstance(error, UnicodeDecodeError):
+        return _of_encoding(error, content)
+    text = content.decode("utf-8", errors="replace")
+    if isinstance(error, yaml.reader.ReaderError):
+        at = _place(text, error.position)
+        return f"{at}: the character U+{_code(error.character):04X} is not allowed: remove it"
+    if isinstance(error, yaml.MarkedYAMLError):
+        return _of_text(error, text)
+    return str(error)
+
+
+def _of_text(error: yaml.MarkedYAMLError, text: str) -> str:
+    problem = (error.problem or "it is no YAML").strip()
+    early = FROM_CONTEXT.search(problem) and error.context_mark
+    mark = error.context_mark if early else error.problem_mark or error.context_mark
+    if mark is None:
+        return problem
+    around = text.splitlines()[max(mark.line - 1, 0) : mark.line + 1]
+    line = around[-1].strip() if mark.line < len(text.splitlines()) else ""
+    advice = next((advice for pattern, advice in ADVICE.items() if re.search(pattern, problem)), "")
+    if any(ODD_SPACE in near for near in around):
+        advice = "replace the no-break space (U+00A0) before it by spaces"
+    said = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" + (f": {advice}" if advice else "")
+    return f"{said}\n  {line}" if line and not SECRET.search(line) else said
+
+
+def _of_encoding(error: UnicodeDecodeError, content: bytes) -> str:
+    if content.startswith(UTF_16):
+        return "it is UTF-16: save it as UTF-8"
+    before = content[: error.start].decode("utf-8")
+    at = _place(before, len(before))
+    return f"{at}: the byte 0x{content[error.start]:02x} is no UTF-8: save it as UTF-8"
+
+
+def _place(text: str, position: int) -> str:
+    before = text[:position]
+    return f"line {before.count(chr(10)) + 1}, column {position - before.rfind(chr(10))}"
+
+
+def _code(character: object) -> int:
+    """Return a character's number; PyYAML gives it as such, or as a text of one."""
+    return character if isinstance(character, int) else ord(str(character))
