@@ -112,7 +112,6 @@ BESIDE = (
     ("--gpus=1", "--gpus=1 --exclude=i-0", 1, None),
     ("--gpus=1", "--gpus=1 --dependency=afterok:1", 1, "Dependency"),
     ("--gpus=8", "--gpus=1 : --gpus=8", 3, ""),
-    ("--gpus=8", "--gpus=1 : --gpus=9 --nodes=1", 1, None),
     ("--gpus=1", "--gpus=1 : --gpus=1", 2, ""),
     ("--gpus=8", "--nodes=3 --exclusive : --nodes=2 --exclusive", 1, "in all its parts"),
     ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must begin by"),
