@@ -53,9 +53,6 @@ WORDS: tuple[dict[str, object], ...] = (
     {"gpus": 1, "begin": 172_800},
     {"gpus": 1, "hold": ""},
     {"gpus": 1, "exclusive": ""},
-    {"gpus": 1, AND: {"gpus": 1}},
-    {"gpus": 8, AND: {"nodes": 2, "exclusive": ""}},
-    {"gpus": 1, AND: {"gpus": 8, "nodes": 4, "exclusive": ""}},
 )
 
 

@@ -33,7 +33,6 @@ from tests.bench.__main__ import TARGET, merge
 from tests.capacity.door import BUCKET, REGION, Door
 from tests.queue import guests
 from tests.queue.guests import Fleet, Guest
-from tests.queue.real_sizes import HOSTILE, OUTPUT
 from tests.stacks import examples
 
 ROOT = Path(__file__).parents[2]
@@ -266,14 +265,14 @@ MATRIX = (
     (("--gpus=4",), (), "asks for 2 GPUs on one of 3 instances, one of pool train has 1"),
     (("--gpus=1", "--begin=now+2days"), (), "BeginTime"),
 )
+HOSTILE = ("--comment=lr=0.1 Restarts=cosine JobId=1 NumNodes=9", "--job-name=a|JobState=x\xff")
 
 
 @pytest.mark.parametrize(("words", "jobs", "why"), MATRIX)
 def test_what_is_asked_for_is_what_a_job_can_use(lab, words, jobs, why):
     """Words of users that look like fields of Slurm's change nothing of it."""
-    written = (*HOSTILE, f"--output=/tmp/{OUTPUT}")
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else waits")
-    sbatch = ("sbatch", "--parsable", "--partition=train", *written, *words, "--wrap=true")
+    sbatch = ("sbatch", "--parsable", "--partition=train", *HOSTILE, *words, "--wrap=true")
 
     job = lab.controller.run(*sbatch, account="ada", at="/home/ada").strip()
 
