@@ -5,12 +5,14 @@ python loops.py KIND DIRECTORY WORKERS STOP_AT: writes DIRECTORY/weights.txt at 
 
 import hashlib
 import os
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gpu_fleet.callbacks import guard
 from gpu_fleet.stopping.interrupt import Interruption, Reason
@@ -41,20 +43,55 @@ class Notified(Interruption):
         return Reason.SPOT_NOTICE if 0 < self.stop_at <= self.asked else Reason.NONE
 
 
+class Noisy(Dataset):
+    """Samples that draw from three generators, as augmentation does."""
+
+    def __init__(self):
+        self.x, self.labels = points()
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        noise = torch.rand(4) + np.random.random() + random.random()
+        return {"x": self.x[index] + noise, "labels": self.labels[index]}
+
+
+def noisy_hugging_face(directory, workers):
+    return hugging_face(directory, workers, data=Noisy(), remove_unused_columns=False)
+
+
+def noisy_accelerate(directory, workers):
+    return accelerate(directory, workers, Noisy())
+
+
+def noisy_lightning(directory, workers):
+    """A new loader in each epoch, of which the reader processes stay."""
+    from gpu_fleet.callbacks.lightning import ResumableLoader
+
+    def kind(data, batch, num_workers):
+        stays = num_workers > 0
+        return ResumableLoader(
+            Noisy(), batch, shuffle=True, num_workers=num_workers, persistent_workers=stays
+        )
+
+    return lightning(directory, workers, kind, reload_dataloaders_every_n_epochs=1)
+
+
 def points():
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(SAMPLES, 4, generator=generator)
     return x, (x.sum(1) > 0).long()
 
 
-def hugging_face(directory, workers, **further):
-    from datasets import Dataset
+def hugging_face(directory, workers, data=None, **further):
+    from datasets import Dataset as Table
     from transformers import Trainer, TrainingArguments
 
     from gpu_fleet.callbacks.huggingface import FleetCallback
 
     x, labels = points()
-    data = Dataset.from_dict({"x": x.tolist(), "labels": labels.tolist()}).with_format("torch")
+    held_out = Table.from_dict({"x": x.tolist(), "labels": labels.tolist()}).with_format("torch")
     arguments = TrainingArguments(
         output_dir=str(directory), max_steps=STEPS, per_device_train_batch_size=BATCH, report_to=[],
         dataloader_num_workers=workers, seed=0, use_cpu=True, disable_tqdm=True,
@@ -63,7 +100,11 @@ def hugging_face(directory, workers, **further):
     torch.manual_seed(0)
     model, callback = Net(), FleetCallback(directory)
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=[callback]
+        model=model,
+        args=arguments,
+        train_dataset=data or held_out,
+        eval_dataset=held_out,
+        callbacks=[callback],
     )
     trainer.train(resume_from_checkpoint=callback.newest())
     scores = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
@@ -82,7 +123,7 @@ def evaluated_hugging_face(directory, workers):
     )  # fmt: skip
 
 
-def accelerate(directory, workers):
+def accelerate(directory, workers, data=None):
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -93,11 +134,12 @@ def accelerate(directory, workers):
         cpu=True, gradient_accumulation_steps=ACCUMULATED,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
     )  # fmt: skip
-    loader = DataLoader(TensorDataset(*points()), BATCH, shuffle=True, num_workers=workers)
+    loader = DataLoader(data or TensorDataset(*points()), BATCH, shuffle=True, num_workers=workers)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for x, labels in FleetSteps(accelerator, directory, config={"rate": RATE}).over(loader, STEPS):
+    for batch in FleetSteps(accelerator, directory, config={"rate": RATE}).over(loader, STEPS):
+        x, labels = batch.values() if data else batch
         with accelerator.accumulate(model):
             accelerator.backward(model(x, labels)["loss"])
             optimizer.step()
@@ -125,7 +167,7 @@ class Stateful(DataLoader):
         self.begin = state["done"] % len(self)
 
 
-def lightning(directory, workers, loader_kind=Stateful):
+def lightning(directory, workers, loader_kind=Stateful, **further):
     from lightning.pytorch import LightningModule, Trainer
 
     from gpu_fleet.callbacks.lightning import FleetCallback
@@ -136,20 +178,22 @@ def lightning(directory, workers, loader_kind=Stateful):
             self.net = Net()
 
         def training_step(self, batch, _index):
-            return self.net(*batch)["loss"]
+            return self.net(*(batch.values() if isinstance(batch, dict) else batch))["loss"]
+
+        def train_dataloader(self):
+            return loader_kind(TensorDataset(*points()), BATCH, num_workers=workers)
 
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), lr=RATE)
 
     torch.manual_seed(0)
     model, callback = Module(), FleetCallback(directory, config={"rate": RATE})
-    loader = loader_kind(TensorDataset(*points()), BATCH, num_workers=workers)
     trainer = Trainer(
         max_steps=STEPS, accumulate_grad_batches=ACCUMULATED,
         accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory),
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory), **further,
     )  # fmt: skip
-    trainer.fit(model, loader, ckpt_path=callback.newest())
+    trainer.fit(model, ckpt_path=callback.newest())
     return model
 
 

@@ -65,6 +65,14 @@ def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
     is_as_if_undisturbed(library, 8, workers)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("kind", ["noisy_hugging_face", "noisy_accelerate", "noisy_lightning"])
+def test_what_samples_draw_is_the_same_after_a_notice(
+    kind: str, workers: int, is_as_if_undisturbed: Callable[..., None]
+) -> None:
+    is_as_if_undisturbed(kind, 8, workers)
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(

@@ -15,7 +15,6 @@ later steps, so rounding may differ.
 
 import logging
 import os
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -37,9 +35,11 @@ from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.containers import plain, shaped
-from gpu_fleet.data.loader import RankShare, batches, end_readers, training_slices
+from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
+from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
+from gpu_fleet.data.resumable import Passes, reads_another
 from gpu_fleet.errors import ConfigError, IdentityError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.state import (
@@ -101,6 +101,8 @@ class Run:
         self._entered = False
         self._apart = [name for name, thing in objects.items() if isinstance(thing, nn.Module)]
         self._taken = self._taken_before = 0  # batches taken from the first data set: now, at the last step
+        self._passes: list[Passes] = []  # over a user's own loaders
+        self._passes_before: list[dict[str, Any]] = []  # their states in the checkpoint
         self._accumulation = 0  # batches per step by `batches`; 0: unknown, or a warning was given
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
@@ -192,8 +194,11 @@ class Run:
                 reason = f"{type(error).__name__}: {error}"
                 raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
         restore_buffers(self._modules, saved["buffers"], self._where)
+        if len(saved["loaders"]) == self._where.size:
+            self._passes_before = saved["loaders"][self._where.rank]
         if self._where.rank < len(saved["rng"]):
-            _restore_generators(saved["rng"][self._where.rank])
+            restore_rng(saved["rng"][self._where.rank])
+            restore_generators(saved["rng"][self._where.rank][SHARED])
         else:
             seed_rng(0, self._where.rank, saved["step"])
 
@@ -273,6 +278,29 @@ class Run:
         self._accumulation = accumulation
         return self._counted(read)
 
+    def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
+        """Yield the batches of a DataLoader of your own without end, from the present step on.
+
+        Order, batch size and share of a rank are the loader's. Its sampler's order is what it was, and what
+        samples draw goes by epoch and index. A step takes `accumulation` batches.
+
+        Raises:
+            ConfigError: the loader is of another kind, or reads a stream.
+            IdentityError: before the first step, if the run resumes from a checkpoint of other data.
+        """
+        self._check_entered()
+        passes, number = Passes(loader, accumulation), len(self._passes)
+        data = adapted(loader.dataset, "loader", loader.collate_fn, ConfigError)
+        self._identify(data, (loader.batch_size or 0) * self._where.size, 0)
+        self._passes.append(passes)
+        before = self._passes_before[number : number + 1]
+        if self.step and not before:
+            log.warning(
+                "not exact: the checkpoint has no position in this DataLoader, or is of another number of "
+                "ranks: the order of its epoch begins anew"
+            )
+        return passes.read(self.step, *(before or [{}]))
+
     def _counted(self, read: Iterator[Any]) -> Iterator[Any]:
         for batch in read:
             self._taken += 1
@@ -284,6 +312,11 @@ class Run:
             self._watch.listen_no_more()
         if self.step == (self._resumed_from or 0) + 1:  # not after hours: the first step makes most states
             self._where.together(self._checked_states)
+            if self._where.leads and reads_another():
+                log.warning(
+                    "not exact: the loop reads a DataLoader, whose epoch a resumed run begins anew; "
+                    "run.batches_of(loader) goes on in its midst"
+                )
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if (
             self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
@@ -324,8 +357,9 @@ class Run:
         states = self._where.together(self._checked_states)
         state = {
             "objects": states,
-            "rng": self._where.gather(_generators()),
+            "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
             "buffers": buffers_of_ranks(self._modules, self._where),
+            "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
             "step": self.step,
         }
         manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity.known)
@@ -379,8 +413,9 @@ class Run:
     ) -> None:
         with self._held:  # signals are still caught: a second notice must not cut the last upload off
             try:
-                if isinstance(error, TrainingError):
-                    raise error
+                known = error and (reader_ended(error) or error)
+                if isinstance(known, TrainingError):
+                    raise known
                 if error is None:
                     self._close("finished", self._end_of_loop(), "")
             except TrainingError as failure:
@@ -399,19 +434,3 @@ def _where(objects: Mapping[str, Any]) -> World:
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("error: Run: call torch.distributed.init_process_group before it, on every rank")
     return of_script(device)
-
-
-def _generators() -> dict[str, Any]:
-    """Return the states of the generators that a script may use: torch, its GPU, numpy, random."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    version, words, gauss = random.getstate()
-    numpy = [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest]
-    return {**capture_rng(), "numpy": numpy, "random": [version, list(words), gauss]}
-
-
-def _restore_generators(saved: dict[str, Any]) -> None:
-    restore_rng(saved)
-    kind, keys, *rest = saved["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, words, gauss = saved["random"]
-    random.setstate((version, tuple(words), gauss))

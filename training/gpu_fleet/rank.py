@@ -1,7 +1,6 @@
 """One rank of a run: it joins the others and trains, and turns errors into advice for users."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet import config
+from gpu_fleet.data.loader import reader_ended
 from gpu_fleet.errors import (
     CheckpointError,
     OutOfMemoryError,
     OwnCodeError,
     ParallelError,
-    PassingCodeError,
     PeerError,
     TrainingError,
 )
@@ -28,7 +27,6 @@ from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.world import ranks_per_replica, world
 
 GRAPH_GONE = "Trying to backward through the graph a second time"
-READER_ENDED = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 NO_ROOM = "can't allocate memory"  # torch's words on the CPU, in a plain RuntimeError
 # DistributedDataParallel's words if a step uses other parameters than it expects.
 MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
@@ -103,11 +101,8 @@ def of_resources(error: Exception, settings: config.Config) -> TrainingError | N
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
         return no_room(error, settings)
-    if READER_ENDED.search(text):
-        return PassingCodeError(
-            f"a reader process of the data has ended: {text.splitlines()[0]}; where the memory of the "
-            "instance is full, or /dev/shm, fewer data.workers and a smaller data.prefetch need less"
-        )
+    if (ended := reader_ended(error)) is not None:
+        return ended
     if place_of(error):
         return None
     if isinstance(error, OSError) and error.errno in DISK_FULL:

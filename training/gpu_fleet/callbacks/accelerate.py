@@ -8,10 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from gpu_fleet.callbacks.guard import Guard
+from gpu_fleet.data.loader import explain_ended_readers
+from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.state import capture_rng, restore_rng
 
-DONE = "whole"  # written last
+DONE = "whole"  # written last, with the seed of what samples draw
 
 
 class FleetSteps:
@@ -37,6 +42,8 @@ class FleetSteps:
             directory, uri, pattern="step-*", mark=DONE, config=config, allow=allow, name="FleetSteps"
         )
         self.step = 0
+        self._reads: SeededReads | None = None
+        self._seed = 0  # of what samples draw
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
         """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
@@ -44,11 +51,17 @@ class FleetSteps:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
             )
-        folder = self._guard.newest()
-        self._guard.begin(self._deciding(loader), getattr(loader, "dataset", None))
+        folder, samples = self._guard.newest(), getattr(loader, "dataset", None)
+        self._guard.begin(self._deciding(loader), samples)
+        explain_ended_readers()
+        self._reads = seeded(loader)
+        if self._reads is None and draws(samples):
+            self._accelerator.print(f"gpu-fleet: not exact: {NOT_SET}")
+        self._seed = self._seed_of_first_rank()
         if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
+            self._seed = int((Path(folder) / DONE).read_text() or self._seed)
         while self.step < steps:
             yield from self._epoch(loader, steps)
         self._guard.end()
@@ -61,9 +74,17 @@ class FleetSteps:
             "mixed_precision": str(accelerator.mixed_precision),
         }
 
+    def _seed_of_first_rank(self) -> int:
+        seeds = [torch.initial_seed()]
+        if dist.is_initialized():
+            dist.broadcast_object_list(seeds)
+        return seeds[0]
+
     def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
         epoch, done = divmod(self.step, len(loader))
         loader.set_epoch(epoch)
+        if self._reads is not None:
+            self._reads.begin(self._seed, epoch)
         generators = capture_rng()
         rest = iter(self._accelerator.skip_first_batches(loader, done) if done else loader)
         due = False
@@ -88,5 +109,5 @@ class FleetSteps:
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
-            (folder / DONE).touch()
+            (folder / DONE).write_text(str(self._seed))
         self._guard.saved()

@@ -16,6 +16,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gpu_fleet.callbacks.guard import Guard
+from gpu_fleet.data.loader import explain_ended_readers
+from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -57,6 +59,7 @@ class FleetCallback(TrainerCallback):
         self._trainer: Any = None  # set while it trains
         self._generators: dict[str, Any] | None = None  # their state before the evaluation that is due
         self._done = False  # all steps are done: the rest of an epoch is skipped
+        self._reads: SeededReads | None = None
 
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run."""
@@ -67,7 +70,12 @@ class FleetCallback(TrainerCallback):
     ) -> None:
         if args.ignore_data_skip:
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
-        self._guard.begin(deciding(args), getattr(train_dataloader, "dataset", None))
+        samples = getattr(train_dataloader, "dataset", None)
+        self._guard.begin(deciding(args), samples)
+        explain_ended_readers()
+        self._reads = seeded(train_dataloader)
+        if self._reads is None and draws(samples):
+            print(f"gpu-fleet: not exact: {NOT_SET}")  # noqa: T201
         self._trainer, self._done = _calling_trainer(), False
         if self._trainer is None:
             return
@@ -76,6 +84,11 @@ class FleetCallback(TrainerCallback):
         if control.should_training_stop or 0 < state.max_steps <= state.global_step:
             self._done = control.should_training_stop = True
             self._trainer.get_batch_samples = _no_batches  # the Trainer checks the flag only after a step
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._reads is not None:
+            seed = args.seed if args.data_seed is None else args.data_seed
+            self._reads.begin(seed, int(state.epoch or 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._guard.stopping():

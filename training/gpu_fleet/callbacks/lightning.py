@@ -9,46 +9,21 @@ that reads a validation. A resumed run would skip that, so the checkpoint of suc
 step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from gpu_fleet.callbacks.guard import Guard
+from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
+from gpu_fleet.data.loader import explain_ended_readers
+from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.state import capture_rng, restore_rng
 
+__all__ = ["FleetCallback", "ResumableLoader"]
 ORDER = "order"  # key in the saved state of a rank: see ResumableLoader.begun_with
-
-
-class ResumableLoader(DataLoader[Any]):
-    """DataLoader that counts its batches; a resumed one reads the batches of before again and drops them."""
-
-    _done = _begin = 0
-    begun_with: Tensor | None = None  # generator state for the order of this epoch; FleetCallback saves it
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # an iterator does, torch's hint is narrower
-        self._done, self._begin = self._begin, 0
-        generator = self.generator or torch.default_generator
-        if self._done and self.begun_with is not None:
-            generator.set_state(self.begun_with)
-        self.begun_with = generator.get_state()
-        for number, batch in enumerate(super().__iter__()):
-            if number >= self._done:
-                self._done = number + 1
-                yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the number of batches of this epoch so far."""
-        return {"done": self._done}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next iteration begin after the batches in `state`."""
-        self._begin = state["done"] % len(self)
 
 
 class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
@@ -71,7 +46,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
-        self._loader: Any = None
+        self._trainer: Any = None  # set while it trains; its loader may be another one in each epoch
         self._step = 0  # steps of the optimizer, as Lightning counts: fewer than batches if it accumulates
         self._due = False  # a checkpoint waits for the next step
         self._cut = False  # the checkpoint is from before all that Lightning does in a step is done
@@ -82,9 +57,10 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generator states of every rank, which Lightning does not save; all ranks call it."""
-        mine = capture_rng()
-        if isinstance(self._loader, ResumableLoader) and self._loader.begun_with is not None:
-            mine[ORDER] = self._loader.begun_with
+        mine: dict[str, Any] = {**capture_rng(), SHARED: states_of_generators()}
+        loader = getattr(self._trainer, "train_dataloader", None)
+        if isinstance(loader, ResumableLoader) and loader.begun_with is not None:
+            mine[ORDER] = loader.begun_with
         if not dist.is_initialized():
             return {"generators": [mine], "cut": self._cut}
         everyone: list[Any] = [None] * dist.get_world_size()
@@ -101,13 +77,16 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             print(f"gpu-fleet: not exact: saved by {len(saved)} ranks, resumed by {ranks}")  # noqa: T201
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        loader = self._loader = trainer.train_dataloader
+        explain_ended_readers()
+        self._trainer, loader = trainer, trainer.train_dataloader
         if isinstance(loader, ResumableLoader) and self._generators is not None:
             loader.begun_with = self._generators.get(ORDER)
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             trainer.print(
                 f"gpu-fleet: not exact in the midst of an epoch: {type(loader).__name__} has no state_dict"
             )
+        elif not isinstance(loader, ResumableLoader) and draws(getattr(loader, "dataset", None)):
+            trainer.print(f"gpu-fleet: not exact: {NOT_SET}")
         if self._cut:
             trainer.print(
                 "gpu-fleet: not exact: the checkpoint is of before a validation or the end of an epoch, "
@@ -126,6 +105,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._generators is not None:  # only now: making the loader's iterator draws from them
             restore_rng(self._generators)
+            restore_generators(self._generators[SHARED])
             self._generators = None
         if trainer.fit_loop.restarting:  # if it stays set, the epoch's end skips ReduceLROnPlateau
             trainer.fit_loop.restarting = False
@@ -158,6 +138,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Upload and release the folder after a training that ended by itself; the program goes on."""
+        self._trainer = None
         self._guard.finish()
 
 

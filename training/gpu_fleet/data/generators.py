@@ -23,7 +23,8 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms
 _OF_NUMPY = np.random.mtrand._rand  # seeded by np.random.seed
 _OF_RANDOM = random._inst  # seeded by random.seed
-SHARED = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # always seeded
+OF_PROCESS = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # always seeded
+SHARED = "shared"  # key, in the saved state of a rank, of what `states_of_generators` returns
 CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # these hold no user objects
 
 
@@ -42,7 +43,9 @@ def held_by(samples: Any) -> tuple[Generator, ...]:
             continue
         seen[id(thing)] = thing
         if isinstance(thing, Generator):
-            if not any(thing is shared for shared in SHARED) and not isinstance(thing, random.SystemRandom):
+            if not any(thing is shared for shared in OF_PROCESS) and not isinstance(
+                thing, random.SystemRandom
+            ):
                 generators.append(thing)
         else:
             waiting.extend(_behind(thing))
@@ -92,6 +95,27 @@ def _seed(generator: Generator, seed: int) -> None:
         generator.seed(seed % 2**32)
     else:
         generator.seed(seed)
+
+
+def states_of_generators(own: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    """Return the states of the shared generators and of `own`, of kinds that torch.load reads safely."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    return {
+        "torch": [torch.get_rng_state(), *(generator.get_state() for generator in own)],
+        "numpy": [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest],
+        "random": [version, list(words), gauss],
+    }
+
+
+def restore_generators(saved: dict[str, Any], own: Sequence[torch.Generator] = ()) -> None:
+    """Restore what `states_of_generators` has returned."""
+    for generator, state in zip((torch.default_generator, *own), saved["torch"], strict=False):
+        generator.set_state(state)
+    kind, keys, *rest = saved["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    version, words, gauss = saved["random"]
+    random.setstate((version, tuple(words), gauss))
 
 
 @contextmanager

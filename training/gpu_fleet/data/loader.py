@@ -2,8 +2,12 @@
 
 import logging
 import os
+import re
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,10 +20,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from gpu_fleet import config
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
-from gpu_fleet.errors import DataError, OwnCodeError
+from gpu_fleet.errors import DataError, OwnCodeError, PassingCodeError
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
 MAPPED = ("text", "tokens")  # kinds of data that are read through a memory map
+READER_ENDED = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 BLOCK = 4096  # positions per call for their order: 0.3 ms, while a few alone take 0.1 ms
 # Returns over how many items of a batch its loss is the mean; None means its samples.
 CountOf = Callable[[Any], int | None]
@@ -225,6 +230,35 @@ def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
     finally:
         if isinstance(read, _MultiProcessingDataLoaderIter):
             _end(read)
+
+
+def reader_ended(error: BaseException) -> PassingCodeError | None:
+    """Return the error about a reader process that was killed; None for any other error.
+
+    torch raises it wherever the training process is when it learns of it; a connection may break before.
+    """
+    text = str(error) or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    broken = isinstance(error, OSError | EOFError) and any(frame.name == "_try_get_data" for frame in frames)
+    if not broken and not (isinstance(error, RuntimeError) and READER_ENDED.search(text)):
+        return None
+    return PassingCodeError(
+        f"a reader process of the data has ended: {text.splitlines()[0]}; where the memory of the instance "
+        "is full, or /dev/shm, fewer reader processes (data.workers) and a smaller data.prefetch need less"
+    )
+
+
+def explain_ended_readers() -> None:
+    """Report a killed reader process in one message where a library's loop passes its error on."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if (ended := reader_ended(error)) is not None:
+            print(f"error: {ended}", file=sys.stderr)  # noqa: T201 - not a click command
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def end_readers() -> None:

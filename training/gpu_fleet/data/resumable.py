@@ -1,0 +1,248 @@
+"""DataLoaders of users that go on in the midst of an epoch, with the batches of an undisturbed one."""
+
+import gc
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gpu_fleet.data.generators import (
+    held_by,
+    kept_generators,
+    restore_generators,
+    seed_generators,
+    states_of_generators,
+)
+from gpu_fleet.errors import ConfigError
+
+NOT_SET = (
+    "samples draw random numbers, and a resumed run draws others, as they are read as a stream or by a "
+    "loader of another kind; give samples by index, and Lightning a ResumableLoader"
+)
+OURS = "gpu_fleet."  # begin of the modules' names
+# Arguments of a DataLoader, but for its batches.
+KEPT = (
+    *("dataset", "collate_fn", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+    *("timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+)
+LOOKED_AT = 16  # samples
+FROM_SAMPLES, FROM_COLLATE = 0, 1  # so that a sample and its batch do not draw the same
+
+
+class SeededReads:
+    """Data set and collate function whose draws are decided by a key, such as the epoch, and by the index.
+
+    So a sample is the same in each reader process, and wherever in an epoch a run goes on.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        self.dataset, self._collate = dataset, collate
+        self._generators = held_by((dataset, collate))
+        # in shared memory: reader processes may be older than an epoch
+        self._key = torch.zeros(2, dtype=torch.int64)
+        self._key.share_memory_()  # type: ignore[no-untyped-call]  # torch has no hint for it
+        self._newest = 0  # of the samples that were read, in this process
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # while this is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def begin(self, seed: int, epoch: int) -> None:
+        """Set the key of the draws from now on."""
+        self._key[0], self._key[1] = seed % 2**63, epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        with kept_generators(self._generators):
+            return self._read(index)
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        with kept_generators(self._generators):
+            if at_once := getattr(self.dataset, "__getitems__", None):
+                self._seed(FROM_SAMPLES, indices[0])
+                return at_once(indices)
+            return [self._read(index) for index in indices]
+
+    def _read(self, index: Any) -> Any:
+        self._seed(FROM_SAMPLES, index)
+        return self.dataset[index]
+
+    def collate(self, samples: Any) -> Any:
+        """Make a batch of the samples that were just read."""
+        with kept_generators(self._generators):
+            self._seed(FROM_COLLATE, self._newest)
+            return self._collate(samples)
+
+    def _seed(self, what: int, index: Any) -> None:
+        self._newest = index
+        number = index if isinstance(index, int) else _number(repr(index).encode())
+        bits = np.random.Philox(key=self._key.numpy().view(np.uint64), counter=[0, 0, what, number % 2**63])
+        seed_generators(np.random.Generator(bits), self._generators)
+
+
+def _number(text: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
+def seeded(loader: Any) -> SeededReads | None:
+    """Set what the samples of a DataLoader draw, from now on; None for a stream, and for no DataLoader."""
+    loader = getattr(loader, "base_dataloader", loader)  # inside a loader of Accelerate
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    if not isinstance(loader.dataset, SeededReads):
+        reads = SeededReads(loader.dataset, loader.collate_fn)
+        vars(loader)["dataset"] = reads  # a DataLoader refuses it otherwise
+        loader.collate_fn = reads.collate
+    return loader.dataset  # type: ignore[return-value]  # see above
+
+
+def draws(samples: Any) -> bool:
+    """Return whether reading the first samples draws from the generators, which are restored."""
+    generators = [thing for thing in held_by(samples) if isinstance(thing, torch.Generator)]
+    with kept_generators(held_by(samples)):
+        before = _everything(states_of_generators(generators))
+        if isinstance(samples, IterableDataset):
+            list(islice(iter(samples), LOOKED_AT))
+        elif hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
+            with suppress(LookupError, TypeError):  # a sampler may know other indices
+                [samples[place] for place in range(min(len(samples), LOOKED_AT))]
+        return before != _everything(states_of_generators(generators))
+
+
+def _everything(states: dict[str, Any]) -> tuple[bytes, str]:
+    kind, keys, *rest = states["numpy"]
+    return _bytes_of([*states["torch"], keys]), repr((kind, rest, states["random"]))
+
+
+def _bytes_of(states: Iterable[torch.Tensor]) -> bytes:
+    return b"".join(state.numpy().tobytes() for state in states)
+
+
+class ResumableLoader(DataLoader[Any]):
+    """DataLoader that counts its batches, and goes on with the order of the epoch that was left."""
+
+    _done = _begin = 0
+    _rest: Iterator[Any] = iter(())
+    begun_with: dict[str, Any] | None = None  # generators at the begin of this epoch, for FleetCallback
+
+    @property
+    def _index_sampler(self) -> Any:  # of torch: the batches, or samples, that are to be read
+        return _Rest(self, super()._index_sampler)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # an iterator does, torch's hint is narrower
+        self._done, self._begin = self._begin, 0
+        read = self._read()
+        if isinstance(self.dataset, IterableDataset):
+            read = islice(read, self._done, None)
+        for batch in read:
+            self._done += 1
+            yield batch
+
+    def _read(self) -> Iterator[Any]:
+        """Read what is left of an epoch; a stream is read from its begin."""
+        own = tuple(filter(None, (getattr(part, "generator", None) for part in self._drawing())))
+        now = states_of_generators()
+        if self._done and self.begun_with is not None:
+            restore_generators(self.begun_with, own)
+        self.begun_with = states_of_generators(own)
+        if reads := seeded(self):
+            reads.begin(_number(_bytes_of(self.begun_with["torch"])), 0)
+            self._rest = islice(super()._index_sampler, self._done, None)
+            with suppress(TypeError):  # an order without an end
+                len(self)
+                self._rest = iter(list(self._rest))  # here all of it is drawn
+        else:
+            self._rest = iter(super()._index_sampler)
+        drawn = states_of_generators(own)
+        read = super().__iter__()  # it draws a seed, but with persistent_workers only in the first epoch
+        restore_generators(drawn, own)
+        if self._done:  # in an undisturbed run the order was drawn long ago
+            restore_generators(now)
+        return read
+
+    def _drawing(self) -> Iterator[Any]:
+        """Yield what may hold the generator of the order."""
+        yield from (self, self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> "ResumableLoader":
+        """Make one that reads as a DataLoader does."""
+        chosen = {name: getattr(loader, name) for name in KEPT}
+        if loader.batch_sampler is None:
+            chosen |= {"batch_size": None, "sampler": loader.sampler}
+        else:
+            chosen["batch_sampler"] = loader.batch_sampler
+        return cls(**chosen)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of batches of this epoch so far."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Make the next iteration begin after the batches in `state`."""
+        whole = isinstance(self.dataset, IterableDataset) or state["done"] < len(self)
+        self._begin = state["done"] if whole else 0
+
+
+class Passes:
+    """Endless passes over a DataLoader in the loop of `Run`, from a step on."""
+
+    def __init__(self, loader: Any, accumulation: int) -> None:
+        """Prepare the passes; a step takes `accumulation` batches. Raises ConfigError for other loaders."""
+        if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+            raise ConfigError(
+                f"run.batches_of: takes a DataLoader of torch that reads samples by index, not a "
+                f"{type(loader).__name__}{' of a stream' * isinstance(loader, DataLoader)}; give "
+                "run.batches the data set"
+            )
+        self._loader, self._accumulation = ResumableLoader.of(loader), accumulation
+        self._begun: dict[int, dict[str, Any] | None] = {}  # epoch -> generators at its begin
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return what `read` needs to go on after so many steps."""
+        return {"begun_with": self._begun.get(step * self._accumulation // len(self._loader))}
+
+    def read(self, step: int, state: dict[str, Any]) -> Iterator[Any]:
+        """Yield the batches from a step on; `state` is empty for a new run."""
+        epoch, done = divmod(step * self._accumulation, len(self._loader))
+        self._loader.load_state_dict({"done": done})
+        self._loader.begun_with = state.get("begun_with")
+        while True:
+            parts: tuple[Any, ...] = (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset)
+            for part in parts:
+                if hasattr(part, "set_epoch"):
+                    part.set_epoch(epoch)
+            for batch in self._loader:
+                self._begun = {epoch - 1: self._begun.get(epoch - 1), epoch: self._loader.begun_with}
+                yield batch
+            epoch += 1
+
+
+def reads_another() -> bool:
+    """Return whether this process is in the midst of a DataLoader that no run can resume."""
+    return any(
+        issubclass(type(thing), _BaseDataLoaderIter) and not type(thing._dataset).__module__.startswith(OURS)
+        for thing in gc.get_objects()
+    )
+
+
+class _Rest:
+    """Order of a loader, of which the part is iterated over that is left."""
+
+    def __init__(self, loader: ResumableLoader, order: Any) -> None:
+        self._loader, self._order = loader, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader._rest
