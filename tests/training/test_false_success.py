@@ -251,6 +251,8 @@ def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path: Path) 
     with pytest.raises(UnreadableError, match="what was saved cannot be read again"):
         saver.close()
 
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1.unreadable"]
+
 
 def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_finish(
     bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -308,4 +308,4 @@ def status_of(status: int, reason: Reason, word: outcome.NewWord | None) -> int:
         reason is not Reason.NONE and status not in (exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
     ):
         return exit_codes.STOPPED
-    return status if status >= 0 else 128 - status  # a shell reports a signal so
+    return exit_codes.of_process(status)

@@ -17,3 +17,8 @@ USAGE = 2  # click's own status
 FAILED_FOR_GOOD = 65
 FAILED_PERHAPS = 75
 STOPPED = 85
+
+
+def of_process(status: int) -> int:
+    """Return the status of a process as a shell reports it; below 0 a signal has ended the process."""
+    return status if status >= 0 else 128 - status

@@ -264,7 +264,7 @@ def _status(torchrun: int, word: outcome.NewWord, directory: Path, refusal: Path
     if torchrun == 0 and word.ended != "finished":  # a rank, or a library in it, called os._exit(0)
         log.error("event=ended-without-a-result directory=%r", str(directory))
         return exit_codes.FAILED_PERHAPS
-    return torchrun if torchrun >= 0 else 128 - torchrun  # a shell reports a signal so
+    return exit_codes.of_process(torchrun)
 
 
 def _awaited(

@@ -90,11 +90,12 @@ class Run:
             directory: folder of the run's files; each run needs its own.
             config: values that decide the result, such as the learning rate. A run does not resume with other
                 values. The values of rank 0 count.
-            uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, or no bucket without
-            one. every_steps: steps between two checkpoints; 0: by time alone. every_s: seconds between two
-            checkpoints; 0: none by time. keep: number of checkpoints that stay. allow: keys that may differ
-            from the checkpoint, such as "code.train.py" or "data.content". objects: objects to save and
-            restore, by name. DistributedDataParallel is saved as its inner model.
+            uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, or none without one.
+            every_steps: steps between two checkpoints; 0: by time alone.
+            every_s: seconds between two checkpoints; 0: none by time.
+            keep: number of checkpoints that stay.
+            allow: keys that may differ from the checkpoint, such as "code.train.py" or "data.content".
+            objects: objects to save and restore, by name; of DistributedDataParallel, its inner model.
         """
         self.directory = Path(directory).expanduser()
         self.step = 0

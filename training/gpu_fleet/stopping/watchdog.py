@@ -18,10 +18,10 @@ from typing import Self
 
 from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]  # missing from its hints
 
+from gpu_fleet import exit_codes
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.stopping.peers import Peers, collectives_begun
 
-EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: another try may succeed
 LOOKS_PER_LIMIT = 20
 SOONER = 0.8  # of a collective's timeout: its own error would name neither step nor place, so be sooner
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Watchdog:
         _dump_collectives(self._directory / f"{COLLECTIVES}{self._rank}")
         if self._peers is not None:  # when one rank ends, the others fail: leave them time to report
             self._closed.wait(2 * self._limit_s / LOOKS_PER_LIMIT)
-        self._end(EXIT_STATUS)
+        self._end(exit_codes.FAILED_PERHAPS)
 
     def _exchange(self, *, read: bool) -> None:
         if self._peers is not None:

@@ -170,7 +170,7 @@ class QueuedJob:
                 asked = True
                 self.ask("scancel", "--signal=TERM", self._job)
         reader.join(TIMEOUT_S)
-        return status if status >= 0 else 128 - status
+        return exit_codes.of_process(status)
 
     def _pass_on(self, errors: io.BufferedReader) -> None:
         """To the job's log, and srun's first word of a task that failed."""

@@ -208,7 +208,7 @@ class Worker:
             while True:
                 try:
                     status = self._child.wait(LOOK_EVERY_S)
-                    return status if status >= 0 else 128 - status
+                    return exit_codes.of_process(status)
                 except subprocess.TimeoutExpired:
                     self._look()
 
