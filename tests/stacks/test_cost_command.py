@@ -83,8 +83,8 @@ def test_the_bars_are_as_long_as_the_amounts():
 
     bars = {name: len(bar) for name, bar in re.findall(r"^ (\w+) +(█+)", done.output, re.MULTILINE)}
 
-    assert bars["budget"] == view.BAR_WIDTH
-    assert bars["train"] == pytest.approx(view.BAR_WIDTH * 64_296 / 120_000, abs=1)
+    assert bars["budget"] == page.BAR_WIDTH
+    assert bars["train"] == pytest.approx(page.BAR_WIDTH * 64_296 / 120_000, abs=1)
 
 
 def test_an_unknown_price_reads_unknown_and_an_assumed_one_is_distinguished_from_a_listed_one():

@@ -63,7 +63,7 @@ def explain(
     if as_json:
         said = document(cloud, decision, policy, result.now)
         click.echo(json.dumps(said, indent=1))
-        sys.exit(bool(said["failures"]))
+        sys.exit(1 if said["failures"] else 0)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for line in facts(decision, policy, result.now):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

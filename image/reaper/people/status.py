@@ -73,7 +73,7 @@ def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> 
     if as_json:
         policy, _, result = dry_sweep(asked, now, "status")
         click.echo(json.dumps(document(result, policy), indent=1))
-        sys.exit(bool(result.done.failures))
+        sys.exit(1 if result.done.failures else 0)
     console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
     policy, cloud, result = dry_sweep(asked, now, "status")
     show(console, result, policy)
