@@ -295,11 +295,17 @@ class _Mover:
 
 
 def prices(policy: Policy) -> dict[str, Decimal | None]:
-    """Pool -> what an hour of an instance with its disks costs at most; None where nobody knows. Pure."""
+    """Pool -> what an hour of one instance more costs at most with its disks; None where nobody knows. Pure.
+
+    What is reserved is paid for without it: an instance more costs its disks alone.
+    """
     if policy.budget is None:
         return {}
     highest: dict[str, Decimal | None] = {}
     for name, pool in policy.budget.pools.items():
+        if pool.reserved:
+            highest[name] = pool.disk_per_hour
+            continue
         spot = _buys_spot_alone(policy.pools.get(name))
         types = pool.spot if spot else pool.on_demand
         known = [policy.budget.price_of(name, kind, spot=spot) for kind in types]

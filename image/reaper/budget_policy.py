@@ -64,6 +64,10 @@ class BudgetPolicy:
         listed = (prices.spot if spot else prices.on_demand).get(kind)
         return self.assumed.get(kind) if listed is None else listed
 
+    def gpus_of_pools(self) -> dict[str, int]:
+        """Pool -> GPUs of one of its instances, of the largest type."""
+        return {name: max(pool.gpus.values(), default=0) for name, pool in self.pools.items()}
+
     def reserved_price(self, pool: str) -> Decimal | None:
         """What an hour of one reserved instance costs, used or not; None where nobody knows."""
         return self.price_of(pool, next(iter(self.pools[pool].on_demand)), spot=False)

@@ -2,8 +2,9 @@
 
 Agents publish every ``HEARTBEAT`` in ``GpuFleet/<stack>`` with the single dimension ``InstanceId``, and
 **without a timestamp**: the cloud's time of receipt counts, so an instance's wrong clock cannot make old news
-look fresh. (A rehearsal whose clock runs fast says its own time.) ``GpuMemoryUsedPercent`` is published a
-second time with the single dimension ``Pool``: the scale-out alarm of the pool watches that one.
+look fresh. (A rehearsal whose clock runs fast says its own time.) ``GpuUtilisationPercent`` and
+``GpuMemoryUsedPercent`` are published a second time with the single dimension ``Pool``: the scale-out alarm
+of the pool watches the utilisation.
 
 The sweep reads ``SecondsSinceActivity`` alone, with the statistic ``Minimum``: a code below zero or a short
 moment of work in a period is never averaged away.
@@ -21,6 +22,9 @@ METRIC_ACTIVE_FRACTION = "ActiveFraction"
 METRIC_SECONDS_SINCE_ACTIVITY = "SecondsSinceActivity"
 # 1 once the boot check passed, 0 where it failed; nothing while it runs. For who waits for the instance.
 METRIC_GATE_PASSED = "GatePassed"
+# Mean over the minute and all GPUs that report it of the time in which a kernel ran, 0 to 100: what a GPU
+# computed, however busy the rest of the instance was. Nothing where no GPU reports it (MIG).
+METRIC_GPU_UTILISATION = "GpuUtilisationPercent"
 # Memory in use of the fullest GPU, 0 to 100.
 METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
 
@@ -54,10 +58,6 @@ METRIC_MONTH_BUDGET = "MonthBudget"
 METRIC_FREEZE = "FreezeStage"
 # Of the whole only: running instances whose price nobody knows, and which count nothing.
 METRIC_UNPRICED = "UnpricedInstances"
-
-# Samples that trainers worked through, with the dimension ``Pool``; the daily report sums them up where a
-# trainer publishes them.
-METRIC_TRAINING_SAMPLES = "TrainingSamples"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from stacks.alicloud.first_pass import DeclaredStage, stage_of
 from stacks.settings import Pool, Stack
 from stacks.settings.pools import (
     COOLDOWN_IN_S,
-    GPU_MEMORY_METRIC,
+    GPU_METRIC,
     PERIOD_S,
     GroupPlan,
     alarm_name,
@@ -52,17 +52,17 @@ def scale_by_load(
     for alarm in load_alarms(plan):
         if stage_of(f"{name}-{alarm.label}", os.environ) is DeclaredStage.WITHHELD:
             continue
-        metric = GPU_MEMORY_METRIC if alarm.gpu_memory else "CpuUtilization"
+        metric = GPU_METRIC if alarm.of_gpus else "CpuUtilization"
         alicloud.ess.Alarm(
             f"{name}-{alarm.label}",
             name=alarm_name(stack, plan, alarm),
             description=f"{metric} of pool {pool.name}: {alarm.asks}",
             enable=True,
             scaling_group_id=group.id,
-            metric_type="custom" if alarm.gpu_memory else "system",
+            metric_type="custom" if alarm.of_gpus else "system",
             metric_name=metric,
-            dimensions={"Stack": stack.name, "Pool": pool.name} if alarm.gpu_memory else None,
-            cloud_monitor_group_id=monitor_group.apply(int) if alarm.gpu_memory else None,
+            dimensions={"Stack": stack.name, "Pool": pool.name} if alarm.of_gpus else None,
+            cloud_monitor_group_id=monitor_group.apply(int) if alarm.of_gpus else None,
             statistics="Average",
             comparison_operator=">" if alarm.high else "<",
             threshold=str(alarm.percent),

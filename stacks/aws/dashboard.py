@@ -88,13 +88,20 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
 
 def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: Name) -> Iterator[Widget]:
     own, currency = naming.metric_namespace(stack.name), stack.budget.currency
-    busy = {"expression": busy_share(own), "label": "busy", "id": "busy"}
+    busy = {"expression": mean_of(own, "ActiveFraction"), "label": "instances in use", "id": "busy"}
+    computing = {"expression": computing_share(own), "label": "GPUs computing", "id": "computing"}
     memory = _by_pool(stack, own, "GpuMemoryUsedPercent")
     hour = _by_pool(stack, own, "HourCost", SHARED)
     taken_back = ["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "interrupted"}]
     freeze = [own, "FreezeStage"]
     yield _graph("instances in service", stack, _sizes(group_names), "Average")
-    yield _graph("share of the last minute in which instances worked", stack, [[busy]], "Average", top=1)
+    yield _graph(
+        "share of instances that worked, of GPUs that computed",
+        stack,
+        [[busy], [computing]],
+        "Average",
+        top=1,
+    )
     yield _graph("memory of the fullest GPU, %", stack, memory, "Maximum")
     yield _graph(f"month's cost against the budget, {currency}", stack, _month(own), "Maximum")
     yield _graph(f"cost of an hour by pool, {currency}", stack, hour, "Maximum")
@@ -104,10 +111,15 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     yield _graph("pools that freeze: 0 open, 1 capped, 2 closed", stack, [freeze], "Maximum", top=2)
 
 
-def busy_share(namespace: str) -> str:
-    """The share of working time over all instances there are: a search finds new ones by itself."""
-    search = f"SEARCH('{{\"{namespace}\",InstanceId}} MetricName=\"ActiveFraction\"', 'Average', {PERIOD_S})"
+def mean_of(namespace: str, metric: str) -> str:
+    """The mean of a metric over all instances there are: a search finds new ones by itself."""
+    search = f"SEARCH('{{\"{namespace}\",InstanceId}} MetricName=\"{metric}\"', 'Average', {PERIOD_S})"
     return f"AVG({search})"
+
+
+def computing_share(namespace: str) -> str:
+    """The share of the instances' GPUs that computed."""
+    return f"{mean_of(namespace, 'GpuUtilisationPercent')} / 100"
 
 
 def url(stack: Stack, name: str) -> str:

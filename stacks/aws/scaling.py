@@ -12,7 +12,7 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.settings import Pool, Stack
 from stacks.settings.pools import (
-    GPU_MEMORY_METRIC,
+    GPU_METRIC,
     PERIOD_S,
     GroupPlan,
     LoadAlarm,
@@ -54,8 +54,8 @@ def scale_by_load(
 
 
 def _metric(stack: Stack, pool: Pool, group: aws.autoscaling.Group, alarm: LoadAlarm) -> dict[str, Any]:
-    if alarm.gpu_memory:
-        namespace, name, of = naming.metric_namespace(stack.name), GPU_MEMORY_METRIC, {"Pool": pool.name}
+    if alarm.of_gpus:
+        namespace, name, of = naming.metric_namespace(stack.name), GPU_METRIC, {"Pool": pool.name}
         return {"namespace": namespace, "metric_name": name, "dimensions": of}
     of_group = {"AutoScalingGroupName": group.name}
     return {"namespace": "AWS/EC2", "metric_name": "CPUUtilization", "dimensions": of_group}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stacks import files, naming
-from stacks.aws.dashboard import busy_share
+from stacks.aws.dashboard import computing_share, mean_of
 
 FILE = Path(__file__).with_name("gpu-fleet.json")
 # Grafana's grid has 24 columns; three panels a row.
@@ -54,14 +54,14 @@ def prometheus(expression: str, legend: str) -> Target:
 def graphs() -> Iterator[tuple[str, str, list[Target]]]:
     """Yield title, unit and queries of every panel, in order."""
     yield "Instances", "short", [prometheus('sum by (pool) (up{job="machine",stack="$stack"})', "{{pool}}")]
-    busy = f"avg by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK} > bool 0)"
-    yield "Busy GPUs", "percentunit", [prometheus(busy, "{{pool}}")]
-    by_agents = cloudwatch("ActiveFraction", "Average") | {
-        "metricEditorMode": 1,
-        "expression": busy_share(OWN),
-        "label": "busy",
-    }
-    yield "Busy instances, as agents report", "percentunit", [by_agents]
+    yield "GPUs rented, computing, idle", "short", list(_gpus())
+    shares = {"instances in use": mean_of(OWN, "ActiveFraction"), "GPUs computing": computing_share(OWN)}
+    by_agents = [
+        cloudwatch("ActiveFraction", "Average")
+        | {"metricEditorMode": 1, "expression": expression, "label": label}
+        for label, expression in shares.items()
+    ]
+    yield "In use and computing, as agents report", "percentunit", by_agents
     yield "GPU temperature", "celsius", [prometheus(_hottest(), "{{pool}} {{instance}} GPU {{gpu}}")]
     used, free = f"DCGM_FI_DEV_FB_USED{OF_STACK}", f"DCGM_FI_DEV_FB_FREE{OF_STACK}"
     memory = f"max by (pool) ({used} / ({used} + {free}))"
@@ -97,6 +97,15 @@ def dashboard() -> dict[str, Any]:
         "templating": {"list": _variables()},
         "panels": [_panel(index, *graph) for index, graph in enumerate(graphs())],
     }
+
+
+def _gpus() -> Iterator[Target]:
+    """Yield queries of a pool's GPUs: all, those that compute by their mean utilisation, and the rest."""
+    rented = f"count by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK})"
+    computing = f"sum by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK}) / 100"
+    yield prometheus(rented, "{{pool}} rented")
+    yield prometheus(computing, "{{pool}} computing")
+    yield prometheus(f"{rented} - {computing}", "{{pool}} idle")
 
 
 def _hottest() -> str:

@@ -8,11 +8,11 @@ from stacks.settings.schema import Grouping, Market, Pool, Size, Stack
 
 CPU_OUT_PERCENT = 80
 CPU_IN_PERCENT = 30
-GPU_MEMORY_OUT_PERCENT = 85
+GPU_OUT_PERCENT = 80
 COOLDOWN_OUT_S = 300
 COOLDOWN_IN_S = 600
 PERIOD_S = 60
-GPU_MEMORY_METRIC = "GpuMemoryUsedPercent"
+GPU_METRIC = "GpuUtilisationPercent"
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class LoadAlarm:
     """One alarm on the load of a scaling group.
 
     Attributes:
-        gpu_memory: it watches the memory of the pool's GPUs, which agents publish, instead of the group's
-            CPUs.
+        of_gpus: it watches how much the pool's GPUs compute, which agents publish, instead of the group's
+            CPUs. Their memory would say nothing: one process fills it ahead, and may not compute.
         high: whether it watches for too much load, or for too little.
         percent: the threshold.
         for_s: how long the load must last.
     """
 
     label: str
-    gpu_memory: bool
+    of_gpus: bool
     high: bool
     percent: int
     for_s: int
@@ -87,21 +87,19 @@ class LoadAlarm:
         return "one instance more" if self.high else "the sweep may terminate an idle instance"
 
 
-_CPU_HIGH = LoadAlarm("cpu-high", gpu_memory=False, high=True, percent=CPU_OUT_PERCENT, for_s=COOLDOWN_OUT_S)
-_CPU_LOW = LoadAlarm("cpu-low", gpu_memory=False, high=False, percent=CPU_IN_PERCENT, for_s=COOLDOWN_IN_S)
-_GPU_MEMORY_HIGH = LoadAlarm(
-    "gpu-memory-high", gpu_memory=True, high=True, percent=GPU_MEMORY_OUT_PERCENT, for_s=COOLDOWN_OUT_S
-)
-LOAD_ALARMS = (_CPU_HIGH, _CPU_LOW, _GPU_MEMORY_HIGH)
+_CPU_HIGH = LoadAlarm("cpu-high", of_gpus=False, high=True, percent=CPU_OUT_PERCENT, for_s=COOLDOWN_OUT_S)
+_CPU_LOW = LoadAlarm("cpu-low", of_gpus=False, high=False, percent=CPU_IN_PERCENT, for_s=COOLDOWN_IN_S)
+_GPU_HIGH = LoadAlarm("gpu-high", of_gpus=True, high=True, percent=GPU_OUT_PERCENT, for_s=COOLDOWN_OUT_S)
+LOAD_ALARMS = (_CPU_HIGH, _CPU_LOW, _GPU_HIGH)
 
 
 def load_alarms(plan: GroupPlan) -> tuple[LoadAlarm, ...]:
-    """Return the alarms of a group: CPU for scale-out and scale-in, GPU memory for scale-out.
+    """Return the alarms of a group: CPU for scale-out and scale-in, GPUs for scale-out.
 
-    The memory is the whole pool's, so only its first group has that alarm: otherwise the groups of all zones
+    The GPUs are the whole pool's, so only its first group has that alarm: otherwise the groups of all zones
     would launch an instance at once.
     """
-    return tuple(alarm for alarm in LOAD_ALARMS if plan.first or not alarm.gpu_memory)
+    return tuple(alarm for alarm in LOAD_ALARMS if plan.first or not alarm.of_gpus)
 
 
 def alarm_name(stack: Stack, plan: GroupPlan, alarm: LoadAlarm) -> str:

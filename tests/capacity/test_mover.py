@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from image.reaper.errors import CloudError
 from image.reaper.model import Group, Inventory
 from image.reaper.store import StoredObject
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START, policy
+from tests.reaper.metered import budget, prices
 
 A, B = LABELS
 MOVED, OTHER = "coming-1", "coming-2"
@@ -136,3 +138,11 @@ def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
 
     with pytest.raises(CloudError, match=heard) if heard else nullcontext():
         mover.log(done)
+
+
+def test_an_instance_more_of_a_reservation_costs_its_disks_alone():
+    held = budget(pools={"dev": prices(on_demand={"g5.xlarge": Decimal(2)}, reserved=2), "train": prices()})
+
+    found = mover.prices(SimpleNamespace(budget=held, pools={}))
+
+    assert found == {"dev": Decimal("0.10"), "train": Decimal("32.10")}

@@ -43,6 +43,7 @@ def use(kind="gpu", who="python (8, eve)", age_s=3600.0, **values):
 def judgement(state=Minute.IDLE, idle_s=600.0, **values):
     values_at_rest = {
         "active_fraction": 0.0,
+        "gpu_utilisation_percent": None,
         "gpu_memory_used_percent": None,
         "reasons": (),
         "unknown": (),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from image.console.cli import main
-from image.reaper.metrics import METRIC_ACTIVE_FRACTION, namespace
+from image.reaper.metrics import METRIC_GPU_UTILISATION, namespace
 from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import (
@@ -112,9 +112,9 @@ def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
     key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
     beat = {
-        "MetricName": METRIC_ACTIVE_FRACTION,
+        "MetricName": METRIC_GPU_UTILISATION,
         "Dimensions": [{"Name": "InstanceId", "Value": "i-1"}],
-        "Value": 0.25,
+        "Value": 25.0,
     }
     moments = [yesterday + timedelta(hours=hour) for hour in (3, 9, 15)]
     fleet.cloudwatch.put_metric_data(
@@ -124,8 +124,29 @@ def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
 
     result = run("report", "--day", day.name, "--output", str(page))
 
-    assert f"{day.name}: 6.00 of 24.00 GPU hours busy, 24.62 USD: {page}" in result.output
+    said = "24.00 GPU hours rented, 6.00 computing, 18.00 idle; 24.62 USD"
+    assert f"{day.name}: {said}: {page}" in result.output
     assert "18.46" in page.read_text(), "three quarters of the day were left idle"
+
+
+def test_a_month_is_charged_back_by_owner_to_the_cent_of_the_meter(fleet, run):
+    fleet.start()
+    run("sweep", "--live")
+    month = f"{NOW:%Y-%m}"
+
+    done = run("report", "--month", month, "--by", "owner", "-o", "json")
+
+    meter = json.loads(client("s3").get_object(Bucket=BUCKET, Key="reaper/meter.json")["Body"].read())
+    counted = sum(map(Decimal, meter["month"].values()))
+    assert done.exit_code == 0, done.output
+    assert sum(Decimal(row["cost"]) for row in json.loads(done.output)) == counted.quantize(Decimal("0.01"))
+
+
+def test_a_month_without_a_record_is_refused(fleet, run):
+    result = run("report", "--month", "2020-11", "--by", "pool")
+
+    assert result.exit_code == 1
+    assert "--month 2020-11: the meter has no day of it on record" in result.output
 
 
 def test_a_day_that_was_not_metered_is_refused(fleet, run):

@@ -1,6 +1,7 @@
 """What a day's GPU hours were worth, and how that is told."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -27,21 +28,29 @@ def day(instances, saved=()):
     return Day(MIDNIGHT, costs, instances, dict(saved))
 
 
-def summed(instances, busy, samples=(), saved=()):
-    return sum_up(day(instances, saved), "aws-dev", "USD", busy, dict(samples))
+def summed(instances, computing, saved=(), **changes):
+    return sum_up(replace(day(instances, saved), **changes), "aws-dev", "USD", computing, {"dev": 8})
 
 
-def test_gpu_hours_are_bought_by_the_gpu_and_busy_by_the_share_of_the_day():
+def test_gpu_hours_are_rented_by_the_gpu_and_computing_by_their_utilisation():
     found = summed({"i-1": share(gpus=8), "i-2": share(hours=12)}, {"i-1": 0.5, "i-2": 1.0})
 
-    assert (found.total("gpu_hours"), found.total("busy")) == (204, 108)
+    assert [found.total(name) for name in ("rented", "computing", "idle")] == [204, 108, 96]
 
 
-def test_hours_of_a_silent_agent_are_unknown_and_neither_busy_nor_idle():
+def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
     found = summed({"i-1": share()}, {})
 
-    assert (found.total("busy"), found.total("unknown"), found.idle) == (0, 24, ())
-    assert "Of 24.00 GPU hours no agent said whether they were busy." in mail(found, "s3://there")
+    assert [found.total(name) for name in ("computing", "unknown", "idle")] == [0, 24, 0]
+    assert found.idle == ()
+    assert "Of 24.00 GPU hours nobody said whether GPUs computed." in mail(found, "s3://there")
+
+
+def test_reserved_hours_without_an_instance_are_rented_and_idle():
+    found = summed({"i-1": share(gpus=8)}, {"i-1": 1.0}, unused={"dev": 24 * 3600})
+
+    assert [found.total(name) for name in ("rented", "computing", "idle", "unused")] == [384, 192, 192, 192]
+    assert "192.00 reserved GPU hours, paid for, had no instance: they count as idle." in page(found)
 
 
 def test_a_day_with_instances_without_a_price_says_at_least():
@@ -64,16 +73,6 @@ def test_the_ten_that_left_most_money_idle_come_dearest_first():
     assert idle[0].idle_cost == 14 * 24 / Decimal(4)
 
 
-def test_samples_for_money_count_the_instances_that_say_so_and_are_left_out_where_none_does():
-    found = summed({"i-1": share(), "i-2": share()}, {}, {"i-1": 2400.0, "i-9": 10.0})
-    silent = summed({"i-1": share()}, {})
-
-    assert found.samples_per_money == 100
-    assert found.to_json()["samples_per_money"] == "100.00"
-    assert silent.to_json()["samples_per_money"] is None
-    assert "Samples per USD: left out" in page(silent)
-
-
 def test_what_the_reaper_saved_stands_beside_what_was_bought():
     found = summed({"i-1": share()}, {"i-1": 1.0}, saved={"i-2": share(hours=6, gpus=8, per_hour="2")})
 
@@ -84,7 +83,7 @@ def test_what_the_reaper_saved_stands_beside_what_was_bought():
 def test_a_day_without_instances_is_reported_too():
     text = page(summed({}, {}))
 
-    assert "0.00 of 0.00 GPU hours busy" in text
+    assert "0.00 GPU hours rented, 0.00 computing, 0.00 idle" in text
     assert "<svg" not in text
 
 
@@ -108,13 +107,12 @@ INSTANCES = st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), SHAR
 
 
 @given(INSTANCES, st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), st.floats(-0.1, 1.1)))
-def test_busy_and_unknown_hours_are_part_of_those_bought_and_pools_add_up(instances, busy):
-    found = summed(instances, busy)
+def test_computing_and_unknown_hours_are_part_of_those_rented_and_pools_add_up(instances, computing):
+    found = summed(instances, computing)
 
     for pool in found.pools:
-        assert pool.busy >= 0
-        assert pool.unknown >= 0
-        assert pool.busy + pool.unknown <= pool.gpu_hours
+        assert min(pool.computing, pool.unknown, pool.idle) >= 0
+        assert pool.computing + pool.unknown + pool.idle == pool.rented
     assert found.total("cost") == sum((instance.cost for instance in instances.values()), Decimal(0))
     assert len(found.idle) <= 10
     drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
@@ -127,8 +125,7 @@ def test_absurd_numbers_count_like_missing_ones(value):
     """Everybody on an instance may publish in its name; one such number would end every report."""
     instances = {"i-1": share(), "i-2": share()}
 
-    found = summed(instances, {"i-1": value, "i-2": 0.5}, {"i-1": value, "i-2": 2400.0})
+    found = summed(instances, {"i-1": value, "i-2": 0.5})
 
-    assert found == summed(instances, {"i-2": 0.5}, {"i-2": 2400.0})
-    assert found.to_json()["samples_per_money"] == "100.00"
+    assert found == summed(instances, {"i-2": 0.5})
     assert page(found)

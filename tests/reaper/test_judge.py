@@ -108,6 +108,18 @@ def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
     assert outcome.reasons == ("cpu: 0.05 cores and network: 0.0 MiB/s, together",)
 
 
+def test_gpus_at_rest_beside_a_busy_cpu_are_active_and_compute_nothing():
+    eight = [gpu(str(index)) for index in range(8)]
+
+    idle_gpus = judged(*[sample(Rates(cpu_cores=0.15), gpus=eight)] * 12)
+    one_of_eight = judged(*[sample(gpus=[gpu("0", utilisation=80.0), *eight[1:]])] * 12)
+    cut = judged(*[sample(Rates(cpu_cores=0.15), gpus=[gpu("0", utilisation=None, pids=[7])])] * 12)
+
+    assert (idle_gpus.state, idle_gpus.gpu_utilisation_percent) == (Minute.ACTIVE, 0.0)
+    assert one_of_eight.gpu_utilisation_percent == 10.0
+    assert cut.gpu_utilisation_percent is None
+
+
 def test_memory_in_use_alone_is_no_activity():
     holding = gpu(pids=[42], used_gib=70.0)
 

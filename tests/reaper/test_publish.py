@@ -20,15 +20,20 @@ def published(outcome):
     return {(datum["MetricName"], datum["Dimensions"][0]["Name"]): datum["Value"] for datum in data}
 
 
-def test_an_idle_instance_says_for_how_long_and_its_gpu_memory_for_its_pool_too():
+def test_an_idle_instance_says_for_how_long_and_what_its_gpus_do_for_its_pool_too():
     own = {
         (metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"): 600.0,
         (metrics.METRIC_ACTIVE_FRACTION, "InstanceId"): 0.0,
     }
-    memory = {(metrics.METRIC_GPU_MEMORY, "InstanceId"): 87.5, (metrics.METRIC_GPU_MEMORY, "Pool"): 87.5}
+    of_gpus = {
+        (name, dimension): percent
+        for name, percent in ((metrics.METRIC_GPU_MEMORY, 87.5), (metrics.METRIC_GPU_UTILISATION, 12.5))
+        for dimension in ("InstanceId", "Pool")
+    }
 
     assert published(judgement(idle_s=600.0)) == own
-    assert published(judgement(idle_s=600.0, gpu_memory_used_percent=87.5)) == own | memory
+    reported = judgement(idle_s=600.0, gpu_memory_used_percent=87.5, gpu_utilisation_percent=12.5)
+    assert published(reported) == own | of_gpus
 
 
 def test_what_is_not_known_to_be_idle_is_a_code():

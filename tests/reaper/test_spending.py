@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
+from image.reaper.metrics import METRIC_GPU_UTILISATION
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import line_of
@@ -219,25 +219,23 @@ def test_a_group_that_will_not_be_limited_fails_the_sweep_and_is_tried_again(wor
 def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
     checked = rules()
     for key in world.instances:
-        world.daily[key, METRIC_ACTIVE_FRACTION] = 0.25
+        world.daily[key, METRIC_GPU_UTILISATION] = 25.0
     swept(world, checked)
     for _ in range(26):
         world.pass_minutes(60)
         swept(world, checked)
 
-    mails = [text for _, text in world.messages if "GPU hours busy" in text]
+    mails = [text for _, text in world.messages if "GPU hours rented" in text]
     assert len(mails) == 1
-    assert mails[0].startswith("7.99 of 31.97 GPU hours busy, 34.40 USD")
-    assert "Samples per USD: left out, no trainer publishes TrainingSamples." in mails[0]
+    assert mails[0].startswith("31.97 GPU hours rented, 7.99 computing, 23.98 idle; 34.40 USD")
     page = world.objects["reaper/reports/2026/03/2026-03-02.html"][0].decode()
     assert "<svg" in page
     assert next(iter(world.instances)) in page
-    assert stored(world, "reports/2026/03/2026-03-02.json")["gpu_hours"]["bought"] == "31.97"
+    assert stored(world, "reports/2026/03/2026-03-02.json")["gpu_hours"]["rented"] == "31.97"
     assert stored(world, "meter.json")["unreported"] == []
 
 
-def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep_with_samples_for_money_of_a_trainer(world):
-    world.daily[next(iter(world.instances)), METRIC_TRAINING_SAMPLES] = 1_000_000
+def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep(world):
     swept(world, rules())
     world.pass_minutes(24 * 60)
     world.on_call("Publish", denied("Publish"), number=1)
@@ -248,8 +246,7 @@ def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep_with_samples_for_m
 
     assert [failure.step for failure in first.done.failures] == ["report the day"]
     assert not second.failed
-    (mail,) = [text for _, text in world.messages if "GPU hours busy" in text]
-    assert "samples per USD." in mail
+    assert len([text for _, text in world.messages if "GPU hours rented" in text]) == 1
 
 
 def test_what_the_reaper_terminated_counts_as_saved_from_then_on(world):

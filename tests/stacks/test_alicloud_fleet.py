@@ -105,7 +105,7 @@ def test_the_alarm_on_the_agents_metric_names_the_group_that_instances_publish_i
     found = declared(stack())
 
     (group,) = found.of_type("alicloud:cms/monitorGroup:MonitorGroup")
-    (alarm,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-memory-high")
+    (alarm,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-high")
     others = inputs(found, "alicloud:ess/alarm:Alarm", name="-cpu-")
     assert alarm["cloudMonitorGroupId"] == int(group.id)
     assert [other for other in others if "cloudMonitorGroupId" in other] == []

@@ -157,8 +157,8 @@ BAD_INPUTS = {
         "characters, 64 allowed",
     ),
     "a name too long for an alarm of one zone's group": (
-        {"pools": [pool(name="a" * 22)]},
-        "-cn-shenzhen-d-gpu-memory-high has 67 characters, 64 allowed",
+        {"pools": [pool(name="a" * 29)]},
+        "-cn-shenzhen-d-cpu-high has 67 characters, 64 allowed",
     ),
     "a home smaller than one that is sold": (
         {"storage": {"kms_instance_id": "kst-1", "home_gib": 50}},

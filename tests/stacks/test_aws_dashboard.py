@@ -45,7 +45,7 @@ def test_every_metric_is_one_that_a_user_publishes(rows, declared):
     assert {row[1] for row in rows if row[0] != own} <= OF_AWS
 
 
-def test_the_busy_share_is_searched_for_in_the_stacks_own_namespace(body, declared):
+def test_shares_in_use_and_computing_are_searched_for_in_the_stacks_own_namespace(body, declared):
     own = metric_namespace(declared.settings.name)
     searches = [
         row[0]["expression"]
@@ -54,10 +54,13 @@ def test_the_busy_share_is_searched_for_in_the_stacks_own_namespace(body, declar
         if isinstance(row[0], dict)
     ]
 
-    assert searches == [
-        f'AVG(SEARCH(\'{{"{own}",{metrics.DIMENSION_INSTANCE}}} '
-        f"MetricName=\"{metrics.METRIC_ACTIVE_FRACTION}\"', 'Average', 300))"
-    ]
+    def mean(name):
+        return (
+            f"AVG(SEARCH('{{\"{own}\",{metrics.DIMENSION_INSTANCE}}} MetricName=\"{name}\"', 'Average', 300))"
+        )
+
+    computing = f"{mean(metrics.METRIC_GPU_UTILISATION)} / 100"
+    assert searches == [mean(metrics.METRIC_ACTIVE_FRACTION), computing]
 
 
 def test_every_pool_and_every_group_has_its_lines(rows, declared):

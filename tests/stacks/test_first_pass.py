@@ -92,8 +92,8 @@ def test_an_alarm_on_a_custom_metric_waits_for_its_first_value():
     planned = steps(None, declared(stack()))
 
     (first,) = passes(planned)
-    assert first == {"gpu-fleet-test-dev-gpu-memory-high": DeclaredStage.WITHHELD}
-    assert first_values(planned) == (FirstValue("GpuMemoryUsedPercent", {"Stack": "test", "Pool": "dev"}),)
+    assert first == {"gpu-fleet-test-dev-gpu-high": DeclaredStage.WITHHELD}
+    assert first_values(planned) == (FirstValue("GpuUtilisationPercent", {"Stack": "test", "Pool": "dev"}),)
     alarms = [resource.name for resource in at(first, stack()).of_type("alicloud:ess/alarm:Alarm")]
     assert alarms == ["gpu-fleet-test-dev-cpu-high", "gpu-fleet-test-dev-cpu-low"]
 
@@ -156,7 +156,7 @@ def test_up_makes_every_pass_and_reports_the_first_value_between_them(at_cli):  
         hold_upload=open_way,
     )
 
-    alarms = {f"gpu-fleet-test-{name}-gpu-memory-high": "withheld" for name in ("dev", "cluster")}
+    alarms = {f"gpu-fleet-test-{name}-gpu-high": "withheld" for name in ("dev", "cluster")}
     assert code == 0
     health = {HEALTH: "withheld"}
     assert passes_asked(at_cli) == [{NAME: "made"} | alarms | health, {NAME: "joined"} | health, {}]

@@ -35,7 +35,7 @@ def test_an_interactive_pool_watches_its_load_with_the_same_numbers_on_both_clou
 
     for label, threshold, seconds, way in (
         ("-cpu-high", 80, 300, above),
-        ("-gpu-memory-high", 85, 300, above),
+        ("-gpu-high", 80, 300, above),
         ("-cpu-low", 30, 600, below),
     ):
         (alarm,) = alarms_of(found, cloud, label)
@@ -48,18 +48,18 @@ def test_a_training_pool_does_not_scale_by_load(cloud):
     made = CLOUDS[cloud]
     found = declared(made.stack(pools=[made.pool(purpose="training")]))
 
-    assert [alarms_of(found, cloud, label) for label in ("-cpu-high", "-gpu-memory-high")] == [[], []]
+    assert [alarms_of(found, cloud, label) for label in ("-cpu-high", "-gpu-high")] == [[], []]
 
 
-def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(cloud):
+def test_computing_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(cloud):
     """The metric is the pool's, so an alarm on each group would start one in every zone."""
     made = CLOUDS[cloud]
     found = declared(made.stack(pools=[made.pool(groups="per_zone")]))
 
     first, second = found.of_type(WORDS[cloud].group)
-    (full,) = alarms_of(found, cloud, "-gpu-memory-high")
+    (full,) = alarms_of(found, cloud, "-gpu-high")
     if cloud is Cloud.AWS:
-        assert full["name"] == "gpu-fleet-test-dev-us-east-1a-gpu-memory-high"
+        assert full["name"] == "gpu-fleet-test-dev-us-east-1a-gpu-high"
     else:
         assert full["scalingGroupId"] == first.id
         for label in ("-cpu-high", "-cpu-low"):  # each group watches its own processors

@@ -73,6 +73,8 @@ class Judgement:
     Attributes:
         state: what it was.
         active_fraction: share of its samples with activity, 0 to 1.
+        gpu_utilisation_percent: mean of the minute over all GPUs that report it; None where none does. It
+            decides nothing: ``active_fraction`` also counts what keeps an instance alive without computing.
         gpu_memory_used_percent: of the fullest GPU, highest of the minute; None without a GPU.
         reasons: what was active, for users.
         unknown: which sensor failed and why.
@@ -84,6 +86,7 @@ class Judgement:
     at: datetime
     state: Minute
     active_fraction: float
+    gpu_utilisation_percent: float | None
     gpu_memory_used_percent: float | None
     reasons: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -120,6 +123,7 @@ def judge(
         at=at,
         state=_state(reasons, unknown, hung),
         active_fraction=_active_fraction(samples, limits),
+        gpu_utilisation_percent=_utilisation_percent(samples),
         gpu_memory_used_percent=_memory_used_percent(samples),
         reasons=reasons,
         unknown=unknown,
@@ -272,6 +276,12 @@ def _last_uses(samples: Sequence[Reading], at: datetime) -> Iterator[datetime]:
 
 def _active_fraction(samples: Sequence[Reading], limits: Limits) -> float:
     return fmean(bool(activity([sample], limits)) for sample in samples) if samples else 0.0
+
+
+def _utilisation_percent(samples: Sequence[Reading]) -> float | None:
+    known = [gpu.utilisation_percent for sample in samples for gpu in sample.gpus]
+    reported = [percent for percent in known if percent is not None]
+    return fmean(reported) if reported else None
 
 
 def _memory_used_percent(samples: Sequence[Reading]) -> float | None:

@@ -69,10 +69,14 @@ def heartbeat(
     if gate_passed is not None:
         word = float(gate_passed)
         yield _datum(metrics.METRIC_GATE_PASSED, word, "None", metrics.DIMENSION_INSTANCE, instance_id)
-    if judgement.gpu_memory_used_percent is not None:
-        used = judgement.gpu_memory_used_percent
-        yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_INSTANCE, instance_id)
-        yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_POOL, pool)
+    of_gpus = {
+        metrics.METRIC_GPU_UTILISATION: judgement.gpu_utilisation_percent,
+        metrics.METRIC_GPU_MEMORY: judgement.gpu_memory_used_percent,
+    }
+    for name, percent in of_gpus.items():
+        if percent is not None:
+            yield _datum(name, percent, "Percent", metrics.DIMENSION_INSTANCE, instance_id)
+            yield _datum(name, percent, "Percent", metrics.DIMENSION_POOL, pool)
 
 
 def _datum(name: str, value: float, unit: str, dimension: str, of: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> 
     store = cloud.store
     if policy.budget is None or store is None:
         return None
-    before, _ = _read(store)
+    before = standing(store)
     if before is None:
         return None
     # Without an answer spot counts at most; that the sweep got none, its own report says.
@@ -131,6 +131,11 @@ def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet
         if store.move_on(KEY, reading.to_json(), version) is not None:
             return reading
     raise CloudError("the meter was moved by others at the same moment, again and again")
+
+
+def standing(store: Store) -> MeterReading | None:
+    """Where the meter stands; None where nothing was metered. Raises CloudError."""
+    return _read(store)[0]
 
 
 def _read(store: Store) -> tuple[MeterReading | None, str | None]:

@@ -1,12 +1,13 @@
 """The report of a day that ended: once, by mail and as a page in the bucket."""
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 from image.reaper.calls import batches
-from image.reaper.cloud import Query, Span, Statistic, SweepCloud
+from image.reaper.cloud import Query, Span, SweepCloud
 from image.reaper.errors import CloudError
-from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
+from image.reaper.metrics import METRIC_GPU_UTILISATION
 from image.reaper.money.efficiency import Efficiency, sum_up
 from image.reaper.money.efficiency_page import headline, mail, page
 from image.reaper.money.meter import DAY
@@ -15,6 +16,7 @@ from image.reaper.policy import Policy
 from image.reaper.store import Store
 
 DAYS, REPORTS = "days", "reports"
+NOT_METERED = "NoSuchKey"
 PERIOD_S = int(DAY.total_seconds())
 # The last heartbeats of a day arrive a little after it.
 ARRIVED_AFTER = timedelta(minutes=10)
@@ -34,11 +36,61 @@ def load(store: Store, name: str) -> Day:
     """
     stored = store.get(_key(DAYS, name, "json"))
     if stored is None:
-        raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", "NoSuchKey")
+        raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", NOT_METERED)
     try:
         return day_from_json(stored.content)
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
+
+
+def month(
+    store: Store, name: str, until: datetime
+) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+    """The days of a month on record up to a moment, and what their reports say of each instance.
+
+    Args:
+        name: ``2026-11``.
+
+    Returns:
+        The days; day -> instance id -> share of its GPU hours in which GPUs computed; the days that are over
+        and not on record.
+
+    Raises:
+        CloudError: something is damaged, or could not be read.
+    """
+    days: list[Day] = []
+    computing: dict[str, dict[str, Decimal]] = {}
+    missing: list[str] = []
+    date = datetime.strptime(name, "%Y-%m").replace(tzinfo=UTC)
+    while f"{date:%Y-%m}" == name and date + DAY <= until:
+        day = f"{date:%Y-%m-%d}"
+        try:
+            days.append(load(store, day))
+            computing[day] = _computing(store, day)
+        except CloudError as error:
+            if error.code != NOT_METERED:
+                raise
+            missing.append(day)
+        date += DAY
+    return days, computing, missing
+
+
+def _computing(store: Store, name: str) -> dict[str, Decimal]:
+    reported = store.get(_key(REPORTS, name, "json"))
+    shares = reported.content.get("computing", {}) if reported is not None else {}
+    return {str(key): Decimal(share) for key, share in shares.items()}
+
+
+def hours_of(store: Store, name: str) -> str:
+    """GPU hours of a reported day by pool, in one line; empty where it has no report. Raises CloudError."""
+    reported = store.get(_key(REPORTS, name, "json"))
+    pools = reported.content.get("pools", {}) if reported is not None else {}
+    said = [
+        f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
+        for pool, hours in pools.items()
+        if Decimal(hours["rented"])
+    ]
+    return f"GPU hours of {name}: {'; '.join(said)}" if said else ""
 
 
 def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
@@ -70,28 +122,27 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
 
 
 def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
-    """A day with what its instances' agents and trainers said.
+    """A day with what its instances' agents said.
 
     Raises:
         CloudError: that could not be read.
     """
-    busy = _read(cloud, day, METRIC_ACTIVE_FRACTION, "Average")
-    samples = _read(cloud, day, METRIC_TRAINING_SAMPLES, "Sum")
-    return sum_up(day, policy.stack, policy.currency, busy, samples)
+    gpus = policy.budget.gpus_of_pools() if policy.budget else {}
+    return sum_up(day, policy.stack, policy.currency, _utilisation(cloud, day), gpus)
 
 
-def _read(cloud: SweepCloud, day: Day, metric: str, statistic: Statistic) -> Mapping[str, float]:
-    """Instance id -> the day's value, of those instances that have one."""
+def _utilisation(cloud: SweepCloud, day: Day) -> Mapping[str, float]:
+    """Instance id -> mean utilisation of its GPUs, 0 to 1, of those instances that reported one."""
     span = Span(day.date, day.date + DAY)
     values: dict[str, float] = {}
     for batch in batches(sorted(day.instances), BATCH):
-        queries = [Query(key, metric, PERIOD_S, statistic=statistic) for key in batch]
+        queries = [Query(key, METRIC_GPU_UTILISATION, PERIOD_S, statistic="Average") for key in batch]
         answers, failures = cloud.heartbeats.read(queries, span)
         if failures:
-            raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
+            raise CloudError(f"{METRIC_GPU_UTILISATION} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
-                values[query.instance_id] = max(answer.points)[1]
+                values[query.instance_id] = max(answer.points)[1] / 100
     return values
 
 

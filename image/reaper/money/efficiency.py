@@ -1,4 +1,8 @@
-"""What a day's GPU hours were worth: bought, busy, saved, and who left most of them idle. Pure."""
+"""What a day's GPU hours were worth: rented, computing, idle, saved, and who left most of them idle. Pure.
+
+A GPU computes while a kernel runs on it. An instance whose CPUs alone work is in use, and is not reaped; its
+GPUs are idle all the same.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,9 +13,10 @@ from typing import Any
 from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 
 SECONDS_PER_HOUR = 3600
-MOST_BELIEVED = 1e15  # samples of one instance and day; arithmetic with cents is exact up to there
+MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than all
 MOST_IDLE = 10
 CENT = Decimal("0.01")
+HOURS = ("rented", "computing", "idle", "unknown", "unused", "saved")  # what is said of each pool
 
 
 @dataclass(frozen=True)
@@ -20,24 +25,24 @@ class Use:
 
     Attributes:
         gpu_hours: its GPUs times the hours it ran.
-        busy: share of them in which it worked, 0 to 1; None where its agent said nothing.
+        computing: share of them in which a GPU computed, 0 to 1; None where nobody said.
     """
 
     instance_id: str
     instance: MeteredInstance
     gpu_hours: Decimal
-    busy: Decimal | None
+    computing: Decimal | None
     cost: Decimal
 
     @property
-    def busy_gpu_hours(self) -> Decimal:
+    def computing_gpu_hours(self) -> Decimal:
         """None that nobody knows of."""
-        return self.gpu_hours * (self.busy or Decimal(0))
+        return self.gpu_hours * (self.computing or Decimal(0))
 
     @property
     def idle_cost(self) -> Decimal:
         """What was paid for idle hours; nothing where nobody knows."""
-        return Decimal(0) if self.busy is None else self.cost * (1 - self.busy)
+        return Decimal(0) if self.computing is None else self.cost * (1 - self.computing)
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,29 @@ class PoolUse:
     """What a pool did with its day.
 
     Attributes:
-        gpu_hours: bought.
-        busy: of these, hours in which instances worked.
-        unknown: of these, hours of instances whose agent said nothing.
+        rented: GPU hours paid for, reserved ones in which no instance ran among them.
+        computing: of these, hours in which GPUs computed.
+        unknown: of these, hours of instances whose utilisation nobody said.
+        unused: of these, hours of a reservation in which no instance ran.
         saved: hours that terminated instances would have run.
     """
 
     pool: str
-    gpu_hours: Decimal
-    busy: Decimal
+    rented: Decimal
+    computing: Decimal
     unknown: Decimal
+    unused: Decimal
     saved: Decimal
     cost: Decimal
+
+    @property
+    def idle(self) -> Decimal:
+        """Hours in which nothing computed."""
+        return self.rented - self.computing - self.unknown
+
+    def to_json(self) -> dict[str, str]:
+        """GPU hours as decimal text."""
+        return {name: _short(getattr(self, name)) for name in HOURS}
 
 
 @dataclass(frozen=True)
@@ -68,8 +84,7 @@ class Efficiency:
         pools: each pool, by name; what all share is ``_shared``.
         idle: the instances that left most money idle, at most ten.
         saved_cost: what terminated instances would have cost.
-        samples: that trainers say they worked through; None where none says.
-        samples_cost: what the instances of those trainers cost.
+        computing: instance id -> share of its GPU hours in which GPUs computed, of those that said so.
         unpriced: instances without a known price; where there are any, every cost is at least what it says.
     """
 
@@ -79,20 +94,12 @@ class Efficiency:
     pools: tuple[PoolUse, ...]
     idle: tuple[Use, ...]
     saved_cost: Decimal
-    samples: Decimal | None
-    samples_cost: Decimal
+    computing: Mapping[str, Decimal]
     unpriced: int = 0
 
     def total(self, attribute: str) -> Decimal:
         """Of all pools, by the name of an attribute of ``PoolUse``."""
         return sum((getattr(pool, attribute) for pool in self.pools), Decimal(0))
-
-    @property
-    def samples_per_money(self) -> Decimal | None:
-        """Samples for one unit of the currency; None where no trainer says, or nothing was paid."""
-        if self.samples is None or not self.samples_cost:
-            return None
-        return self.samples / self.samples_cost
 
     def to_json(self) -> dict[str, Any]:
         """For the bucket; amounts as decimal text."""
@@ -101,19 +108,12 @@ class Efficiency:
             "day": self.name,
             "stack": self.stack,
             "currency": self.currency,
-            "gpu_hours": {
-                name: _short(self.total(attribute))
-                for name, attribute in (
-                    ("bought", "gpu_hours"),
-                    ("busy", "busy"),
-                    ("unknown", "unknown"),
-                    ("saved", "saved"),
-                )
-            },
+            "gpu_hours": {name: _short(self.total(name)) for name in HOURS},
+            "pools": {pool.pool: pool.to_json() for pool in self.pools},
+            "computing": {key: str(share) for key, share in self.computing.items()},
             "cost": _short(self.total("cost")),
             "unpriced_machines": self.unpriced,
             "saved_cost": _short(self.saved_cost),
-            "samples_per_money": None if self.samples_per_money is None else _short(self.samples_per_money),
             "most_idle": [
                 {"instance_id": use.instance_id, "idle_cost": _short(use.idle_cost)} for use in self.idle
             ],
@@ -121,39 +121,37 @@ class Efficiency:
 
 
 def sum_up(
-    day: Day, stack: str, currency: str, busy: Mapping[str, float], samples: Mapping[str, float]
+    day: Day, stack: str, currency: str, computing: Mapping[str, float], gpus: Mapping[str, int]
 ) -> Efficiency:
     """Sum a day up.
 
     Args:
-        busy: instance id -> share of its time in which it worked; left out where nobody knows.
-        samples: instance id -> samples its trainer worked through; left out where none says.
+        computing: instance id -> mean utilisation of its GPUs, 0 to 1; left out where nobody knows.
+        gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
     """
-    busy, samples = _usable(busy), _usable(samples)
-    uses = [_use(key, share, busy.get(key)) for key, share in day.instances.items()]
+    computing = _usable(computing)
+    uses = [_use(key, share, computing.get(key)) for key, share in day.instances.items()]
     idle = sorted(
         (use for use in uses if use.idle_cost > 0), key=lambda use: (-use.idle_cost, use.instance_id)
     )
-    known = samples.keys() & day.instances.keys()
     return Efficiency(
         name=day.name,
         stack=stack,
         currency=currency,
-        pools=tuple(_pool_uses(day, uses)),
+        pools=tuple(_pool_uses(day, uses, gpus)),
         idle=tuple(idle[:MOST_IDLE]),
         saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
-        samples=sum((_decimal(samples[key]) for key in known), Decimal(0)) if known else None,
-        samples_cost=sum((day.instances[key].cost for key in known), Decimal(0)),
+        computing={use.instance_id: use.computing for use in uses if use.computing is not None},
         unpriced=day.unpriced,
     )
 
 
-def _use(key: str, share: DayShare, busy: float | None) -> Use:
-    share_busy = None if busy is None else min(Decimal(1), max(Decimal(0), _decimal(busy)))
-    return Use(key, share.instance, _gpu_hours(share), share_busy, share.cost)
+def _use(key: str, share: DayShare, computing: float | None) -> Use:
+    known = None if computing is None else min(Decimal(1), Decimal(str(computing)))
+    return Use(key, share.instance, _gpu_hours(share), known, share.cost)
 
 
-def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
+def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterable[PoolUse]:
     by_pool: dict[str, list[Use]] = defaultdict(list)
     for use in uses:
         by_pool[use.instance.pool].append(use)
@@ -162,11 +160,13 @@ def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
         saved[share.instance.pool] += _gpu_hours(share)
     for pool in sorted({*day.costs, *by_pool, *saved}):
         own = by_pool[pool]
+        unused = Decimal(day.unused.get(pool, 0) * gpus.get(pool, 0)) / SECONDS_PER_HOUR
         yield PoolUse(
             pool=pool,
-            gpu_hours=sum((use.gpu_hours for use in own), Decimal(0)),
-            busy=sum((use.busy_gpu_hours for use in own), Decimal(0)),
-            unknown=sum((use.gpu_hours for use in own if use.busy is None), Decimal(0)),
+            rented=sum((use.gpu_hours for use in own), unused),
+            computing=sum((use.computing_gpu_hours for use in own), Decimal(0)),
+            unknown=sum((use.gpu_hours for use in own if use.computing is None), Decimal(0)),
+            unused=unused,
             saved=saved[pool],
             cost=day.costs.get(pool, Decimal(0)),
         )
@@ -176,13 +176,9 @@ def _gpu_hours(share: DayShare) -> Decimal:
     return Decimal(share.seconds * share.instance.gpus) / SECONDS_PER_HOUR
 
 
-def _usable(values: Mapping[str, float]) -> dict[str, float]:
+def _usable(shares: Mapping[str, float]) -> dict[str, float]:
     """Without numbers that nobody can mean: everybody on an instance may publish in its name."""
-    return {key: value for key, value in values.items() if 0 <= value < MOST_BELIEVED}
-
-
-def _decimal(value: float) -> Decimal:
-    return Decimal(str(value))
+    return {key: share for key, share in shares.items() if 0 <= share <= MOST_BELIEVED}
 
 
 def _short(amount: Decimal) -> str:

@@ -7,9 +7,9 @@ from string import Template
 
 from image.reaper.money.efficiency import Efficiency, PoolUse, Use
 
-BUSY, UNKNOWN, IDLE, SAVED = "#1b4332", "#adb5bd", "#e9c46a", "#2a6f97"
+COLORS = ("#1b4332", "#adb5bd", "#e9c46a", "#2a6f97")
 WIDTH, HEIGHT, GAP, LABEL = 720, 22, 10, 130
-NO_SAMPLES = "Samples per {currency}: left out, no trainer publishes TrainingSamples."
+HOURS = ("rented", "computing", "idle", "unknown", "saved")
 
 PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -46,16 +46,16 @@ def page(day: Efficiency) -> str:
         title=html.escape(f"GPU fleet {day.stack}: {day.name}"),
         total=html.escape(headline(day)),
         note=html.escape(" ".join(_notes(day))),
-        bars=_bars([pool for pool in day.pools if pool.gpu_hours or pool.saved]),
+        bars=_bars([pool for pool in day.pools if pool.rented or pool.saved]),
         pools=_table(
-            ("pool", "GPU hours", "busy", "unknown", "saved", f"cost, {day.currency}"),
+            ("pool", *(f"GPU hours {name}" for name in HOURS), f"cost, {day.currency}"),
             [
-                (pool.pool, *map(_number, (pool.gpu_hours, pool.busy, pool.unknown, pool.saved, pool.cost)))
+                (pool.pool, *(_number(getattr(pool, name)) for name in HOURS), _number(pool.cost))
                 for pool in day.pools
             ],
         ),
         idle=_table(
-            ("instance", "pool", "owner", "type", "busy", f"left idle, {day.currency}"),
+            ("instance", "pool", "owner", "type", "computing", f"left idle, {day.currency}"),
             [_idle_cells(use) for use in day.idle],
         ),
     )
@@ -64,8 +64,9 @@ def page(day: Efficiency) -> str:
 def headline(day: Efficiency) -> str:
     """The day in one line."""
     at_least = "at least " if day.unpriced else ""
+    rented, computing, idle = (_number(day.total(name)) for name in HOURS[:3])
     return (
-        f"{_number(day.total('busy'))} of {_number(day.total('gpu_hours'))} GPU hours busy, {at_least}"
+        f"{rented} GPU hours rented, {computing} computing, {idle} idle; {at_least}"
         f"{_number(day.total('cost'))} {day.currency}"
     )
 
@@ -79,7 +80,7 @@ def mail(day: Efficiency, where: str) -> str:
     lines = [headline(day), *_notes(day), "", "Most money left idle:"]
     lines += [
         f"- {_number(use.idle_cost)} {day.currency}: {use.instance_id} ({use.instance.type}, pool "
-        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), busy {_percent(use.busy)}"
+        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), computing {_percent(use.computing)}"
         for use in day.idle
     ]
     if not day.idle:
@@ -95,21 +96,19 @@ def _notes(day: Efficiency) -> Iterator[str]:
         )
     unknown = day.total("unknown")
     if unknown:
-        yield f"Of {_number(unknown)} GPU hours no agent said whether they were busy."
+        yield f"Of {_number(unknown)} GPU hours nobody said whether GPUs computed."
+    if unused := day.total("unused"):
+        yield f"{_number(unused)} reserved GPU hours, paid for, had no instance: they count as idle."
     yield (
         f"The reaper saved {_number(day.total('saved'))} GPU hours, {_number(day.saved_cost)} {day.currency}."
     )
-    rate = day.samples_per_money
-    if rate is None:
-        yield NO_SAMPLES.format(currency=day.currency)
-    else:
-        yield f"{_number(rate)} samples per {day.currency}."
 
 
 def _idle_cells(use: Use) -> tuple[str, ...]:
     instance = use.instance
     owner = instance.owner or "nobody"
-    return use.instance_id, instance.pool, owner, instance.type, _percent(use.busy), _number(use.idle_cost)
+    shown = _percent(use.computing), _number(use.idle_cost)
+    return use.instance_id, instance.pool, owner, instance.type, *shown
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -126,14 +125,14 @@ def _cell(text: str) -> str:
 
 
 def _bars(pools: Sequence[PoolUse]) -> str:
-    """GPU hours of each pool as a bar: busy, unknown, idle, saved."""
+    """GPU hours of each pool as a bar: computing, unknown, idle, saved."""
     if not pools:
         return ""
-    longest = max(pool.gpu_hours + pool.saved for pool in pools)
+    longest = max(pool.rented + pool.saved for pool in pools)
     drawn = "".join(_bar(index, pool, longest) for index, pool in enumerate(pools))
     legend = ", ".join(
         f'<span style="color:{color}">&#9632;</span> {name}'
-        for name, color in (("busy", BUSY), ("unknown", UNKNOWN), ("idle", IDLE), ("saved", SAVED))
+        for name, color in zip(("computing", "unknown", "idle", "saved"), COLORS, strict=True)
     )
     height = len(pools) * (HEIGHT + GAP)
     box = f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" aria-label="GPU hours by pool">'
@@ -142,10 +141,10 @@ def _bars(pools: Sequence[PoolUse]) -> str:
 
 def _bar(index: int, pool: PoolUse, longest: Decimal) -> str:
     top = index * (HEIGHT + GAP)
-    idle = pool.gpu_hours - pool.busy - pool.unknown
     text = f'<text x="0" y="{top + HEIGHT - 6}" font-size="14">{html.escape(pool.pool)}</text>'
     left = Decimal(LABEL)
-    for amount, color in ((pool.busy, BUSY), (pool.unknown, UNKNOWN), (idle, IDLE), (pool.saved, SAVED)):
+    amounts = (pool.computing, pool.unknown, pool.idle, pool.saved)
+    for amount, color in zip(amounts, COLORS, strict=True):
         width = amount * (WIDTH - LABEL) / longest
         text += f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" fill="{color}"/>'
         left += width

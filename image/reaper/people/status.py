@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from image.reaper.cloud import SweepCloud, connect
+from image.reaper.errors import CloudError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Instance, Verdict
+from image.reaper.money import daily_report
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import line_of
 from image.reaper.options import json_option, now_option, subject_options
 from image.reaper.people import own_agent
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
+from image.reaper.store import Store
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import SweepOptions, sweep
@@ -81,8 +84,18 @@ def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> 
         console.print(watched(watching.load(cloud.store, result.now), policy, result.now), soft_wrap=True)
     if spending := look(cloud, policy, result.fleet, result.now):
         console.print(line_of(spending), markup=False, soft_wrap=True)
+    if cloud.store is not None and (said := yesterday(cloud.store, result.now)):
+        console.print(said, markup=False, soft_wrap=True)
     if result.done.failures:
         sys.exit(1)
+
+
+def yesterday(store: Store, now: datetime) -> str:
+    """What GPUs did on the last day that is over, by pool; empty where nothing was reported."""
+    try:
+        return daily_report.hours_of(store, f"{now - timedelta(days=1):%Y-%m-%d}")
+    except CloudError as error:
+        return f"what GPUs did yesterday could not be read: {error}"
 
 
 def dry_sweep(asked: Asked, now: datetime | None, holder: str) -> tuple[Policy, SweepCloud, Result]:
