@@ -9,7 +9,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import ROUND_FLOOR, Decimal
 
 from image.reaper.money.meter import SHARED
@@ -96,8 +96,9 @@ def _in_cents(rows: Sequence[Charge]) -> list[Charge]:
     by_remainder = sorted(range(len(rows)), key=lambda index: floors[index] - rows[index].cost)
     for index in by_remainder[:left]:
         floors[index] += CENT
+    hours = [each.name for each in fields(Charge)[1:-1]]
     return [
-        Charge(row.name, *(getattr(row, each.name).quantize(CENT) for each in fields(row)[1:-1]), floor)
+        replace(row, cost=floor, **{name: getattr(row, name).quantize(CENT) for name in hours})
         for row, floor in zip(rows, floors, strict=True)
     ]
 
