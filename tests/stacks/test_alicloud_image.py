@@ -5,11 +5,10 @@ import hashlib
 import pytest
 
 from stacks.errors import StacksError
-from stacks.payload.image_files import ROOT
 from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack
 from tests.stacks.alicloud_programs import STACKS, everything, inputs, shipped
-from tests.stacks.registrations import declared, run
+from tests.stacks.registrations import ROOT, declared, run
 
 COMPONENT = "alicloud:ecs/ecsImageComponent:EcsImageComponent"
 PIPELINE = "alicloud:ecs/ecsImagePipeline:EcsImagePipeline"

@@ -13,13 +13,12 @@ from stacks.aws.image_documents import component_content
 from stacks.crossguard.model import Profile, Resource
 from stacks.errors import StacksError
 from stacks.payload import image_files
-from stacks.payload.image_files import ROOT
 from stacks.rehearsal.registrations import RegistrationOutcome
 from stacks.settings.quantities import canary_types
 from tests.stacks.examples import BUILDING, pool, stack
 from tests.stacks.policy_judge import violations
+from tests.stacks.registrations import ROOT, stood
 from tests.stacks.registrations import declared as declared_of
-from tests.stacks.registrations import stood
 
 BUILDER = "aws:imagebuilder/{}:{}"
 PAYLOAD_SHA256 = hashlib.sha256((ROOT / "image/packages.toml").read_bytes()).hexdigest()
