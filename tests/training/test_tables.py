@@ -30,6 +30,7 @@ def test_a_table_without_its_package_says_which(tmp_path: Path, monkeypatch: pyt
 
 
 ROW = b'{"text": "a", "label": 1}\n'
+CUT_OFF = gzip.compress(ROW * 99, mtime=0)[:-9]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ ROW = b'{"text": "a", "label": 1}\n'
         ("a.jsonl", ROW + b'{"text"\n' + ROW, "line 2 of a.jsonl is cut off: write it anew, or remove"),
         ("a.jsonl", b'{"text" "a"}\n' + ROW, "line 1 of a.jsonl is no JSON in UTF-8: mend or remove"),
         ("a.jsonl", ROW.replace(b"a", b"\xe9"), "line 1 of a.jsonl is no JSON in UTF-8: mend or remove"),
-        ("a.jsonl.gz", gzip.compress(ROW * 99, mtime=0)[:-9], "a.jsonl.gz ends in the midst of its compressed data"),
+        ("a.jsonl.gz", CUT_OFF, "a.jsonl.gz ends in the midst of its compressed data"),
     ],
 )  # fmt: skip
 def test_a_damaged_line_is_named(name: str, content: bytes, said: str, tmp_path: Path) -> None:
