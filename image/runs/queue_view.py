@@ -177,7 +177,7 @@ def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
     return json.dumps({"runs": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=1)
 
 
-def show_runs(viewer: QueueViewer, *, as_json: bool) -> None:
+def show_runs(viewer: QueueViewer, *, as_json: bool = False) -> None:
     """List the account's jobs, the newest first."""
     entries = viewer.entries()
     rows = [cells(entry, viewer.state(entry), viewer.policy) for entry in entries]

@@ -5,6 +5,7 @@ import re
 
 import yaml
 
+TOO_LONG = "a number has thousands of digits: put quotes around what is no number"
 ODD_SPACE = "\u00a0"
 SECRET = re.compile(r"://|PRIVATE KEY")  # a webhook's address
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -42,7 +43,7 @@ def explained(error: Exception, content: bytes) -> str:
         return f"{at}: the character U+{_code(error.character):04X} is not allowed: remove it"
     if isinstance(error, yaml.MarkedYAMLError):
         return _of_text(error, text)
-    return str(error)
+    return TOO_LONG if isinstance(error, ValueError) else str(error)
 
 
 def _of_text(error: yaml.MarkedYAMLError, text: str) -> str:

@@ -163,7 +163,10 @@ def content(samples: Any, kind: type[OwnData] = OwnData) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", [OwnData, Stream])
-def test_relabelled_samples_are_other_data(kind: type[OwnData]) -> None:
+def test_relabelled_samples_are_other_data(kind: type[OwnData], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        run_identity, "LOOK_AT_ALL_S", 30.0
+    )  # one sample in a thousand is seen by all of them
     known = content(Labelled(), kind)
 
     others = [content(Labelled(relabelled=0.001, seed=seed), kind) for seed in range(5)]

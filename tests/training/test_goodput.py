@@ -173,7 +173,7 @@ def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
     priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))
-    on_demand = float(priced.hour(Level.NOW, priced.of_pool("dev")).high.amount)
+    on_demand = float(priced.hour(Level.NOW, priced.of_pool("dev")).expected.amount)
     pool_prices = sweep_archive.policy_document(in_a_spot_pool)["budget"]["pools"]["dev"]
     spot = float(SPOT_USD) + float(pool_prices["disk_per_hour"])
     hour = on_demand if "on-demand" in request.node.name else spot

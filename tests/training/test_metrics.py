@@ -157,7 +157,7 @@ def test_utilisation_is_the_fraction_of_the_peak_of_all_devices():
 
 
 def test_every_writer_of_the_configuration_is_opened(tmp_path):
-    chosen = config.Metrics(tensorboard=True, prometheus_file=str(tmp_path / "run.prom"))
+    chosen = config.Metrics(tensorboard=True, progress=False, prometheus_file=str(tmp_path / "run.prom"))
 
     writer = open_writers(chosen, tmp_path, steps=20)
     writer.write(RECORD)
@@ -207,7 +207,7 @@ def curves(folder: Path) -> set[tuple[str, int, float]]:
 
 
 def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
-    writer = open_writers(config.Metrics(tensorboard=True), tmp_path, steps=20)
+    writer = open_writers(config.Metrics(tensorboard=True, progress=False), tmp_path, steps=20)
     writer.write(RECORD)
     writer.close()
     (file,) = (tmp_path / "tensorboard").iterdir()

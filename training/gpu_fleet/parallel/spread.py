@@ -216,14 +216,20 @@ def separate(blocks: Sequence[nn.Module], model: nn.Module) -> list[nn.Module]:
 
     FSDP2 shards what is shared with the rest of the model, which is whole from the first layer to the last.
     """
-    inside = {module for block in blocks for module in block.modules()}
+    nested = {
+        module for block in blocks for module in chain(*(child.modules() for child in block.children()))
+    }
+    outer = [block for block in blocks if block not in nested]
+    inside = {module for block in outer for module in block.modules()}
     outside = (module for module in model.modules() if module not in inside)
-    parts = [{id(value) for value in block.parameters()} for block in blocks]
+    parts = [{id(value) for value in block.parameters()} for block in outer]
     parts.append({id(value) for module in outside for value in module.parameters(recurse=False)})
     places = Counter(chain.from_iterable(parts))
-    return [
-        block for block, part in zip(blocks, parts, strict=False) if all(places[value] == 1 for value in part)
+    alone = [
+        block for block, part in zip(outer, parts, strict=False) if all(places[value] == 1 for value in part)
     ]
+    separated = {module for block in alone for module in block.modules()}
+    return [block for block in blocks if block in separated]
 
 
 def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
