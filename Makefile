@@ -36,8 +36,9 @@ $(POLICY): stacks/crossguard/requirements.lock $(READY)
 rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a spot notice, reaper
 	@$(FLEET) rehearse $(STACK)
 
+# A third worker fills the waits of the other two on two cores.
 test: $(READY) ## Run the tests
-	@$(PY) -m pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PY) -m pytest -m "$(QUICK)" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 $(ROOMS:%=test-%): test-%: $(READY) # one room: make test-stacks
 	@$(PY) -m pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder tests/$* $(ARGS)
