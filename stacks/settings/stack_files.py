@@ -57,10 +57,7 @@ def config_of(path: Path) -> dict[str, Any]:
         raise StacksError(f"{path} cannot be read: {error.strerror}") from error
     try:
         content = yaml_text.read(raw.decode("utf-8"))
-    except (
-        ValueError,
-        yaml.YAMLError,
-    ) as error:  # ValueError: of the encoding, or a number of too many digits
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise StacksError(f"{path} cannot be read: {yaml_errors.explained(error, raw)}") from error
     if not isinstance(content, dict):
         raise StacksError(f"{path}: must be a mapping with the key 'config'")

@@ -5,7 +5,6 @@ import re
 
 import yaml
 
-TOO_LONG = "a number has thousands of digits: put quotes around what is no number"
 ODD_SPACE = "\u00a0"
 SECRET = re.compile(r"://|PRIVATE KEY")  # a webhook's address
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -27,7 +26,7 @@ ADVICE = {
     r"constructor for the tag": "put quotes around a value that begins with !; tags are not read",
     r"stands there twice": "keep one of the two",
     r"another document": "remove the lines from --- on: a stack file is one document",
-    r"is no date": "put quotes around it",
+    r"is no date|is no number": "put quotes around it",
 }
 # Problems that begin earlier than where PyYAML sees them.
 FROM_CONTEXT = re.compile(r"expected ',' or|could not find expected|the stream end|end of stream")
@@ -43,7 +42,7 @@ def explained(error: Exception, content: bytes) -> str:
         return f"{at}: the character U+{_code(error.character):04X} is not allowed: remove it"
     if isinstance(error, yaml.MarkedYAMLError):
         return _of_text(error, text)
-    return TOO_LONG if isinstance(error, ValueError) else str(error)
+    return str(error)
 
 
 def _of_text(error: yaml.MarkedYAMLError, text: str) -> str:

@@ -6,7 +6,7 @@ PyYAML follows YAML 1.1 where Pulumi's reader (gopkg.in/yaml.v3) does not: ``22:
 
 import math
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ import yaml
 from yaml.constructor import ConstructorError
 
 BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
+MOST_SHOWN = 40  # characters of a value in a message
 LEADING_ZERO, NUMBER_LIKE = "!leading-zero", "!number-like"
 # A hundred times what the longest of our own stack files says.
 MOST_VALUES = 20_000
@@ -65,14 +67,21 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _timestamp(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    try:
-        return loader.construct_yaml_timestamp(node)
-    except ValueError as error:
-        raise ConstructorError(None, None, f"{node.value} is no date", node.start_mark) from error
+def _refusing(construct: Callable[[Any, yaml.ScalarNode], Any], kind: str) -> Callable[..., Any]:
+    """Return a constructor whose ValueError has the place of the value."""
+
+    def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        try:
+            return construct(loader, node)
+        except ValueError as error:
+            problem = f"{node.value[:MOST_SHOWN]} is no {kind}"
+            raise ConstructorError(None, None, problem, node.start_mark) from error
+
+    return constructed
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _timestamp)
+_Loader.add_constructor(TIMESTAMP, _refusing(yaml.SafeLoader.construct_yaml_timestamp, "date"))
+_Loader.add_constructor(INT, _refusing(yaml.SafeLoader.construct_yaml_int, "number that Python can read"))
 _Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value)))
 
 

@@ -61,6 +61,7 @@ UNREADABLE = {
         b"config:\n  a: 2026-13-45\n",
         "line 2, column 6: 2026-13-45 is no date: put quotes",
     ),
+    "a number that is none": (b"config:\n  a: 0x_\n", "line 2, column 6: 0x_ is no number"),
     "two documents": (b"config: {}\n---\nconfig: {}\n", "a stack file is one document"),
     "no mapping": (b"config: 3\n", "'config' must be a mapping of keys to values"),
     "no YAML": (b"config: [", "cannot be read"),
