@@ -116,9 +116,9 @@ def say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
     """What ``--dir`` does: the variable is what every room reads, also in a process that a command starts."""
     if folder and not ctx.resilient_parsing:
-        before = dict(os.environ)
+        before = os.environ.get(FOLDER, "")
         os.environ[FOLDER] = folder
-        ctx.call_on_close(lambda: os.environ.update({FOLDER: before.get(FOLDER, "")}))
+        ctx.call_on_close(lambda: os.environ.update({FOLDER: before}))
 
 
 def example() -> str:

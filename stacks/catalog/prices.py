@@ -56,6 +56,11 @@ class Quote:
     assumed: bool = False
     bounded: bool = False
 
+    @property
+    def unknown(self) -> bool:
+        """Whether the sums lack this price: they are at least what they say."""
+        return self.amount is None and not self.bounded
+
     def stale(self, today: datetime.date) -> bool:
         """Return whether the price was read more than ``STALE_AFTER_DAYS`` ago."""
         return self.date is not None and (today - self.date).days > STALE_AFTER_DAYS

@@ -43,7 +43,7 @@ class CostLine:
     @property
     def unknown(self) -> tuple[Quote, ...]:
         """The prices that no cloud publishes; the amounts in ``months`` do not contain them."""
-        return tuple(quote for quote in self.quotes if quote.amount is None and not quote.bounded)
+        return tuple(quote for quote in self.quotes if quote.unknown)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Cost:
     @property
     def unknown(self) -> tuple[Quote, ...]:
         """The prices that nobody publishes or assumes; where there are any, each sum is a minimum."""
-        return tuple(quote for quote in self.quotes if quote.amount is None and not quote.bounded)
+        return tuple(quote for quote in self.quotes if quote.unknown)
 
     @property
     def bounded(self) -> tuple[Quote, ...]:

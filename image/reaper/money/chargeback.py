@@ -16,7 +16,6 @@ from image.reaper.money.meter import SHARED
 from image.reaper.money.meter_state import Day, DayShare, MeterReading
 
 CENT = Decimal("0.01")
-SECONDS_PER_HOUR = Decimal(3600)
 FORMULA = ("=", "+", "-", "@")
 EARLIER = "(before the days on record)"
 BY: dict[str, Callable[[str, DayShare], str]] = {
@@ -76,13 +75,13 @@ def _of_day(day: Day, computing: Mapping[str, Decimal], by: str, gpus: Mapping[s
     rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
     for key, share in day.instances.items():
         rest[share.instance.pool] -= share.cost
-        hours = share.instance.gpus * share.seconds / SECONDS_PER_HOUR
+        hours = share.gpu_hours
         used = computing.get(key)
         known = Decimal(0) if used is None else hours
         worked = known * (used or Decimal(0))
         yield Charge(BY[by](key, share), hours, worked, known - worked, hours - known, share.cost)
     for pool, cost in rest.items():
-        unused = day.unused.get(pool, 0) * gpus.get(pool, 0) / SECONDS_PER_HOUR
+        unused = day.unused_gpu_hours(pool, gpus)
         name = "(shared)" if pool == SHARED else pool if by == "pool" else f"(pool {pool}, no instance)"
         if cost or unused:
             yield Charge(name, rented=unused, idle=unused, cost=cost)

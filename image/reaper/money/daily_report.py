@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 from image.reaper.calls import batches
 from image.reaper.cloud import Query, Span, SweepCloud
@@ -76,18 +77,21 @@ def month(
 
 
 def _computing(store: Store, name: str) -> dict[str, Decimal]:
-    reported = store.get(_key(REPORTS, name, "json"))
-    shares = reported.content.get("computing", {}) if reported is not None else {}
-    return {str(key): Decimal(share) for key, share in shares.items()}
+    return {str(key): Decimal(share) for key, share in _reported(store, name, "computing").items()}
+
+
+def _reported(store: Store, name: str, section: str) -> Mapping[str, Any]:
+    """A section of the report of a day; empty where it has none."""
+    stored = store.get(_key(REPORTS, name, "json"))
+    content: Mapping[str, Any] = stored.content.get(section, {}) if stored is not None else {}
+    return content
 
 
 def hours_of(store: Store, name: str) -> str:
     """GPU hours of a reported day by pool, in one line; empty where it has no report. Raises CloudError."""
-    reported = store.get(_key(REPORTS, name, "json"))
-    pools = reported.content.get("pools", {}) if reported is not None else {}
     said = [
         f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
-        for pool, hours in pools.items()
+        for pool, hours in _reported(store, name, "pools").items()
         if Decimal(hours["rented"])
     ]
     return f"GPU hours of {name}: {'; '.join(said)}" if said else ""

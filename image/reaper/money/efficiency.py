@@ -12,7 +12,6 @@ from typing import Any
 
 from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 
-SECONDS_PER_HOUR = 3600
 MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than all
 MOST_IDLE = 10
 CENT = Decimal("0.01")
@@ -148,7 +147,7 @@ def sum_up(
 
 def _use(key: str, share: DayShare, computing: float | None) -> Use:
     known = None if computing is None else min(Decimal(1), Decimal(str(computing)))
-    return Use(key, share.instance, _gpu_hours(share), known, share.cost)
+    return Use(key, share.instance, share.gpu_hours, known, share.cost)
 
 
 def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterable[PoolUse]:
@@ -157,10 +156,10 @@ def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterab
         by_pool[use.instance.pool].append(use)
     saved: dict[str, Decimal] = defaultdict(Decimal)
     for share in day.saved.values():
-        saved[share.instance.pool] += _gpu_hours(share)
+        saved[share.instance.pool] += share.gpu_hours
     for pool in sorted({*day.costs, *by_pool, *saved}):
         own = by_pool[pool]
-        unused = Decimal(day.unused.get(pool, 0) * gpus.get(pool, 0)) / SECONDS_PER_HOUR
+        unused = day.unused_gpu_hours(pool, gpus)
         yield PoolUse(
             pool=pool,
             rented=sum((use.gpu_hours for use in own), unused),
@@ -170,10 +169,6 @@ def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterab
             saved=saved[pool],
             cost=day.costs.get(pool, Decimal(0)),
         )
-
-
-def _gpu_hours(share: DayShare) -> Decimal:
-    return Decimal(share.seconds * share.instance.gpus) / SECONDS_PER_HOUR
 
 
 def _usable(shares: Mapping[str, float]) -> dict[str, float]:

@@ -25,13 +25,18 @@ from itertools import pairwise
 from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.errors import CloudError
 from image.reaper.model import Instance, Inventory
-from image.reaper.money.meter_state import Day, DayShare, MeteredInstance, MeterReading
+from image.reaper.money.meter_state import (
+    SECONDS_PER_HOUR,
+    Day,
+    DayShare,
+    MeteredInstance,
+    MeterReading,
+)
 
 SHARED = "_shared"  # no pool's name begins so
 BILLED = frozenset({"running", "stopping"})
 STOPPED = "stopped"
 SMALLEST = Decimal("1e-9")  # of a currency's unit: spans round alike, so that parts add up to the whole
-SECONDS_PER_HOUR = 3600
 DAY = timedelta(days=1)
 
 

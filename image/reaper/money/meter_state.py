@@ -10,6 +10,7 @@ from image.reaper.errors import CloudError
 from image.reaper.times import format_time, parse_time
 
 SCHEMA_VERSION = 1
+SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class DayShare:
     seconds: int
     cost: Decimal
 
+    @property
+    def gpu_hours(self) -> Decimal:
+        """Its GPUs times the hours it ran."""
+        return Decimal(self.seconds * self.instance.gpus) / SECONDS_PER_HOUR
+
 
 @dataclass(frozen=True)
 class Day:
@@ -67,6 +73,14 @@ class Day:
     def unpriced(self) -> int:
         """How many of its instances count without a price: the costs are at least what they say."""
         return sum(not share.instance.priced for share in self.instances.values())
+
+    def unused_gpu_hours(self, pool: str, gpus: Mapping[str, int]) -> Decimal:
+        """GPU hours of a pool's reservation that were paid for and had no instance.
+
+        Args:
+            gpus: pool -> GPUs of one of its instances.
+        """
+        return Decimal(self.unused.get(pool, 0) * gpus.get(pool, 0)) / SECONDS_PER_HOUR
 
     @property
     def name(self) -> str:

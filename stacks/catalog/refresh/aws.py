@@ -162,9 +162,7 @@ def spans(history: Iterable[Mapping[str, Any]], until: datetime.datetime) -> dic
     start = until - datetime.timedelta(days=SPOT_DAYS)
     turns: dict[tuple[str, str], list[tuple[datetime.datetime, Decimal]]] = defaultdict(list)
     for entry in history:
-        moment = min(
-            until, max(start, entry["Timestamp"])
-        )  # the first may be of before: it held at the start
+        moment = min(until, max(start, entry["Timestamp"]))  # the first may be of before: it held at start
         turns[entry["InstanceType"], entry["AvailabilityZone"]].append((moment, Decimal(entry["SpotPrice"])))
     held: dict[str, list[tuple[Decimal, float]]] = defaultdict(list)
     for (name, _), moments in turns.items():

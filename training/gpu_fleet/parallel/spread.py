@@ -216,9 +216,7 @@ def separate(blocks: Sequence[nn.Module], model: nn.Module) -> list[nn.Module]:
 
     FSDP2 shards what is shared with the rest of the model, which is whole from the first layer to the last.
     """
-    nested = {
-        module for block in blocks for module in chain(*(child.modules() for child in block.children()))
-    }
+    nested = {module for block in blocks for module in block.modules() if module is not block}
     outer = [block for block in blocks if block not in nested]
     inside = {module for block in outer for module in block.modules()}
     outside = (module for module in model.modules() if module not in inside)
