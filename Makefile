@@ -27,7 +27,7 @@ $(READY): $(LOCKS) pyproject.toml .ci/environment.py
 	@$(PY) .ci/environment.py install
 	@touch $@
 
-$(POLICY): stacks/crossguard/requirements.lock $(READY)
+$(POLICY): stacks/gpu_fleet_stacks/crossguard/requirements.lock $(READY)
 	@echo "setting up $(VENV)/policy"
 	@$(PY) -m venv $(VENV)/policy
 	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<

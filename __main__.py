@@ -1,3 +1,3 @@
-from stacks import main
+from gpu_fleet_stacks import main
 
 main()

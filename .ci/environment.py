@@ -23,10 +23,12 @@ REQUIREMENTS = {
     LOCK: (
         "requirements.txt",
         "training/requirements.txt",
-        "image/reaper/requirements.txt",
+        "image/requirements.txt",
         "tests/requirements.txt",
     ),
-    "stacks/crossguard/requirements.lock": ("stacks/crossguard/requirements.txt",),
+    "stacks/gpu_fleet_stacks/crossguard/requirements.lock": (
+        "stacks/gpu_fleet_stacks/crossguard/requirements.txt",
+    ),
     # beside packages of the first, whose versions it keeps to
     "tests/libraries/requirements.lock": ("tests/libraries/requirements.txt",),
 }
@@ -131,7 +133,7 @@ def lock() -> int:
         ]
         subprocess.run([*command, "--output-file", target, *sources], cwd=TOP, check=True, env=_environment())
         split(TOP / target, TOP / TORCH_PYPI if target == LOCK else Path(os.devnull))
-    return subprocess.run([sys.executable, "-m", "image.wheels"], cwd=TOP, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "gpu_fleet_image.wheels"], cwd=TOP, check=False).returncode
 
 
 def split(listing: Path, torch: Path) -> None:

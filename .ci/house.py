@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TOP))  # of this checkout, also where its .venv is another's
+sys.path[:0] = [
+    str(TOP / room) for room in ("stacks", "image")
+]  # of this checkout, also where its .venv is another's
 
 from checks import arrows, pages, pins, tables, trips, unused, words  # noqa: E402 - as above
 from checks.sources import Checkout, Finding, NothingToCheckError  # noqa: E402

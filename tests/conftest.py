@@ -12,7 +12,7 @@ import botocore.session
 import pytest
 from hypothesis import settings
 
-from stacks.rehearsal import lambda_runtime
+from gpu_fleet_stacks.rehearsal import lambda_runtime
 from tests.image.side_by_side import GroupScheduling
 from tests.longest import longest_first
 from tests.preloaded import preloaded, preloaded_functions
@@ -26,10 +26,13 @@ gc.disable()
 # never change: one reader serves all sessions of this process.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 
-# Processes that a test starts take the trainer of this checkout too, whichever is installed: a git worktree
+# Processes that a test starts take the packages of this checkout too, whichever is installed: a git worktree
 # often shares the environment of another.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parents[1] / "training"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [
+        *(str(Path(__file__).parents[1] / room) for room in ("stacks", "image", "training")),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
 )
 
 # pytest runs a process on each core: more threads would wait for one another.

@@ -12,9 +12,9 @@ TRIP = trips.TRIPS["stacks/README.md"]
 REGIONS = {tables.REGIONS: '[aws]\nregions = ["eu-nowhere-1"]\n'}
 DATA = '[project.optional-dependencies]\ndata = ["tokens==1"]\n'
 CIRCLE = {  # through the __init__ of a folder
-    "stacks/__init__.py": "from stacks.b import load\n",
-    "stacks/b.py": "from stacks import c\n",
-    "stacks/c.py": "from stacks import load\n",
+    "stacks/gpu_fleet_stacks/__init__.py": "from gpu_fleet_stacks.b import load\n",
+    "stacks/gpu_fleet_stacks/b.py": "from gpu_fleet_stacks import c\n",
+    "stacks/gpu_fleet_stacks/c.py": "from gpu_fleet_stacks import load\n",
 }
 LOCKS = {"requirements.lock": "torch==2.1 \\\n    --hash=sha256:x\n", "torch-cpu.lock": "torch==2.0+cpu \\\n"}
 
@@ -34,11 +34,31 @@ def action(page: str, answer: str) -> dict[str, str]:
 
 # (rule, its first words, the files of a checkout that breaks it)
 BROKEN = [
-    (words.of_modules, "image/a.py:2: 'machine'", {"image/a.py": 'A = "machine"\nB = f"{A}: my machine"\n'}),
-    (words.of_modules, "image/a.py:1: 'told'", {"image/a.py": "# who was told\n"}),
-    (words.of_modules, "image/a.py:2: 'told'", {"image/a.py": '"""A\nb told."""\n'}),
-    (words.of_modules, "image/a.py:1: the name told", {"image/a.py": "told = 1\n"}),
-    (words.of_documents, "image/a.sh:1: 'told'", {"image/a.sh": "# who was told\n"}),
+    (
+        words.of_modules,
+        "image/gpu_fleet_image/a.py:2: 'machine'",
+        {"image/gpu_fleet_image/a.py": 'A = "machine"\nB = f"{A}: my machine"\n'},
+    ),
+    (
+        words.of_modules,
+        "image/gpu_fleet_image/a.py:1: 'told'",
+        {"image/gpu_fleet_image/a.py": "# who was told\n"},
+    ),
+    (
+        words.of_modules,
+        "image/gpu_fleet_image/a.py:2: 'told'",
+        {"image/gpu_fleet_image/a.py": '"""A\nb told."""\n'},
+    ),
+    (
+        words.of_modules,
+        "image/gpu_fleet_image/a.py:1: the name told",
+        {"image/gpu_fleet_image/a.py": "told = 1\n"},
+    ),
+    (
+        words.of_documents,
+        "image/gpu_fleet_image/a.sh:1: 'told'",
+        {"image/gpu_fleet_image/a.sh": "# who was told\n"},
+    ),
     (words.exceptions, "CHANGELOG.md:1: exception", {"CHANGELOG.md": ""}),
     (pages.links, "docs/a.md:1: the link to b.md", {"docs/a.md": "[b](b.md)", "b.md": ""}),
     (pages.commands, "a.md:1: .venv", {"a.md": f"{pages.PYTEST}tests/a.py -k b", "tests/a.py": "def test_a"}),
@@ -47,34 +67,94 @@ BROKEN = [
     (
         pages.maps,
         "image/README.md:1: does not",
-        {"image/README.md": "", "image/a/__init__.py": ""},
+        {"image/README.md": "", "image/gpu_fleet_image/a/__init__.py": ""},
     ),
     (pages.maps, "stacks:1: has no README", {"image/README.md": ""}),
     (pages.front_page, "README.md:1: has 1201 words", {"README.md": "a " * 1201}),
     (pages.dependencies, "image/requirements.txt:1: tokens", {"image/requirements.txt": "tokens==1\n"}),
     (trips.drawings, "stacks/README.md:3: draws", drawn(*(f"{file} network" for file in TRIP[1:]))),
-    (trips.drawings, "stacks/README.md:4: stacks/settings/schema.py", drawn(*(f"{file} x" for file in TRIP))),
-    (arrows.rooms, "stacks/a.py:2: imports tests.b", {"stacks/a.py": "def a():\n import tests.b\n"}),
-    (arrows.environments, "stacks/a.py:1: imports image.b", {"stacks/a.py": "from image import b\n"}),
-    (arrows.environments, "stacks/cost/a.py:1: imports boto3", {"stacks/cost/a.py": "import boto3\n"}),
-    (arrows.environments, "stacks/a.py:1: stacks/settings/reader", {"stacks/a.py": "import pulumi.config\n"}),
-    (arrows.environments, "stacks/a.py:1: stands in no room", {"stacks/a.py": ""}),
-    (arrows.console, "image/console/a.py:1: imports rich", {"image/console/a.py": "import rich\n"}),
-    (arrows.program, "stacks/program.py:1: imports image.a", {"stacks/program.py": "import image.a\n"}),
-    (arrows.program, "stacks/program.py:41: has 41", {"stacks/program.py": "\n" * 41}),
-    (arrows.circles, "stacks/", CIRCLE),
-    (arrows.homes, "image/a.py:2: A is", {"image/a.py": "\nclass A: ...\n", "image/b.py": "class A: ...\n"}),
-    (arrows.homes, "image/a.py:1: execute_policy", {"image/a.py": "execute_policy()\n"}),
-    (arrows.component_types, "stacks/a.py:1: gpu", {"stacks/a.py": 'a.__init__("gpu-fleet:aws")'}),
-    (unused.names, "image/a.py:2: a: nothing", {"image/a.py": "A = 1\ndef a(): A\n", "image/steps/a": ""}),
-    (unused.names, ".ci/checks/unused.py:1: CALLED", {"image/a.py": "", "image/steps/a": ""}),
+    (
+        trips.drawings,
+        "stacks/README.md:4: stacks/gpu_fleet_stacks/settings/schema.py",
+        drawn(*(f"{file} x" for file in TRIP)),
+    ),
+    (
+        arrows.rooms,
+        "stacks/gpu_fleet_stacks/a.py:2: imports tests.b",
+        {"stacks/gpu_fleet_stacks/a.py": "def a():\n import tests.b\n"},
+    ),
+    (
+        arrows.environments,
+        "stacks/gpu_fleet_stacks/a.py:1: imports gpu_fleet_image.b",
+        {"stacks/gpu_fleet_stacks/a.py": "from gpu_fleet_image import b\n"},
+    ),
+    (
+        arrows.environments,
+        "stacks/gpu_fleet_stacks/cost/a.py:1: imports boto3",
+        {"stacks/gpu_fleet_stacks/cost/a.py": "import boto3\n"},
+    ),
+    (
+        arrows.environments,
+        "stacks/gpu_fleet_stacks/a.py:1: stacks/gpu_fleet_stacks/settings/reader",
+        {"stacks/gpu_fleet_stacks/a.py": "import pulumi.config\n"},
+    ),
+    (
+        arrows.environments,
+        "stacks/gpu_fleet_stacks/a.py:1: stands in no room",
+        {"stacks/gpu_fleet_stacks/a.py": ""},
+    ),
+    (
+        arrows.console,
+        "image/gpu_fleet_image/console/a.py:1: imports rich",
+        {"image/gpu_fleet_image/console/a.py": "import rich\n"},
+    ),
+    (
+        arrows.program,
+        "stacks/gpu_fleet_stacks/program.py:1: imports gpu_fleet_image.a",
+        {"stacks/gpu_fleet_stacks/program.py": "import gpu_fleet_image.a\n"},
+    ),
+    (
+        arrows.program,
+        "stacks/gpu_fleet_stacks/program.py:41: has 41",
+        {"stacks/gpu_fleet_stacks/program.py": "\n" * 41},
+    ),
+    (arrows.circles, "stacks/gpu_fleet_stacks/", CIRCLE),
+    (
+        arrows.homes,
+        "image/gpu_fleet_image/a.py:2: A is",
+        {"image/gpu_fleet_image/a.py": "\nclass A: ...\n", "image/gpu_fleet_image/b.py": "class A: ...\n"},
+    ),
+    (
+        arrows.homes,
+        "image/gpu_fleet_image/a.py:1: execute_policy",
+        {"image/gpu_fleet_image/a.py": "execute_policy()\n"},
+    ),
+    (
+        arrows.component_types,
+        "stacks/gpu_fleet_stacks/a.py:1: gpu",
+        {"stacks/gpu_fleet_stacks/a.py": 'a.__init__("gpu-fleet:aws")'},
+    ),
+    (
+        unused.names,
+        "image/gpu_fleet_image/a.py:2: a: nothing",
+        {"image/gpu_fleet_image/a.py": "A = 1\ndef a(): A\n", "image/gpu_fleet_image/steps/a": ""},
+    ),
+    (
+        unused.names,
+        ".ci/checks/unused.py:1: CALLED",
+        {"image/gpu_fleet_image/a.py": "", "image/gpu_fleet_image/steps/a": ""},
+    ),
     (unused.helpers, "tests/a.py:3: b:", {"tests/a.py": "def a():\n a()\ndef b():\n", "tests/c.py": "b\n"}),
-    (pins.requirements, "image/requirements.txt:1: is not", {"image/requirements.txt": ""}),
+    (pins.requirements, "image/a/requirements.txt:1: is not", {"image/a/requirements.txt": ""}),
     (pins.requirements, "requirements.txt:1: a has 0", {"requirements.txt": "a\n"}),
     (pins.locks, "requirements.lock:1: has a None", {"requirements.txt": "a==1\n"}),
     (pins.locks, "torch-cpu.lock:1: torch==2.0+cpu has no hash", LOCKS),
     (pins.torch, "torch-cpu.lock:1: has torch 2.0", LOCKS),
-    (pins.wheels, "image/wheels/debian-12.txt:1: a 1", {"image/wheels/debian-12.txt": "a==1\n"}),
+    (
+        pins.wheels,
+        "image/gpu_fleet_image/wheels/debian-12.txt:1: a 1",
+        {"image/gpu_fleet_image/wheels/debian-12.txt": "a==1\n"},
+    ),
     (pins.beside_the_locks, "pyproject.toml:1: the extra", {"pyproject.toml": DATA, "tests/a.py": ""}),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole names", action("a", '"A"')),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole lacks", action("getrole", "")),

@@ -107,7 +107,7 @@ def say(command: str, checkout: Path, **environment: str) -> subprocess.Complete
         cwd=checkout,
         # the modules of this checkout, also where its .venv is a link to another's
         env=os.environ
-        | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": f"{ROOT}:{ROOT}/training"}
+        | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"}
         | environment,
         capture_output=True,
         text=True,

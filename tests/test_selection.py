@@ -11,20 +11,20 @@ from tests.prove import PARTS, figures, passed
 from tests.touched import QUICK, ROOT, changed_files, selected, uses_of
 
 TREE = {
-    "image/deep.py": "",
-    "image/aws/api.py": "",
-    "image/shallow.py": 'from image import deep\nload(f"image.{cloud}.api")',
-    "image/verbs/__init__.py": "",
-    "image/verbs/take.py": "from ..shallow import x",
-    "image/console/table.py": 'ROWS = {"take": Row("image.verbs.take:take", "Take an instance.")}',
+    "image/gpu_fleet_image/deep.py": "",
+    "image/gpu_fleet_image/aws/api.py": "",
+    "image/gpu_fleet_image/shallow.py": 'import gpu_fleet_image.deep\nload(f"gpu_fleet_image.{cloud}.api")',
+    "image/gpu_fleet_image/verbs/__init__.py": "",
+    "image/gpu_fleet_image/verbs/take.py": "from gpu_fleet_image.shallow import x",
+    "image/gpu_fleet_image/console/table.py": '{"take": Row("gpu_fleet_image.verbs.take:take", "Take")}',
     "training/gpu_fleet/__main__.py": "from gpu_fleet import loop",
     "training/gpu_fleet/loop.py": "",
-    "tests/helper.py": "import image.shallow",
-    "tests/conftest.py": "import image.deep",
+    "tests/helper.py": "import gpu_fleet_image.shallow",
+    "tests/conftest.py": "import gpu_fleet_image.deep",
     "tests/room/conftest.py": "import training_set_up",
     "tests/room/test_by_helper.py": "from tests.helper import y",
     "tests/room/test_by_process.py": 'words = ["-m", "gpu_fleet", "train"]',
-    "tests/room/test_by_command.py": 'from image import console\nsay("take --hours 2")',
+    "tests/room/test_by_command.py": 'from gpu_fleet_image import console\nsay("take --hours 2")',
     "tests/test_alone.py": "",
 }
 BY_COMMAND, BY_HELPER, BY_PROCESS = (
@@ -32,10 +32,10 @@ BY_COMMAND, BY_HELPER, BY_PROCESS = (
 )
 ALL = [BY_COMMAND, BY_HELPER, BY_PROCESS, "tests/test_alone.py"]
 WHAT_RUNS = {
-    "image/deep.py": [BY_COMMAND, BY_HELPER],
-    "image/aws/api.py": [BY_COMMAND, BY_HELPER],
-    "image/verbs/take.py": [BY_COMMAND],
-    "image/verbs/units/take.service": [BY_COMMAND],
+    "image/gpu_fleet_image/deep.py": [BY_COMMAND, BY_HELPER],
+    "image/gpu_fleet_image/aws/api.py": [BY_COMMAND, BY_HELPER],
+    "image/gpu_fleet_image/verbs/take.py": [BY_COMMAND],
+    "image/gpu_fleet_image/verbs/units/take.service": [BY_COMMAND],
     "training/gpu_fleet/loop.py": [BY_PROCESS],
     "tests/helper.py": [BY_HELPER],
     "tests/room/conftest.py": ALL[:-1],

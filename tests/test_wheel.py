@@ -15,17 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from image.wheels import pins
-from stacks.catalog import Cloud
-from stacks.payload import built
+from gpu_fleet_image.wheels import pins
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.payload import built
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
 # What users' commands are made of: they need no extra.
-ROOMS = tuple(f"image/{name}" for name in ("capacity", "console", "instance", "queue", "reaper", "runs"))
-FOLDERS = ("image", "stacks", "training/gpu_fleet", "training/examples")
-INSTALLED = (("training/gpu_fleet/", "gpu_fleet/"), ("training/examples/", "image/examples/"))
+ROOMS = tuple(
+    f"gpu_fleet_image/{name}" for name in ("capacity", "console", "instance", "queue", "reaper", "runs")
+)
+FOLDERS = ("image/gpu_fleet_image", "stacks/gpu_fleet_stacks", "training/gpu_fleet", "training/examples")
+INSTALLED = {"training/examples/": "gpu_fleet_image/examples/", "image/": "", "stacks/": "", "training/": ""}
 # Stack files name accounts: a checkout's own are no part of the wheel.
 LEFT_OUT = re.compile(r"stacks/Pulumi\.[^/]*\.yaml")
 # Who asks for them names them: trackers and callbacks say so where they are not there.
@@ -33,10 +35,10 @@ LEFT_OUT = re.compile(r"stacks/Pulumi\.[^/]*\.yaml")
 OPTIONAL = {"lightning", "datasets", "pyarrow", "pulumi_policy"}
 # What another one brings, whose very versions it goes with.
 BROUGHT = {"botocore": "boto3", "pydantic_core": "pydantic", "tokenizers": "transformers", "werkzeug": "moto"}
-CONSOLE = "from image.console.cli import main; main()"
+CONSOLE = "from gpu_fleet_image.console.cli import main; main()"
 HELPS = """
 import contextlib, sys
-from image.console.cli import main
+from gpu_fleet_image.console.cli import main
 
 for name in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
@@ -62,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    stale = source / "build/lib/image/reaper/removed_since.py"
+    stale = source / "build/lib/gpu_fleet_image/reaper/removed_since.py"
     stale.parent.mkdir(parents=True)
     stale.touch()
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target)
@@ -99,9 +101,8 @@ def wanted() -> set[str]:
 
 
 def installed(name: str) -> str:
-    for here, there in INSTALLED:
-        name = name.replace(here, there, 1)
-    return name
+    here = next(place for place in INSTALLED if name.startswith(place))
+    return INSTALLED[here] + name.removeprefix(here)
 
 
 def test_it_has_every_file_of_its_packages_and_no_other(site: Path) -> None:
@@ -120,7 +121,9 @@ def test_a_wheel_that_pip_builds_has_these_files(wheel: Path) -> None:
 def module(node: ast.ImportFrom, alias: ast.alias) -> bool:
     """Whether a name that is imported from a package is a module of the checkout."""
     place = f"{node.module}.{alias.name}".replace(".", "/")
-    return any((top / f"{place}.py").is_file() for top in (ROOT, ROOT / "training"))
+    return any(
+        (top / f"{place}.py").is_file() for top in (ROOT / "stacks", ROOT / "image", ROOT / "training")
+    )
 
 
 def imports(site: Path, folder: str) -> Iterator[str]:
@@ -134,8 +137,12 @@ def imports(site: Path, folder: str) -> Iterator[str]:
 
 
 def test_it_imports_nothing_that_it_lacks(site: Path) -> None:
-    own = {name for folder in ("gpu_fleet", "image", "stacks") for name in imports(site, folder)}
-    own = {name for name in own if name.split(".")[0] in ("gpu_fleet", "image", "stacks")}
+    own = {
+        name
+        for folder in ("gpu_fleet", "gpu_fleet_image", "gpu_fleet_stacks")
+        for name in imports(site, folder)
+    }
+    own = {name for name in own if name.split(".")[0] in ("gpu_fleet", "gpu_fleet_image", "gpu_fleet_stacks")}
     places = {name: site / name.replace(".", "/") for name in own}
 
     missing = [name for name, at in places.items() if not (at.is_dir() or at.with_suffix(".py").is_file())]
@@ -148,7 +155,7 @@ def plain(requirement: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("folders", "extras"), [(ROOMS, ()), (("stacks",), ("platform",)), (("gpu_fleet",), ("train",))]
+    ("folders", "extras"), [(ROOMS, ()), (("gpu_fleet_stacks",), ("platform",)), (("gpu_fleet",), ("train",))]
 )
 def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     asked = {plain(dependency) for dependency in PROJECT["dependencies"]}
@@ -163,7 +170,7 @@ def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras
     used -= sys.stdlib_module_names
     wanted = {
         distributions.get(BROUGHT.get(name, name), [name])[0].lower().replace("_", "-")
-        for name in used - OPTIONAL - {"gpu_fleet", "image", "stacks"}
+        for name in used - OPTIONAL - {"gpu_fleet", "gpu_fleet_image", "gpu_fleet_stacks"}
     }
     assert wanted <= asked
 
@@ -242,8 +249,8 @@ STACK = (
     *("--account", "123456789012", "--recipient", "ml@example.com"),
 )
 PAYLOADS = """
-from stacks.catalog import Cloud
-from stacks.payload import built
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.payload import built
 
 print(*(built.built(cloud).sha256 for cloud in Cloud))
 """

@@ -18,8 +18,14 @@ import click
 
 ROOT = Path(__file__).parents[1]
 # Where modules lie, and the folder that their names begin below.
-ROOMS = {"stacks": "", "image": "", "training/gpu_fleet": "training/", "tests": "", "__main__.py": ""}
-COMMANDS = "image/console/table.py"
+ROOMS = {
+    "stacks/gpu_fleet_stacks": "stacks/",
+    "image/gpu_fleet_image": "image/",
+    "training/gpu_fleet": "training/",
+    "tests": "",
+    "__main__.py": "",
+}
+COMMANDS = "image/gpu_fleet_image/console/table.py"
 COMMAND = re.compile(r'"([\w-]+)": Row\("([\w.]+):')
 SUITE = "tests/conftest.py"  # its fixtures are about the suite, not about what is tested
 # What all tests depend on: the suite's own set-up, and the packages.
@@ -71,7 +77,7 @@ def references(file: str, source: str, commands: Mapping[str, str]) -> Iterator[
 
 
 def names_by_cloud(text: ast.JoinedStr) -> Iterator[str]:
-    """What an f-string names, as `f"stacks.{cloud}.stack"` does, for each cloud."""
+    """What an f-string names, as `f"gpu_fleet_stacks.{cloud}.stack"` does, for each cloud."""
     for cloud in CLOUDS:
         name = "".join(str(part.value) if isinstance(part, ast.Constant) else cloud for part in text.values)
         if WORDS.fullmatch(name):

@@ -16,58 +16,95 @@ HERE = ".ci/checks/arrows.py"
 # folder -> what its modules import nothing of
 FORBIDDEN = {
     "stacks": ("tests", "gpu_fleet"),
-    "training/gpu_fleet": ("tests", "stacks", "image"),
-    "image": ("tests", "stacks", "gpu_fleet"),
-    "image/instance": ("image.reaper", "image.readiness", "image.console"),
-    "image/readiness": ("image.reaper", "image.console"),
-    "image/runs": ("image.readiness", "image.console"),
-    "image/reaper": ("image.runs", "image.gpus"),
-    "image/capacity": ("image.runs",),
-    "stacks/aws": ("stacks.alicloud", "pulumi_alicloud", "stacks.rehearsal"),
-    "stacks/alicloud": ("stacks.aws", "pulumi_aws", "stacks.rehearsal"),
+    "training/gpu_fleet": ("tests", "gpu_fleet_stacks", "gpu_fleet_image"),
+    "image": ("tests", "gpu_fleet_stacks", "gpu_fleet"),
+    "image/gpu_fleet_image/instance": (
+        "gpu_fleet_image.reaper",
+        "gpu_fleet_image.readiness",
+        "gpu_fleet_image.console",
+    ),
+    "image/gpu_fleet_image/readiness": ("gpu_fleet_image.reaper", "gpu_fleet_image.console"),
+    "image/gpu_fleet_image/runs": ("gpu_fleet_image.readiness", "gpu_fleet_image.console"),
+    "image/gpu_fleet_image/reaper": ("gpu_fleet_image.runs", "gpu_fleet_image.gpus"),
+    "image/gpu_fleet_image/capacity": ("gpu_fleet_image.runs",),
+    "stacks/gpu_fleet_stacks/aws": (
+        "gpu_fleet_stacks.alicloud",
+        "pulumi_alicloud",
+        "gpu_fleet_stacks.rehearsal",
+    ),
+    "stacks/gpu_fleet_stacks/alicloud": ("gpu_fleet_stacks.aws", "pulumi_aws", "gpu_fleet_stacks.rehearsal"),
 }
 Arrows = dict[str, set[str]]
 
-OWN = ("stacks", "image", "training", "tests")
+OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "tests")
 # A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
 PAYLOAD, OF_IMAGE = (
-    "stacks/payload/",
-    ("image.payload", "image.errors", "image.places", "image.wheel_store", "image.wheels"),
+    "stacks/gpu_fleet_stacks/payload/",
+    (
+        "gpu_fleet_image.payload",
+        "gpu_fleet_image.errors",
+        "gpu_fleet_image.places",
+        "gpu_fleet_image.wheel_store",
+        "gpu_fleet_image.wheels",
+    ),
 )
-PROGRAM, MOST_LINES = "stacks/program.py", 40
+PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
 OF_PROGRAM = (
-    *("stacks.catalog", "stacks.errors", "stacks.settings", "stacks.settings.reader"),
-    *("stacks.aws.stack", "stacks.alicloud.stack"),
+    *(
+        "gpu_fleet_stacks.catalog",
+        "gpu_fleet_stacks.errors",
+        "gpu_fleet_stacks.settings",
+        "gpu_fleet_stacks.settings.reader",
+    ),
+    *("gpu_fleet_stacks.aws.stack", "gpu_fleet_stacks.alicloud.stack"),
 )
 # Rooms that touch no cloud and no Pulumi, but for those of their modules that read or write something.
 PURE = (
-    "stacks/settings/",
-    "stacks/catalog/",
-    "stacks/cost/",
-    "stacks/naming.py",
-    "stacks/payload/instance_file.py",
+    "stacks/gpu_fleet_stacks/settings/",
+    "stacks/gpu_fleet_stacks/catalog/",
+    "stacks/gpu_fleet_stacks/cost/",
+    "stacks/gpu_fleet_stacks/naming.py",
+    "stacks/gpu_fleet_stacks/payload/instance_file.py",
 )
 IMPURE = (
-    *("stacks/settings/reader.py", "stacks/settings/stack_files.py", "stacks/cost/notice.py"),
-    *("stacks/cost/command.py", "stacks/catalog/command.py", "stacks/catalog/refresh/"),
+    *(
+        "stacks/gpu_fleet_stacks/settings/reader.py",
+        "stacks/gpu_fleet_stacks/settings/stack_files.py",
+        "stacks/gpu_fleet_stacks/cost/notice.py",
+    ),
+    *(
+        "stacks/gpu_fleet_stacks/cost/command.py",
+        "stacks/gpu_fleet_stacks/catalog/command.py",
+        "stacks/gpu_fleet_stacks/catalog/refresh/",
+    ),
 )
 OUTSIDE = ("pulumi", "pulumi_aws", "pulumi_alicloud", "boto3")
-READER = "stacks/settings/reader.py"
+READER = "stacks/gpu_fleet_stacks/settings/reader.py"
 CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
 # Its modules go to every instance and load before any command does.
-OF_CONSOLE = ("image.console", "click", *sys.stdlib_module_names)
+OF_CONSOLE = ("gpu_fleet_image.console", "click", *sys.stdlib_module_names)
 # At the top of stacks/ is only what several rooms need and none owns.
 TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization", "program")
-TOP = {f"stacks/{name}.py" for name in TOP_NAMES}
+TOP_DEPTH = 2
+TOP = {f"stacks/gpu_fleet_stacks/{name}.py" for name in TOP_NAMES}
 # Nothing but the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises its
 # own throw-away stack's.
 RAISES = re.compile("set_desired_capacity|ExecuteScalingRule|ScaleWithAdjustment|execute_policy")
 MAY_RAISE = (
-    *("image/capacity/aws.py", "image/capacity/alicloud.py"),
-    *("stacks/acceptance/aws.py", "stacks/acceptance/alicloud.py", "stacks/alicloud/capacity.py"),
+    *("image/gpu_fleet_image/capacity/aws.py", "image/gpu_fleet_image/capacity/alicloud.py"),
+    *(
+        "stacks/gpu_fleet_stacks/acceptance/aws.py",
+        "stacks/gpu_fleet_stacks/acceptance/alicloud.py",
+        "stacks/gpu_fleet_stacks/alicloud/capacity.py",
+    ),
 )
 # Folders whose rooms, each a folder or a module in it, can be read with those below it alone.
-LAYERED = ("stacks", "image", "image/reaper", "training/gpu_fleet")
+LAYERED = (
+    "stacks/gpu_fleet_stacks",
+    "image/gpu_fleet_image",
+    "image/gpu_fleet_image/reaper",
+    "training/gpu_fleet",
+)
 PRODUCT = ("stacks", "image", "training/gpu_fleet")
 # A class name with two homes that is one thing, and why it has them.
 ONE_THING = {
@@ -104,7 +141,7 @@ def environments(checkout: Checkout) -> Iterator[Finding]:
 
 def console(checkout: Checkout) -> Iterator[Finding]:
     """A module of the console that imports more than click."""
-    for module in checkout.modules("image/console"):
+    for module in checkout.modules("image/gpu_fleet_image/console"):
         yield from foreign(module, [name for name in module.imports if not _is_of(name, OF_CONSOLE)])
 
 
@@ -120,21 +157,23 @@ def _is_of(name: str, rooms: Iterable[str]) -> bool:
 def of_stacks(module: Module) -> Iterator[Finding]:
     """What a module of the environments knows and may not, and where it stands."""
     allowed = OF_IMAGE if module.path.startswith(PAYLOAD) else ()
-    image = [name for name in module.imports if name.startswith("image.") and not _is_of(name, allowed)]
+    image = [
+        name for name in module.imports if name.startswith("gpu_fleet_image.") and not _is_of(name, allowed)
+    ]
     yield from foreign(module, image)
     if module.path.startswith(PURE) and not module.path.startswith(IMPURE):
         yield from foreign(module, [name for name in module.imports if _is_of(name, OUTSIDE)])
     reads = "pulumi.Config(" in module.text or any(_is_of(name, CONFIGURATION) for name in module.imports)
     if reads != (module.path == READER):
         yield Finding(module.path, 1, f"{READER} reads the configuration, and nothing else")
-    if module.path.count("/") == 1 and module.path not in TOP:
+    if module.path.count("/") == TOP_DEPTH and module.path not in TOP:
         yield Finding(module.path, 1, "stands in no room")
 
 
 def program(checkout: Checkout) -> Iterator[Finding]:
     """The program knows the settings and the clouds, and is short."""
     module = checkout.module(PROGRAM)
-    own = [name for name in module.imports if name.split(".", 1)[0] in OWN and name != "stacks"]
+    own = [name for name in module.imports if name.split(".", 1)[0] in OWN and name != "gpu_fleet_stacks"]
     yield from foreign(module, [name for name in own if not name.startswith(OF_PROGRAM)])
     if not 0 < (lines := module.text.count("\n")) <= MOST_LINES:
         yield Finding(PROGRAM, lines, f"has {lines} lines, at most {MOST_LINES} are short")
@@ -171,7 +210,7 @@ def _passed_through(module: Module, names: set[str]) -> set[str]:
 
 def between_rooms(folder: str, modules: Arrows) -> Arrows:
     """Room -> the rooms that it imports, of one folder; a room is a folder in that or a module."""
-    base = folder.removeprefix("training/").replace("/", ".")
+    base = folder.partition("/")[2].replace("/", ".")
     found: Arrows = {}
     for name, to in modules.items():
         if name != base:
@@ -191,7 +230,11 @@ def circle(checkout: Checkout, to: Arrows) -> Iterator[Finding]:
     except graphlib.CycleError as error:
         names = error.args[1]
         place = names[0].replace(".", "/")
-        tries = (f"{top}{place}{end}" for top in ("", "training/") for end in (".py", "/__init__.py"))
+        tries = (
+            f"{top}{place}{end}"
+            for top in ("", "stacks/", "image/", "training/")
+            for end in (".py", "/__init__.py")
+        )
         path = next(filter(checkout.has, tries), place)
         yield Finding(path, 1, f"imports in a circle: {' <- '.join(names)}")
 

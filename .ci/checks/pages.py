@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_of
 
-PACKAGE = "training/gpu_fleet"
+PACKAGES = ("training/gpu_fleet", "image/gpu_fleet_image", "stacks/gpu_fleet_stacks")
 WITH_README = ("stacks", "image", "training", "tests")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -35,15 +35,15 @@ NOT_HERE = {
         "gpu-fleet-bootstrap.service": "a part of the user data",
         "vendor/": "a folder of the payload",
     },
-    "image/queue/README.md": dict.fromkeys(
+    "image/gpu_fleet_image/queue/README.md": dict.fromkeys(
         (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
     ),
-    "image/reaper/README.md": dict.fromkeys(
+    "image/gpu_fleet_image/reaper/README.md": dict.fromkeys(
         ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
         "in the bucket",
     ),
     "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
-    "stacks/alicloud/README.md": dict.fromkeys(
+    "stacks/gpu_fleet_stacks/alicloud/README.md": dict.fromkeys(
         ("closed_buckets.py", "dashboard.py", "first_image.py", "image_roles.py", "sessions.py"),
         "files that AWS alone has",
     ),
@@ -110,7 +110,7 @@ def is_there(checkout: Checkout, path: str, page: str) -> bool:
         return bool(_below(checkout, "image", path))
     if "/" not in path:
         return checkout.has(path) or bool(_below(checkout, folder, path))
-    return any(checkout.has(posixpath.join(start, bare)) for start in ("", folder, PACKAGE))
+    return any(checkout.has(posixpath.join(start, bare)) for start in ("", folder, *PACKAGES))
 
 
 def _below(checkout: Checkout, folder: str, name: str) -> list[str]:

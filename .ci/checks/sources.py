@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 ROOMS = ("stacks", "image", "training", "tests", "docs", ".ci", ".github")
 MADE = ("__pycache__", "_cache", ".egg-info")  # folders that tools leave
 PRODUCT = ("stacks", "image", "training")
+PACKAGES_BELOW = re.compile(rf"^(?:{'|'.join(PRODUCT)})/")  # names of modules begin below a room
 
 N = TypeVar("N", bound=ast.AST)
 Nodes = dict[type[ast.AST], list[ast.AST]]
@@ -39,7 +40,7 @@ class Module:
     def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
         self.name = (
-            path.removeprefix("training/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+            PACKAGES_BELOW.sub("", path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         )
         self.statements = [(statement, _by_kind(statement)) for statement in ast.parse(text, path).body]
 

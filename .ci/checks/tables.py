@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from checks.sources import Checkout, Finding, NothingToCheckError, line_of
-from stacks.settings import projects, reference
+from gpu_fleet_stacks.settings import projects, reference
 
 ACTIONS = "tests/reaper/alicloud_api.toml"
 PAGES = ("https://api.alibabacloud.com/document/", "https://www.alibabacloud.com/help/")
 FIRST_YEAR = 2026
-REGIONS, PARTITIONS = "stacks/catalog/regions.toml", ("aws", "aws-us-gov")
-CATALOG = ("stacks/catalog/catalog.toml", "stacks/catalog/prices.toml")
+REGIONS, PARTITIONS = "stacks/gpu_fleet_stacks/catalog/regions.toml", ("aws", "aws-us-gov")
+CATALOG = ("stacks/gpu_fleet_stacks/catalog/catalog.toml", "stacks/gpu_fleet_stacks/catalog/prices.toml")
 WORD = re.compile(r"\w+")
 
 

@@ -19,11 +19,11 @@ TRIP = re.compile(r"^```text\ntrip: [^\n]+\n(?P<stops>.*?)^```$", re.MULTILINE |
 TRIPS = {
     "stacks/README.md": [
         "stacks/Pulumi.aws-prod.yaml",
-        "stacks/settings/schema.py",
-        "stacks/settings/reader.py",
-        "stacks/program.py",
-        "stacks/aws/stack.py",
-        "stacks/aws/firewall.py",
+        "stacks/gpu_fleet_stacks/settings/schema.py",
+        "stacks/gpu_fleet_stacks/settings/reader.py",
+        "stacks/gpu_fleet_stacks/program.py",
+        "stacks/gpu_fleet_stacks/aws/stack.py",
+        "stacks/gpu_fleet_stacks/aws/firewall.py",
     ],
     "training/README.md": [
         "training/gpu_fleet/data/shards.py",
@@ -36,41 +36,56 @@ TRIPS = {
         "training/gpu_fleet/parallel/spread.py",
         "training/gpu_fleet/evaluation.py",
     ],
-    "image/reaper/README.md": [
-        "image/reaper/agent/sensors/gpu.py",
-        "image/reaper/agent/sensors/look.py",
-        "image/reaper/agent/loop.py",
-        "image/reaper/agent/judge.py",
-        "image/reaper/agent/command.py",
-        "image/reaper/agent/publish.py",
-        "image/reaper/sweep/evidence.py",
-        "image/reaper/aws/metrics.py",
-        "image/reaper/sweep/verdict.py",
-        "image/reaper/sweep/sweep.py",
-        "image/reaper/handshake.py",
-        "image/reaper/agent/answers.py",
-        "image/reaper/agent/listening.py",
-        "image/reaper/sweep/carry_out.py",
-        "image/reaper/aws/instances.py",
+    "image/gpu_fleet_image/reaper/README.md": [
+        "image/gpu_fleet_image/reaper/agent/sensors/gpu.py",
+        "image/gpu_fleet_image/reaper/agent/sensors/look.py",
+        "image/gpu_fleet_image/reaper/agent/loop.py",
+        "image/gpu_fleet_image/reaper/agent/judge.py",
+        "image/gpu_fleet_image/reaper/agent/command.py",
+        "image/gpu_fleet_image/reaper/agent/publish.py",
+        "image/gpu_fleet_image/reaper/sweep/evidence.py",
+        "image/gpu_fleet_image/reaper/aws/metrics.py",
+        "image/gpu_fleet_image/reaper/sweep/verdict.py",
+        "image/gpu_fleet_image/reaper/sweep/sweep.py",
+        "image/gpu_fleet_image/reaper/handshake.py",
+        "image/gpu_fleet_image/reaper/agent/answers.py",
+        "image/gpu_fleet_image/reaper/agent/listening.py",
+        "image/gpu_fleet_image/reaper/sweep/carry_out.py",
+        "image/gpu_fleet_image/reaper/aws/instances.py",
     ],
 }
 # What hands a trip on where no import does: the text that both files hold.
 HANDED_ON = {
-    ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
-    ("image/reaper/agent/sensors/look.py", "image/reaper/agent/loop.py"): "sample(",
-    ("image/reaper/agent/publish.py", "image/reaper/sweep/evidence.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
-    ("image/reaper/sweep/evidence.py", "image/reaper/aws/metrics.py"): "Heartbeats",
-    ("image/reaper/sweep/carry_out.py", "image/reaper/aws/instances.py"): "terminate",
+    ("stacks/Pulumi.aws-prod.yaml", "stacks/gpu_fleet_stacks/settings/schema.py"): "network",
+    (
+        "image/gpu_fleet_image/reaper/agent/sensors/look.py",
+        "image/gpu_fleet_image/reaper/agent/loop.py",
+    ): "sample(",
+    (
+        "image/gpu_fleet_image/reaper/agent/publish.py",
+        "image/gpu_fleet_image/reaper/sweep/evidence.py",
+    ): "METRIC_SECONDS_SINCE_ACTIVITY",
+    (
+        "image/gpu_fleet_image/reaper/sweep/evidence.py",
+        "image/gpu_fleet_image/reaper/aws/metrics.py",
+    ): "Heartbeats",
+    (
+        "image/gpu_fleet_image/reaper/sweep/carry_out.py",
+        "image/gpu_fleet_image/reaper/aws/instances.py",
+    ): "terminate",
 }
 # Stops that the one before reaches through an object alone -> the stop that brings it.
 BY_AN_OBJECT = {
     "training/gpu_fleet/parallel/spread.py": "training/gpu_fleet/prepared_run.py",
     "training/gpu_fleet/evaluation.py": "training/gpu_fleet/loop.py",
-    "image/reaper/sweep/verdict.py": "image/reaper/sweep/evidence.py",
-    "image/reaper/sweep/carry_out.py": "image/reaper/sweep/sweep.py",
+    "image/gpu_fleet_image/reaper/sweep/verdict.py": "image/gpu_fleet_image/reaper/sweep/evidence.py",
+    "image/gpu_fleet_image/reaper/sweep/carry_out.py": "image/gpu_fleet_image/reaper/sweep/sweep.py",
 }
 # A folder that hands on what one of its modules has.
-FACES = {"stacks.settings": "stacks.settings.schema", "stacks.catalog": "stacks.catalog.lookup"}
+FACES = {
+    "gpu_fleet_stacks.settings": "gpu_fleet_stacks.settings.schema",
+    "gpu_fleet_stacks.catalog": "gpu_fleet_stacks.catalog.lookup",
+}
 
 
 class Stop(NamedTuple):

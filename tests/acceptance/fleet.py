@@ -22,14 +22,14 @@ from unittest.mock import patch
 from moto.backends import get_backend
 from moto.ssm.models import Command
 
-from image.readiness.__main__ import write_report
-from image.readiness.checks import CheckResult
-from stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
-from stacks.rehearsal import cast, first_boot, instances, processes, sweeps
-from stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.metadata import NOTICE, SPOT_ACTION, metadata_service
-from stacks.rehearsal.program import Rehearsed
+from gpu_fleet_image.readiness.__main__ import write_report
+from gpu_fleet_image.readiness.checks import CheckResult
+from gpu_fleet_stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
+from gpu_fleet_stacks.rehearsal import cast, first_boot, instances, processes, sweeps
+from gpu_fleet_stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.metadata import NOTICE, SPOT_ACTION, metadata_service
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from tests.held import slowly
 
 OWN = re.compile(r"(?<![\w/.-])/(etc/gpu-fleet|opt/gpu-fleet|run/gpu-fleet|scratch)(?=[/\s'\"]|$)")

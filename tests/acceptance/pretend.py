@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from stacks.acceptance import on_instance
-from stacks.acceptance.account import (
+from gpu_fleet_stacks.acceptance import on_instance
+from gpu_fleet_stacks.acceptance.account import (
     TAG_KEEP_UNTIL,
     TAG_POOL,
     TAG_REAP_AFTER,
@@ -22,8 +22,8 @@ from stacks.acceptance.account import (
     Left,
     TestedInstance,
 )
-from stacks.acceptance.errors import CallRefusedError, EngineError, NotReachableError
-from stacks.preflight.findings import Finding, Rating
+from gpu_fleet_stacks.acceptance.errors import CallRefusedError, EngineError, NotReachableError
+from gpu_fleet_stacks.preflight.findings import Finding, Rating
 
 BEGIN = datetime(2026, 11, 21, 6, tzinfo=UTC)
 ACCOUNT_ID = "123456789012"

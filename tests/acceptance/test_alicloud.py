@@ -10,14 +10,14 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from image.reaper.alicloud.session import PRODUCTS as REAPERS
-from stacks import catalog
-from stacks.acceptance import alicloud, plan, variant
-from stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
-from stacks.acceptance.command import Surroundings, accept
-from stacks.acceptance.errors import CallRefusedError, NotReachableError
-from stacks.calls.alicloud import VERSIONS, Alicloud
-from stacks.settings import stack_files
+from gpu_fleet_image.reaper.alicloud.session import PRODUCTS as REAPERS
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.acceptance import alicloud, plan, variant
+from gpu_fleet_stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
+from gpu_fleet_stacks.acceptance.command import Surroundings, accept
+from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
+from gpu_fleet_stacks.calls.alicloud import VERSIONS, Alicloud
+from gpu_fleet_stacks.settings import stack_files
 from tests.acceptance.pretend import BUCKETS, PretendClock, PretendCloud, room
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.stacks.alicloud_examples import pool, stack

@@ -9,11 +9,11 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from stacks.acceptance import aws
-from stacks.acceptance.aws import CALLS, AwsAccount
-from stacks.acceptance.clock import SystemClock
-from stacks.rehearsal.moto_server import moto_server
-from stacks.settings.stack_files import settings_of
+from gpu_fleet_stacks.acceptance import aws
+from gpu_fleet_stacks.acceptance.aws import CALLS, AwsAccount
+from gpu_fleet_stacks.acceptance.clock import SystemClock
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.settings.stack_files import settings_of
 
 
 @cache

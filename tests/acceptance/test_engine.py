@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stacks.acceptance import engine
-from stacks.acceptance.engine import PulumiCli
-from stacks.acceptance.errors import AcceptanceError, EngineError
-from stacks.guard import policy_pack
-from stacks.teardown.command import destroy
+from gpu_fleet_stacks.acceptance import engine
+from gpu_fleet_stacks.acceptance.engine import PulumiCli
+from gpu_fleet_stacks.acceptance.errors import AcceptanceError, EngineError
+from gpu_fleet_stacks.guard import policy_pack
+from gpu_fleet_stacks.teardown.command import destroy
 
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = """#!/bin/sh
@@ -100,7 +100,7 @@ def test_destroy_lifts_a_lock_runs_the_products_own_destroy_and_removes_the_stac
 def test_the_flags_of_the_way_down_are_such_that_the_command_takes_them():
     taken = destroy.make_context("destroy", ["aws-dev-accept", *engine.ALL_OF_IT]).params
 
-    assert engine.DESTROY[1:] == ("-m", "image.console", "destroy")
+    assert engine.DESTROY[1:] == ("-m", "gpu_fleet_image.console", "destroy")
     assert (taken["yes"], taken["kinds"], taken["terminate_stopped"]) == (True, ("all",), True)
     assert taken["ignore_holds"]
 
@@ -159,7 +159,7 @@ def test_without_the_cli_there_is_one_message(tmp_path, monkeypatch):
 DRIVER = """
 import sys
 from pathlib import Path
-from stacks.acceptance.engine import PulumiCli
+from gpu_fleet_stacks.acceptance.engine import PulumiCli
 engine = PulumiCli(Path.cwd(), "aws-dev", Path(sys.argv[1]) / "log")
 try:
     engine.up(60)

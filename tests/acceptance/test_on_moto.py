@@ -6,14 +6,14 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks.acceptance import plan
-from stacks.acceptance.aws import CALLS, AwsAccount
-from stacks.acceptance.command import Surroundings, accept
-from stacks.acceptance.errors import EngineError
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import ClientPool, RegionClients
-from stacks.rehearsal.moto_server import environment, moto_server
-from stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.acceptance import plan
+from gpu_fleet_stacks.acceptance.aws import CALLS, AwsAccount
+from gpu_fleet_stacks.acceptance.command import Surroundings, accept
+from gpu_fleet_stacks.acceptance.errors import EngineError
+from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
+from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
+from gpu_fleet_stacks.rehearsal.moto_server import environment, moto_server
+from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.acceptance.fleet import FastClock, Fleet
 from tests.preloaded import preloaded
 from tests.rehearsal.deletions import DELETERS

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.acceptance import evidence, on_instance, plan, variant
-from stacks.acceptance.errors import AcceptanceError
-from stacks.acceptance.on_instance import TrainerJob
-from stacks.catalog import Cloud
-from stacks.catalog.money import Money
-from stacks.cost.estimate import estimate
-from stacks.settings import Market, reader, stack_files
-from stacks.settings.quantities import Level
+from gpu_fleet_stacks.acceptance import evidence, on_instance, plan, variant
+from gpu_fleet_stacks.acceptance.errors import AcceptanceError
+from gpu_fleet_stacks.acceptance.on_instance import TrainerJob
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.catalog.money import Money
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.settings import Market, reader, stack_files
+from gpu_fleet_stacks.settings.quantities import Level
 
 AWS = ("aws-dev", "aws-prod")
 JOB = TrainerJob("accept-x", "s3://b/spot/accept/x", 2, 3.0, on_gpu=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stacks.acceptance import plan
-from stacks.acceptance.command import Surroundings, accept
-from stacks.settings import stack_files
+from gpu_fleet_stacks.acceptance import plan
+from gpu_fleet_stacks.acceptance.command import Surroundings, accept
+from gpu_fleet_stacks.settings import stack_files
 from tests.acceptance.pretend import BEGIN, PretendClock, PretendCloud, room
 
 NAMES = [step.name for step in plan.STEPS]

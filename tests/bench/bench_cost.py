@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from stacks.advise.work import state_bytes
-from stacks.cost.estimate import estimate
-from stacks.crossguard.rules import RULES
-from stacks.settings import stack_files
+from gpu_fleet_stacks.advise.work import state_bytes
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.crossguard.rules import RULES
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.measured_models import MODELS, measured
 from tests.stacks.published_runs import PUBLISHED
 from tests.stacks.test_crossguard import ADVISED, BREAKS

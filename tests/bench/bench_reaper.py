@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from tests.bench.reaper_cloud import PERIOD_S, STACK
 from tests.reaper.custodian_cases import CASES
 from tests.reaper.fault_state_machine import LONG_RUN, FaultStateMachine
@@ -110,7 +110,15 @@ def sweep(server: Server) -> tuple[int, float, list[str]]:
         content = policy_json(stack=STACK, metric_namespace=namespace(STACK), pools=pools)
         policy.write_text(json.dumps(content), encoding="utf-8")
         report = Path(folder, "report.json")
-        command = [sys.executable, "-m", "image.reaper", "sweep", "--policy", str(policy), "--dry-run"]
+        command = [
+            sys.executable,
+            "-m",
+            "gpu_fleet_image.reaper",
+            "sweep",
+            "--policy",
+            str(policy),
+            "--dry-run",
+        ]
         command += ["--report", str(report), "--override-breaker"]
         started = time.perf_counter()
         subprocess.run(command, cwd=ROOT, env=server.environment, check=True, stdout=subprocess.DEVNULL)

@@ -16,9 +16,9 @@ from typing import Any
 
 from botocore import xform_name
 
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
 
 STACK, REGION = "aws-prod", "us-east-1"
 ROUNDS = 5

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from image.builds import aws as keeper
-from image.builds.keeper import METRIC, token
-from image.reaper.aws import connect as connecting
-from image.reaper.errors import CloudError
-from image.reaper.times import format_time
-from stacks.aws import builds as declaring
-from stacks.calls.aws import Aws
-from stacks.images.aws import AwsBuilds
+from gpu_fleet_image.builds import aws as keeper
+from gpu_fleet_image.builds.keeper import METRIC, token
+from gpu_fleet_image.reaper.aws import connect as connecting
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_stacks.aws import builds as declaring
+from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.images.aws import AwsBuilds
 from tests.stacks import aws_account
 from tests.stacks.examples import BUILDING, stack
 
@@ -211,8 +211,13 @@ def test_the_command_and_the_keeper_begin_the_same_build(look):
 def test_the_archive_has_every_module_that_the_function_imports():
     paths = declaring.bundle(SCANNED).assets
 
-    assert {"image/builds/aws.py", "image/builds/keeper.py", "policy.json", "builds.json"} <= set(paths)
-    assert not any("alicloud" in path or "stacks" in path for path in paths)
+    assert {
+        "gpu_fleet_image/builds/aws.py",
+        "gpu_fleet_image/builds/keeper.py",
+        "policy.json",
+        "builds.json",
+    } <= set(paths)
+    assert not any("alicloud" in path or "gpu_fleet_stacks" in path for path in paths)
     assert json.load(io.StringIO(paths["builds.json"].text))["pipelines"] == [
         "gpu-fleet-test",
         "gpu-fleet-test-us-east-1b",

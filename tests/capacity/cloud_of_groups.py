@@ -6,12 +6,20 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 
-from image.capacity.model import Coming, MoverState, Request, Trouble
-from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide, totals
-from image.capacity.queue_need import PoolNeed
-from image.reaper import policy as policies
-from image.reaper.model import TAG_POOL, Group, Instance
-from image.reaper.policy import Policy
+from gpu_fleet_image.capacity.model import Coming, MoverState, Request, Trouble
+from gpu_fleet_image.capacity.placement import (
+    Action,
+    MoneyLeft,
+    PlacementDecision,
+    PoolView,
+    Site,
+    decide,
+    totals,
+)
+from gpu_fleet_image.capacity.queue_need import PoolNeed
+from gpu_fleet_image.reaper import policy as policies
+from gpu_fleet_image.reaper.model import TAG_POOL, Group, Instance
+from gpu_fleet_image.reaper.policy import Policy
 from tests.reaper.moto_fleet import policy_json, pool_policy
 
 START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)

@@ -11,8 +11,8 @@ from typing import Any
 
 import boto3
 
-from image.reaper.metrics import METRIC_GATE_PASSED, namespace
-from stacks.rehearsal.program import Rehearsed
+from gpu_fleet_image.reaper.metrics import METRIC_GATE_PASSED, namespace
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
 
 REGION = "us-east-1"
 BUCKET = "gpu-fleet-test-records-123456789012"

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from image.capacity import alicloud, aws
-from image.reaper.calls import Calls
+from gpu_fleet_image.capacity import alicloud, aws
+from gpu_fleet_image.reaper.calls import Calls
 from tests.reaper.alicloud_server import clients, serving
 from tests.stacks.aws_account import Account
 

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from image.capacity import growth
-from image.capacity.placement import MoneyLeft
-from image.reaper.errors import CloudError
+from gpu_fleet_image.capacity import growth
+from gpu_fleet_image.capacity.placement import MoneyLeft
+from gpu_fleet_image.reaper.errors import CloudError
 from tests.capacity.cloud_of_groups import START
 
 MONEY = MoneyLeft(Decimal("12.50"), {"train": Decimal("1.006"), "dev": None}, frozenset({"dev"}))

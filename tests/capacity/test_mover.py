@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from image.capacity import growth, mover
-from image.capacity.model import QUEUED, Coming, MoverState
-from image.capacity.mover import _Mover
-from image.capacity.placement import Action, PlacementDecision
-from image.capacity.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
-from image.reaper.errors import CloudError
-from image.reaper.model import Group, Inventory
-from image.reaper.store import StoredObject
+from gpu_fleet_image.capacity import growth, mover
+from gpu_fleet_image.capacity.model import QUEUED, Coming, MoverState
+from gpu_fleet_image.capacity.mover import _Mover
+from gpu_fleet_image.capacity.placement import Action, PlacementDecision
+from gpu_fleet_image.capacity.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.model import Group, Inventory
+from gpu_fleet_image.reaper.store import StoredObject
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START, policy
 from tests.reaper.metered import budget, prices
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import click
 
-from image.console.cli import main
+from gpu_fleet_image.console.cli import main
 
 Path = tuple[str, ...]
 

@@ -4,7 +4,7 @@ import pytest
 from botocore.client import BaseClient
 from click.testing import CliRunner
 
-from image.console.cli import main
+from gpu_fleet_image.console.cli import main
 
 STACK = ("--stack", "aws-dev")
 NO_POOL = "no such pool; stack aws-dev has"

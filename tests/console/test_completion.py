@@ -5,7 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from image.console.cli import main
+from gpu_fleet_image.console.cli import main
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,15 +18,15 @@ import pytest
 from botocore.exceptions import ConfigParseError, ProfileNotFound
 from click.testing import CliRunner, Result
 
-from image.console import cli, groups, lazy, version
-from image.console.cli import FAILED, INTERRUPTED, main
-from image.console.table import SECTIONS, Row
+from gpu_fleet_image.console import cli, groups, lazy, version
+from gpu_fleet_image.console.cli import FAILED, INTERRUPTED, main
+from gpu_fleet_image.console.table import SECTIONS, Row
 from tests.console.commands import COMMANDS, LEAVES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
 # A second door to commands that the console has as well.
-OLDER_DOORS = {("stacks.__main__", "main")}
+OLDER_DOORS = {("gpu_fleet_stacks.__main__", "main")}
 DEFECTS = ("Traceback", "a defect of gpu-fleet")
 SIGNALLED = 126  # and above, a shell says what else ended a process
 DEFINES = re.compile(r"(command|group)$")
@@ -112,7 +112,11 @@ def examples(command: click.Command) -> list[list[str]]:
 def defined() -> set[tuple[str, str]]:
     """(module, name) of everything in the rooms that click's decorators or groups make."""
     found = set()
-    for top, room in ((ROOT, "image"), (ROOT, "stacks"), (ROOT / "training", "gpu_fleet")):
+    for top, room in (
+        (ROOT / "image", "gpu_fleet_image"),
+        (ROOT / "stacks", "gpu_fleet_stacks"),
+        (ROOT / "training", "gpu_fleet"),
+    ):
         for path in (top / room).rglob("*.py"):
             module = ".".join(path.relative_to(top).with_suffix("").parts)
             for node in ast.parse(path.read_text()).body:
@@ -134,7 +138,7 @@ def _name(node: ast.expr) -> str:
 
 def test_the_example_of_the_whole_is_a_command_that_is_here(monkeypatch):
     anywhere = cli.example()
-    monkeypatch.setattr(lazy, "is_here", lambda target: not target.startswith("stacks."))
+    monkeypatch.setattr(lazy, "is_here", lambda target: not target.startswith("gpu_fleet_stacks."))
 
     assert (anywhere.split()[1], cli.example().split()[1]) == ("check", "status")
 
@@ -210,7 +214,9 @@ def test_help_lists_the_commands_by_who_uses_them_and_an_unknown_one_is_answered
 
 def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeypatch):
     there = lazy.is_here
-    monkeypatch.setattr(lazy, "is_here", lambda target: not target.startswith("stacks.") and there(target))
+    monkeypatch.setattr(
+        lazy, "is_here", lambda target: not target.startswith("gpu_fleet_stacks.") and there(target)
+    )
     instance = groups.TableGroup("gpu-fleet", {"all": {**SECTIONS["Platform teams"]}}, "", "gpu-fleet x")
 
     assert "sweep" in instance.list_commands(click.Context(instance))
@@ -255,7 +261,7 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
     ids=["ctrl-c", "closed-pipe", "file", "defect", "profile", "aws-file", "endpoint"],
 )
 def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, message, monkeypatch):
-    monkeypatch.setattr("stacks.settings.stack_files.settings_of", Mock(side_effect=raised))
+    monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", Mock(side_effect=raised))
     monkeypatch.setattr(os, "dup2", lambda descriptor, other: None)
     monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
 
@@ -268,13 +274,15 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
 
 def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
     monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
-    monkeypatch.setattr("stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
+    monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
 
     assert isinstance(run("check", "local").exception, ZeroDivisionError)
 
 
 def process(*command: str | Path, **options):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/training"} | options.pop("env", {})
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"} | options.pop(
+        "env", {}
+    )
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=120, **options
     )
@@ -282,15 +290,15 @@ def process(*command: str | Path, **options):
 
 def test_the_console_loads_click_and_nothing_of_a_room():
     program = (
-        "import sys, image.console.cli as cli\n"
+        "import sys, gpu_fleet_image.console.cli as cli\n"
         "from click.testing import CliRunner\n"
         "assert CliRunner().invoke(cli.main, ['--help']).exit_code == 0\n"
-        "known = {*sys.stdlib_module_names, '__main__', 'click', 'image'}\n"
+        "known = {*sys.stdlib_module_names, '__main__', 'click', 'gpu_fleet_image'}\n"
         "print(sorted(name for name in sys.modules if name.split('.')[0] not in known"
-        " or name.startswith('image.') and not name.startswith('image.console')))\n"
+        " or name.startswith('gpu_fleet_image.') and not name.startswith('gpu_fleet_image.console')))\n"
     )
 
-    done = process(sys.executable, "-S", "-c", program, env={"PYTHONPATH": f"{ROOT}:{_packages()}"})
+    done = process(sys.executable, "-S", "-c", program, env={"PYTHONPATH": f"{ROOT}/image:{_packages()}"})
 
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
@@ -343,7 +351,11 @@ def test_ctrl_c_ends_the_command_with_130(tmp_path):
     waiting.chmod(0o755)
     program = subprocess.Popen(
         [SCRIPT, "up", "local", "--no-policy"],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -360,7 +372,7 @@ def test_ctrl_c_ends_the_command_with_130(tmp_path):
 
 
 def test_a_row_that_leads_nowhere_is_not_listed():
-    assert not lazy.is_here("stacks.nonesuch:command")
+    assert not lazy.is_here("gpu_fleet_stacks.nonesuch:command")
     assert not lazy.is_here("nonesuch.module:command")
     assert all(
         lazy.is_here(row.target)

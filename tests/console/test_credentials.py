@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper.aws import session
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.aws import session
 from tests.console.commands import LEAVES
 
 WORDS = {

@@ -12,12 +12,12 @@ import sys
 
 import pytest
 
-from image.credentials import service
-from image.instance.metadata import SERVICES
-from image.payload import PROJECT
-from image.readiness import user_access
+from gpu_fleet_image.credentials import service
+from gpu_fleet_image.instance.metadata import SERVICES
+from gpu_fleet_image.payload import PROJECT
+from gpu_fleet_image.readiness import user_access
 
-ROOTFS = PROJECT / "image/rootfs"
+ROOTFS = PROJECT / "image/gpu_fleet_image/rootfs"
 RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
 ENVIRONMENT = ROOTFS / "etc/environment.d/60-gpu-fleet.conf"
 ACCOUNTS = {"gpu-fleet-logs": 980, "gpu-fleet-credentials": 981}

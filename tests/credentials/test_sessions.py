@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.credentials.alicloud import AlicloudUserRole, session_policy
-from image.credentials.errors import NoSessionError, NotServedError
-from image.credentials.sessions import SessionKeys, Sessions, account_in, session_name
-from image.instance.metadata import Metadata
-from image.reaper.errors import CloudError
-from image.runs.model import ACCOUNT
+from gpu_fleet_image.credentials.alicloud import AlicloudUserRole, session_policy
+from gpu_fleet_image.credentials.errors import NoSessionError, NotServedError
+from gpu_fleet_image.credentials.sessions import SessionKeys, Sessions, account_in, session_name
+from gpu_fleet_image.instance.metadata import Metadata
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.runs.model import ACCOUNT
 from tests.reaper import alicloud_server
 from tests.reaper.metadata_server import metadata_server
 

@@ -11,11 +11,11 @@ from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks, set_mocks
 from pulumi.runtime.settings import reset_options
 from pulumi.runtime.stack import run_pulumi_func
 
-from stacks.alicloud.stack import build as build_alicloud
-from stacks.aws.stack import build as build_aws
-from stacks.catalog import Cloud
-from stacks.payload import instance_file
-from stacks.settings import Stack
+from gpu_fleet_stacks.alicloud.stack import build as build_alicloud
+from gpu_fleet_stacks.aws.stack import build as build_aws
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.payload import instance_file
+from gpu_fleet_stacks.settings import Stack
 
 # What carries user data: launch templates, and on Alibaba Cloud scaling configurations too.
 STARTS = {

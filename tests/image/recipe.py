@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from image import payload
+from gpu_fleet_image import payload
 
 # 1,340 files of Python, which no step asks for until it runs some
 PYTHON = ("python/", "vendor/")

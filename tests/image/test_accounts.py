@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.accounts.changes import (
+from gpu_fleet_image.accounts.changes import (
     ADMINS,
     EXPIRED_DAY,
     NEVER_EXPIRES,
@@ -25,11 +25,11 @@ from image.accounts.changes import (
     WriteKeys,
     changes,
 )
-from image.accounts.command import carried_out, roster
-from image.accounts.roster import Person, RosterError, parse
-from image.accounts.system import NotDoneError, System, _ending, local_accounts
-from image.instance.errors import CloudError
-from stacks.settings import people
+from gpu_fleet_image.accounts.command import carried_out, roster
+from gpu_fleet_image.accounts.roster import Person, RosterError, parse
+from gpu_fleet_image.accounts.system import NotDoneError, System, _ending, local_accounts
+from gpu_fleet_image.instance.errors import CloudError
+from gpu_fleet_stacks.settings import people
 from tests.stacks.examples import stack
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
@@ -260,7 +260,7 @@ def test_a_change_that_fails_is_named_and_the_next_is_made(system, monkeypatch):
         if command[-1] == "ada":
             raise subprocess.CalledProcessError(9, command, stderr=b"useradd: cannot lock /etc/passwd")
 
-    monkeypatch.setattr("image.accounts.command.system.local_accounts", lambda **_: EMPTY)
+    monkeypatch.setattr("gpu_fleet_image.accounts.command.system.local_accounts", lambda **_: EMPTY)
     unprivileged = monkeypatch.setattr("os.chown", lambda *_, **__: None)
     assert unprivileged is None
 

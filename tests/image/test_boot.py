@@ -8,12 +8,12 @@ from dataclasses import replace
 import boto3
 import pytest
 
-from image import lock
-from image.reaper import metrics
-from stacks.payload import sweep_archive
-from stacks.rehearsal.metadata import metadata_service
-from stacks.rehearsal.moto_server import environment, moto_server
-from stacks.settings import ImageMode, people, stack_files
+from gpu_fleet_image import lock
+from gpu_fleet_image.reaper import metrics
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_stacks.rehearsal.moto_server import environment, moto_server
+from gpu_fleet_stacks.settings import ImageMode, people, stack_files
 from tests.image.declared import instance_file_of, user_data
 from tests.image.virtual_machine import VirtualMachine
 

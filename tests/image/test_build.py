@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from image import bake, build, build_requirements, payload
-from image.errors import BakeError, RequirementError
+from gpu_fleet_image import bake, build, build_requirements, payload
+from gpu_fleet_image.errors import BakeError, RequirementError
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from image import file_list
+from gpu_fleet_image import file_list
 
 
 @pytest.fixture

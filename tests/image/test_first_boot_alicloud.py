@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from stacks.rehearsal.program import ROOT
-from stacks.settings import stack_files
+from gpu_fleet_stacks.rehearsal.program import ROOT
+from gpu_fleet_stacks.settings import stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of
@@ -64,7 +64,7 @@ def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_networ
 
 
 def test_status_outside_shows_the_instance(account, instance):
-    command = [sys.executable, "-m", "image.console", "status", "--stack", STACK]
+    command = [sys.executable, "-m", "gpu_fleet_image.console", "status", "--stack", STACK]
 
     shown = subprocess.run(
         command,

@@ -17,8 +17,8 @@ import sys
 
 import pytest
 
-from stacks.rehearsal.program import ROOT
-from stacks.settings import people, stack_files
+from gpu_fleet_stacks.rehearsal.program import ROOT
+from gpu_fleet_stacks.settings import people, stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of
@@ -135,7 +135,7 @@ def test_users_have_accounts_once_the_stack_names_them(account, instance):
 
 
 def test_status_outside_shows_the_instance(account, instance):
-    command = [sys.executable, "-m", "image.console", "status", "--stack", STACK]
+    command = [sys.executable, "-m", "gpu_fleet_image.console", "status", "--stack", STACK]
 
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from image.payload import PROJECT, PYTHON
+from gpu_fleet_image.payload import PROJECT, PYTHON
 
-LAUNCHER = PROJECT / "image/rootfs/usr/local/bin/gpu-fleet"
+LAUNCHER = PROJECT / "image/gpu_fleet_image/rootfs/usr/local/bin/gpu-fleet"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def run(home: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("arguments", [["status"], ["keep", "2d", "--reason", "a b"], []])
 def test_commands_run_with_the_instances_own_packages(arguments, home):
     assert run(home, *arguments) == " ".join(
-        ["system", "-I", f"{home}/opt/bin/run", "image.console", *arguments]
+        ["system", "-I", f"{home}/opt/bin/run", "gpu_fleet_image.console", *arguments]
     )
 
 
@@ -49,11 +49,11 @@ def test_the_trainer_runs_in_its_own_environment(home):
 def test_without_that_environment_the_console_itself_says_what_is_missing(home):
     (home / "opt/venv/bin/python").unlink()
 
-    assert run(home, "train") == f"system -I {home}/opt/bin/run image.console train"
+    assert run(home, "train") == f"system -I {home}/opt/bin/run gpu_fleet_image.console train"
 
 
 def test_the_payload_carries_console_and_trainer_and_the_agents_step_lays_the_launcher():
-    step = (PROJECT / "image/steps/15-agent.sh").read_text()
+    step = (PROJECT / "image/gpu_fleet_image/steps/15-agent.sh").read_text()
 
-    assert {"image/console", "training/gpu_fleet"} <= set(PYTHON)
+    assert {"image/gpu_fleet_image/console", "training/gpu_fleet"} <= set(PYTHON)
     assert "lay opt/gpu-fleet/bin usr/local/bin " in step

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "image" / "rootfs" / "usr" / "libexec" / "gpu-fleet" / "mount-home"
+SCRIPT = (
+    Path(__file__).parents[2]
+    / "image"
+    / "gpu_fleet_image"
+    / "rootfs"
+    / "usr"
+    / "libexec"
+    / "gpu-fleet"
+    / "mount-home"
+)
 UNIT = SCRIPT.parents[3] / "etc/systemd/system/home-tunnel.service"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.gpus import book_file, mps
-from image.gpus.book import GpuBook, Reservation
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.gpus import book_file, mps
+from gpu_fleet_image.gpus.book import GpuBook, Reservation
 
 # Keeps what it was asked, with its GPUs; a daemon runs as long as a file of it lies in its folder.
 CONTROL = """#!/bin/sh

@@ -20,8 +20,8 @@ from packageurl import PackageURL
 
 from gpu_fleet.kubernetes.pod import HOME
 from gpu_fleet.kubernetes.request import ClusterRequest
-from image import disk, lock, oci, sbom, wheels
-from image.errors import BakeError, LockError
+from gpu_fleet_image import disk, lock, oci, sbom, wheels
+from gpu_fleet_image.errors import BakeError, LockError
 
 
 def test_a_root_without_a_kernel_makes_no_disk(tmp_path):
@@ -77,7 +77,7 @@ def test_a_list_of_wheels_from_other_requirements_is_refused(tmp_path):
     listing.write_text("torch==2.13.0+cpu --hash=sha256:0\n")
 
     with pytest.raises(
-        LockError, match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m image\.wheels"
+        LockError, match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m gpu_fleet_image\.wheels"
     ):
         wheels.check_fresh(listing, ["torch==2.14.0\n"])
 

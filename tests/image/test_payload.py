@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image import lock, payload, vendored, wheels
-from image.errors import LockError, PayloadError
-from stacks.catalog import Cloud
-from stacks.payload import built
+from gpu_fleet_image import lock, payload, vendored, wheels
+from gpu_fleet_image.errors import LockError, PayloadError
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.payload import built
 
 names = st.text("abc/", min_size=1, max_size=6).filter(
     lambda name: not name.startswith("/") and "//" not in name
@@ -26,7 +26,7 @@ trees = st.dictionaries(names, st.binary(max_size=20), max_size=5)
 @pytest.fixture
 def steps(tmp_path):
     folder = tmp_path / "steps"
-    shutil.copytree(payload.PROJECT / "image" / "steps", folder)
+    shutil.copytree(payload.PROJECT / "image" / "gpu_fleet_image" / "steps", folder)
     return folder
 
 
@@ -37,8 +37,8 @@ def test_the_payload_carries_recipe_lists_and_python():
         files
     )
     assert {"python/gpu_fleet/__main__.py", "examples/digits.toml"} <= set(files)
-    assert "python/image/reaper/agent/loop.py" in files
-    assert not [name for name in files if name.startswith("python/stacks") or "__pycache__" in name]
+    assert "python/gpu_fleet_image/reaper/agent/loop.py" in files
+    assert not [name for name in files if name.startswith("python/gpu_fleet_stacks") or "__pycache__" in name]
 
 
 def test_a_missing_step_is_named(steps):
@@ -64,11 +64,15 @@ def test_steps_out_of_order_are_refused(steps):
 
 
 def test_every_group_a_step_installs_is_in_the_package_map():
-    listed = payload.packages_tsv(payload.PROJECT / "image" / "packages.toml", "ubuntu-24.04")
-    listed += payload.packages_tsv(payload.PROJECT / "image" / "packages.toml", "debian-12")
+    listed = payload.packages_tsv(
+        payload.PROJECT / "image" / "gpu_fleet_image" / "packages.toml", "ubuntu-24.04"
+    )
+    listed += payload.packages_tsv(
+        payload.PROJECT / "image" / "gpu_fleet_image" / "packages.toml", "debian-12"
+    )
     groups = {line.split("\t")[0] for line in listed.splitlines()}
     asked = set()
-    for step in (payload.PROJECT / "image" / "steps").glob("*.sh"):
+    for step in (payload.PROJECT / "image" / "gpu_fleet_image" / "steps").glob("*.sh"):
         words = [line.split() for line in step.read_text().splitlines()]
         asked |= {line[1] for line in words if line[:1] in (["install_group"], ["install_locked"])}
 
@@ -110,7 +114,8 @@ def test_every_packed_module_finds_those_it_imports():
         f"{name}: {node.module}"
         for name, content in sources.items()
         for node in ast.walk(ast.parse(content))
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("image", "gpu_fleet")
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).split(".")[0] in ("gpu_fleet_image", "gpu_fleet")
         if node.module not in known
     ]
 
@@ -179,7 +184,7 @@ def another_compressor(compressor, **options):
 @pytest.fixture
 def checkout(tmp_path):
     """A small project: two files that belong to it, and what else lies about in a folder."""
-    folder = tmp_path / "checkout" / "image" / "reaper"
+    folder = tmp_path / "checkout" / "image" / "gpu_fleet_image" / "reaper"
     folder.mkdir(parents=True)
     for name in ("own.py", "README.md", ".env", "secret.key", "notes.odt", "draft.py"):
         (folder / name).write_text(name)
@@ -187,24 +192,33 @@ def checkout(tmp_path):
 
 
 def taken(checkout):
-    return set(payload._below(checkout, "image/reaper", "python/image/reaper"))
+    return set(payload._below(checkout, "image/gpu_fleet_image/reaper", "python/gpu_fleet_image/reaper"))
 
 
 def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
     git = ["git", "-C", str(checkout)]
     subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run([*git, "add", "image/reaper/own.py", "image/reaper/README.md"], check=True)
+    subprocess.run(
+        [*git, "add", "image/gpu_fleet_image/reaper/own.py", "image/gpu_fleet_image/reaper/README.md"],
+        check=True,
+    )
 
-    assert taken(checkout) == {"python/image/reaper/own.py", "python/image/reaper/README.md"}
+    assert taken(checkout) == {
+        "python/gpu_fleet_image/reaper/own.py",
+        "python/gpu_fleet_image/reaper/README.md",
+    }
 
 
 def test_a_tracked_file_that_was_deleted_is_left_out(checkout):
     git = ["git", "-C", str(checkout)]
     subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run([*git, "add", "image/reaper/own.py", "image/reaper/README.md"], check=True)
-    (checkout / "image/reaper/README.md").unlink()
+    subprocess.run(
+        [*git, "add", "image/gpu_fleet_image/reaper/own.py", "image/gpu_fleet_image/reaper/README.md"],
+        check=True,
+    )
+    (checkout / "image/gpu_fleet_image/reaper/README.md").unlink()
 
-    assert taken(checkout) == {"python/image/reaper/own.py"}
+    assert taken(checkout) == {"python/gpu_fleet_image/reaper/own.py"}
 
 
 def test_a_checkout_that_git_cannot_read_is_refused(checkout):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stacks.settings import people
+from gpu_fleet_stacks.settings import people
 from tests.stacks.examples import stack
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child")
@@ -26,8 +26,8 @@ mount --rbind /dev "$2/root/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$2/root/dev/shm"
 mkdir -p "$2/root/opt/gpu-fleet/lib" "$2/root/brought" "$2/root/etc/sysusers.d"
 cp -r "$3/." "$2/root/brought"
-rm -rf "$2/root/opt/gpu-fleet/lib/image"
-cp -r "$4" "$2/root/opt/gpu-fleet/lib/image"
+rm -rf "$2/root/opt/gpu-fleet/lib/gpu_fleet_image"
+cp -r "$4" "$2/root/opt/gpu-fleet/lib/gpu_fleet_image"
 cp "$4/rootfs/etc/sudo.conf" "$2/root/etc/sudo.conf"
 cp "$4/rootfs/etc/ssh/sshd_config.d/"* "$2/root/etc/ssh/sshd_config.d/"
 install -D -m 0440 -t "$2/root/etc/sudoers.d" "$4/rootfs/etc/sudoers.d/"*
@@ -53,9 +53,9 @@ as() {
 }
 accounts() { PYTHONPATH=/opt/gpu-fleet/lib:/opt/gpu-fleet/vendor:$PSUTIL python3 - "$1" <<'PYTHON'
 import json, sys
-from image.accounts import system
-from image.accounts.command import carried_out
-from image.accounts.roster import parse
+from gpu_fleet_image.accounts import system
+from gpu_fleet_image.accounts.command import carried_out
+from gpu_fleet_image.accounts.roster import parse
 people = parse(json.load(open(sys.argv[1])))
 print(carried_out(people, system.System(lambda: True, system.run)))
 PYTHON
@@ -144,7 +144,7 @@ def results(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
     (brought / "second.json").write_text(roster(ada=ada))
     (brought / "play.sh").write_text(PLAY)
     (brought / "psutil").write_text(os.environ.get("GPU_FLEET_TEST_PSUTIL", ""))
-    modules = Path(__file__).parents[2] / "image"
+    modules = Path(__file__).parents[2] / "image" / "gpu_fleet_image"
     layer = tmp_path_factory.mktemp("layer")
     done = subprocess.run(
         [*NAMESPACES, "bash", "-c", ROOT, "root", root, layer, brought, modules],

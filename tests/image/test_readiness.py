@@ -11,13 +11,13 @@ import pynvml
 import pytest
 import torch
 
-from image.instance import paths
-from image.instance.instance_file import Expected
-from image.instance.metadata import SERVICES
-from image.readiness import __main__ as gate
-from image.readiness import checks, copies, probes
-from image.readiness.checks import CheckResult, ProbedGpu, ProbedInstance
-from image.reaper.agent import publish
+from gpu_fleet_image.instance import paths
+from gpu_fleet_image.instance.instance_file import Expected
+from gpu_fleet_image.instance.metadata import SERVICES
+from gpu_fleet_image.readiness import __main__ as gate
+from gpu_fleet_image.readiness import checks, copies, probes
+from gpu_fleet_image.readiness.checks import CheckResult, ProbedGpu, ProbedInstance
+from gpu_fleet_image.reaper.agent import publish
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "image" / "rootfs" / "usr" / "libexec" / "gpu-fleet" / "scratch"
+SCRIPT = (
+    Path(__file__).parents[2]
+    / "image"
+    / "gpu_fleet_image"
+    / "rootfs"
+    / "usr"
+    / "libexec"
+    / "gpu-fleet"
+    / "scratch"
+)
 LINK = "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{}"
 # What the script calls: each writes down how; some answer.
 PROGRAMS = {

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from image.instance.metadata import Metadata
-from image.readiness import scratch_disk
-from image.readiness.scratch_disk import Disk, disk_of, refusal, serial_of
-from stacks.alicloud import launch
+from gpu_fleet_image.instance.metadata import Metadata
+from gpu_fleet_image.readiness import scratch_disk
+from gpu_fleet_image.readiness.scratch_disk import Disk, disk_of, refusal, serial_of
+from gpu_fleet_stacks.alicloud import launch
 from tests.reaper.metadata_server import metadata_server
 
 BLANK = Disk(path="/dev/vdb", label="", blank=True, mounted=False)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from image import payload
-from image.payload import PROJECT
-from image.reaper.agent.listening import CLOSED
-from stacks.settings import people
+from gpu_fleet_image import payload
+from gpu_fleet_image.payload import PROJECT
+from gpu_fleet_image.reaper.agent.listening import CLOSED
+from gpu_fleet_stacks.settings import people
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.stacks.examples import stack
 
-UNITS = PROJECT / "image/rootfs/etc/systemd/system"
+UNITS = PROJECT / "image/gpu_fleet_image/rootfs/etc/systemd/system"
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 NO_GPU = INSTANCE_TOML.partition('[expected."')[0]
 NOWHERE = (
@@ -45,7 +45,7 @@ mount --rbind /dev "$root/dev"
 mkdir -p "$root/opt/gpu-fleet/"{bin,lib,vendor,venv/bin} "$root/"{etc/gpu-fleet/jobs,results,secret}
 mount --bind "$1/results" "$root/results"
 mount --bind "$4" "$root/opt/gpu-fleet/vendor"
-cp -r "$3" "$root/opt/gpu-fleet/lib/image"
+cp -r "$3" "$root/opt/gpu-fleet/lib/gpu_fleet_image"
 cp "$2/opt/gpu-fleet/bin/run" "$root/opt/gpu-fleet/bin/run"
 install -D -t "$root/usr/libexec/gpu-fleet" "$2/usr/libexec/gpu-fleet/"{open-door,idle-command,mount-home}
 rm -rf "$root/etc/systemd/system"
@@ -123,7 +123,7 @@ record credentials-of-root /usr/bin/python3 /asked.py
 systemctl show gpu-credentials --value --property=ActiveState,NRestarts,User >/results/credentials-unit
 record home-of-ada stat -c '%U %a' /home/ada
 touch /run/gpu-fleet/ready
-fleet() { /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console "$@"; }
+fleet() { /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.console "$@"; }
 start() { fleet start-run --run=digits-1 --sha256="$(printf '0%.0s' {1..64})" "$@"; }
 mkdir /run/containerd
 for engine in /run/docker.sock /run/containerd/containerd.sock; do # as if both let admins in
@@ -164,7 +164,7 @@ fi
 record agent systemctl start gpu-reaper
 ended /run/gpu-fleet/activity.json
 record status-of-a-user setpriv --reuid 4242 --clear-groups \
-    /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console status
+    /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.console status
 systemctl stop gpu-reaper
 cp /run/gpu-fleet/activity.json /results/activity.json
 """
@@ -173,8 +173,8 @@ cp /run/gpu-fleet/activity.json /results/activity.json
 IN_THE_SANDBOX = r"""
 import ctypes, json, os, stat, subprocess, sys, threading, time
 sys.path[:0] = ["/opt/gpu-fleet/lib", "/opt/gpu-fleet/vendor"]
-from image.reaper.agent.sensors.busy_command import BusyCommand
-from image.reaper.errors import SensorError
+from gpu_fleet_image.reaper.agent.sensors.busy_command import BusyCommand
+from gpu_fleet_image.reaper.errors import SensorError
 LIBC = ctypes.CDLL(None, use_errno=True)
 results = {}
 
@@ -380,7 +380,7 @@ def changed(unit: str, **settings: str) -> str:
 
 def files() -> dict[str, str]:
     system = "etc/systemd/system"
-    agent = "/usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console agent --instance-id i-1"
+    agent = "/usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.console agent --instance-id i-1"
     return {
         "etc/gpu-fleet/instance.toml": NO_GPU,
         "opt/gpu-fleet/venv/bin/python": VENV_PYTHON,
@@ -427,7 +427,7 @@ def results(tmp_path_factory):
         (folder / "files" / path).write_text(text)
     if os.geteuid() != 0 or not Path("/lib/systemd/systemd").exists():
         pytest.skip("a systemd of its own needs root and the package systemd")
-    sources = (folder, UNITS.parents[2], PROJECT / "image", sysconfig.get_path("purelib"))
+    sources = (folder, UNITS.parents[2], PROJECT / "image" / "gpu_fleet_image", sysconfig.get_path("purelib"))
     done = subprocess.run(
         [*NAMESPACES, "bash", "-c", ROOT, "root", *sources],
         capture_output=True,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from image import build_requirements
-from image.errors import RequirementError
-from stacks.settings import stack_files
+from gpu_fleet_image import build_requirements
+from gpu_fleet_image.errors import RequirementError
+from gpu_fleet_stacks.settings import stack_files
 from tests.image.declared import user_data
 from tests.stacks.shipped import SHIPPED
 

@@ -13,8 +13,8 @@ from typing import Any
 import boto3
 import pytest
 
-from stacks.rehearsal import first_boot
-from stacks.settings import stack_files
+from gpu_fleet_stacks.rehearsal import first_boot
+from gpu_fleet_stacks.settings import stack_files
 from tests.logs import journal_of_its_own
 from tests.logs.sls_server import sls_server
 from tests.reaper.programs import until
@@ -79,7 +79,7 @@ def environment_of(root: Path, services: Mapping[str, str]) -> dict[str, str]:
 
 def send_soon(root: Path) -> None:
     """Let the instance's service collect lines for a moment in place of five seconds."""
-    file = root / "opt/gpu-fleet/lib/image/logs/shipper.py"
+    file = root / "opt/gpu-fleet/lib/gpu_fleet_image/logs/shipper.py"
     text = file.read_text()
     assert "FLUSH_S = 5.0" in text
     file.write_text(text.replace("FLUSH_S = 5.0", "FLUSH_S = 0.25"))

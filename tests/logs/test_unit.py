@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from image import logs
-from image.logs.lines import OWN_UNIT
+from gpu_fleet_image import logs
+from gpu_fleet_image.logs.lines import OWN_UNIT
 
 UNIT = Path(logs.__file__).parents[1] / "rootfs/etc/systemd/system" / OWN_UNIT
 

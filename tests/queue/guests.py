@@ -21,8 +21,8 @@ from typing import Any
 import boto3
 import yaml
 
-from stacks.rehearsal.metadata import MetadataService, metadata_service
-from stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from tests.image.stand_ins import nvml
 
 HERE = Path(__file__).parent

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.queue import answers
-from image.queue.answers import answer, printable, request
-from image.queue.errors import SlurmError
-from image.queue.sizes import JobRequest
+from gpu_fleet_image.queue import answers
+from gpu_fleet_image.queue.answers import answer, printable, request
+from gpu_fleet_image.queue.errors import SlurmError
+from gpu_fleet_image.queue.sizes import JobRequest
 
 SAID = json.loads(Path(__file__).with_name("squeue_22_05.json").read_text())
 HOSTILE, PER_TASK, TYPED, LATER, CPUS, MEMORY, EXCLUSIVE, ARRAY, RUNNING, TWO = SAID["jobs"]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.instance.errors import CloudError
-from image.queue import books
-from image.queue.answers import Job
+from gpu_fleet_image.instance.errors import CloudError
+from gpu_fleet_image.queue import books
+from gpu_fleet_image.queue.answers import Job
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 LOOK = timedelta(seconds=15)

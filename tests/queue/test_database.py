@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from image import build_requirements
-from image.payload import PROJECT
-from image.queue import accounting, configuration
+from gpu_fleet_image import build_requirements
+from gpu_fleet_image.payload import PROJECT
+from gpu_fleet_image.queue import accounting, configuration
 from tests.image.test_units_under_systemd import NAMESPACES, ROOT, UNITS
 
 PACKAGES = ("mariadb-server", "slurmdbd", "systemd", "util-linux")
@@ -101,7 +101,12 @@ def results(tmp_path):
     for name, text in files.items():
         (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / name).write_text(text)
-    sources = (tmp_path, UNITS.parents[2], PROJECT / "image", sysconfig.get_path("purelib"))
+    sources = (
+        tmp_path,
+        UNITS.parents[2],
+        PROJECT / "image" / "gpu_fleet_image",
+        sysconfig.get_path("purelib"),
+    )
     subprocess.run([*NAMESPACES, "bash", "-c", ROOT, "root", *sources], timeout=150, check=False)
     return tmp_path / "results"
 

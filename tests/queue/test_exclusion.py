@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from image.queue.answers import ListedJob
-from image.queue.exclusion import exclusions, failed_on, named
-from image.queue.sizes import JobRequest
-from image.queue.slurm import Node
+from gpu_fleet_image.queue.answers import ListedJob
+from gpu_fleet_image.queue.exclusion import exclusions, failed_on, named
+from gpu_fleet_image.queue.sizes import JobRequest
+from gpu_fleet_image.queue.slurm import Node
 from tests.queue.test_books import RUNNING
 
 NODES = [Node(f"i-{number}", "train", frozenset({"IDLE"})) for number in (1, 2, 3)]

@@ -8,9 +8,9 @@ import subprocess
 import boto3
 import pytest
 
-from image.queue import configuration, munge, node, queue_file
-from image.queue.errors import NotReadyError, QueueFileError
-from stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_image.queue import configuration, munge, node, queue_file
+from gpu_fleet_image.queue.errors import NotReadyError, QueueFileError
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.queue.fake_slurm import HEALTH, LIBEXEC, health_says
 
 GOOD = {"role": "node", "address": "10.0.0.4", "secret": "munge"}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from image import build_requirements
-from image.queue import configuration
-from image.queue.configuration import Cluster
+from gpu_fleet_image import build_requirements
+from gpu_fleet_image.queue import configuration
+from gpu_fleet_image.queue.configuration import Cluster
 
-UNITS = Path(__file__).parents[2] / "image/rootfs/etc/systemd/system"
+UNITS = Path(__file__).parents[2] / "image/gpu_fleet_image/rootfs/etc/systemd/system"
 PACKAGES = ("mariadb-server", "munge", "slurm-client", "slurm-wlm-basic-plugins", "slurmctld", "slurmdbd")
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 STATE = "/home/.gpu-fleet-queue/test"
@@ -84,7 +84,7 @@ done >/results/active
 touch /results/done
 systemctl exit --force --force
 """
-# What image.queue.controller does from its look to its look, each as a line.
+# What gpu_fleet_image.queue.controller does from its look to its look, each as a line.
 WATCHED = rf"""
 import os, pwd, subprocess
 done = open("/results/watched.part", "w")

@@ -21,14 +21,14 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from image import build_requirements
-from image.capacity.queue_need import PoolNeed, needs_of
-from image.reaper.times import parse_time
-from stacks.aws.stack import build
-from stacks.rehearsal import lambda_runtime, sweeps
-from stacks.rehearsal.archives import zip_bytes
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
+from gpu_fleet_image import build_requirements
+from gpu_fleet_image.capacity.queue_need import PoolNeed, needs_of
+from gpu_fleet_image.reaper.times import parse_time
+from gpu_fleet_stacks.aws.stack import build
+from gpu_fleet_stacks.rehearsal import lambda_runtime, sweeps
+from gpu_fleet_stacks.rehearsal.archives import zip_bytes
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.bench.__main__ import TARGET, merge
 from tests.capacity.door import BUCKET, REGION, Door
 from tests.queue import guests

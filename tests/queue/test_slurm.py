@@ -2,9 +2,9 @@
 
 import pytest
 
-from image.queue import slurm
-from image.queue.errors import SlurmError
-from image.queue.sizes import NodeSize
+from gpu_fleet_image.queue import slurm
+from gpu_fleet_image.queue.errors import SlurmError
+from gpu_fleet_image.queue.sizes import NodeSize
 
 NODE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=2  CPUAlloc=6 CPUEfctv=96 CPUTot=96 CPULoad=1.93 "

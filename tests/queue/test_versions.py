@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from image.queue import configuration
-from image.queue.configuration import Cluster
+from gpu_fleet_image.queue import configuration
+from gpu_fleet_image.queue.configuration import Cluster
 
 ROOT = Path(__file__).parents[2]
 READ = {
@@ -70,7 +70,11 @@ def test_the_list_of_gpus_is_each_nodes_own():
 
 def test_systemd_leaves_the_cgroups_of_jobs_to_slurm():
     """What the plugin of cgroup v2 asks of slurmd's unit (cgroup_v2.html); it sees the version itself."""
-    unit = (ROOT / "image/rootfs/etc/systemd/system/gpu-queue-node.service").read_text().splitlines()
+    unit = (
+        (ROOT / "image/gpu_fleet_image/rootfs/etc/systemd/system/gpu-queue-node.service")
+        .read_text()
+        .splitlines()
+    )
 
     assert {"Delegate=yes", "KillMode=process"} <= set(unit)
     assert "CgroupPlugin" not in configuration.cgroup_conf()

@@ -29,27 +29,27 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.backends import get_backend
 
-from image.instance.files import replace_text
-from image.instance.instance_file import InstanceFile
-from image.reaper import holds
-from image.reaper.agent import listening, requests
-from image.reaper.agent.command import AgentOptions, fresh_look, listener, user_socket
-from image.reaper.agent.habits import Accustomed
-from image.reaper.agent.judge import JudgeMemory, Limits
-from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
-from image.reaper.agent.loop import Agent
-from image.reaper.agent.publish import heartbeat
-from image.reaper.agent.sensors.counters import OwnUse
-from image.reaper.agent.sensors.processes import STARTED_LATELY_S
-from image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
-from image.reaper.aws import agent as aws_agent
-from image.reaper.aws import session as aws_session
-from image.reaper.cloud import connect
-from image.reaper.errors import CloudError
-from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
-from image.reaper.model import TAG_REAP_AFTER, TAG_WITHDRAWN
-from image.reaper.people import keep
-from image.reaper.sweep import handler
+from gpu_fleet_image.instance.files import replace_text
+from gpu_fleet_image.instance.instance_file import InstanceFile
+from gpu_fleet_image.reaper import holds
+from gpu_fleet_image.reaper.agent import listening, requests
+from gpu_fleet_image.reaper.agent.command import AgentOptions, fresh_look, listener, user_socket
+from gpu_fleet_image.reaper.agent.habits import Accustomed
+from gpu_fleet_image.reaper.agent.judge import JudgeMemory, Limits
+from gpu_fleet_image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
+from gpu_fleet_image.reaper.agent.loop import Agent
+from gpu_fleet_image.reaper.agent.publish import heartbeat
+from gpu_fleet_image.reaper.agent.sensors.counters import OwnUse
+from gpu_fleet_image.reaper.agent.sensors.processes import STARTED_LATELY_S
+from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
+from gpu_fleet_image.reaper.aws import agent as aws_agent
+from gpu_fleet_image.reaper.aws import session as aws_session
+from gpu_fleet_image.reaper.cloud import connect
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from gpu_fleet_image.reaper.model import TAG_REAP_AFTER, TAG_WITHDRAWN
+from gpu_fleet_image.reaper.people import keep
+from gpu_fleet_image.reaper.sweep import handler
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, STACK, launched, launched_group, policy_json, pool_policy
 

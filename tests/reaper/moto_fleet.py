@@ -7,8 +7,8 @@ from typing import Any
 
 import boto3
 
-from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
-from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 
 REGION = "us-east-1"
 STACK = "test"
@@ -99,9 +99,9 @@ def set_clock(monkeypatch: Any, now: datetime) -> None:
             return now.astimezone(tz)
 
     for command in ("people.report", "people.unfreeze", "sweep.command"):
-        monkeypatch.setattr(f"image.reaper.{command}.datetime", Clock)
+        monkeypatch.setattr(f"gpu_fleet_image.reaper.{command}.datetime", Clock)
     # moto's answers carry the present
-    monkeypatch.setattr("image.reaper.calls.Calls._note_time", lambda *_: None)
+    monkeypatch.setattr("gpu_fleet_image.reaper.calls.Calls._note_time", lambda *_: None)
 
 
 def wire(tags: dict[str, str]) -> list[dict[str, str]]:

@@ -7,9 +7,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
-from image.reaper.sweep.evidence import FINE_PERIOD_S, FINE_WINDOW, coarse_period_s, combine, summarise
-from image.reaper.sweep.verdict import Situation
+from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
+from gpu_fleet_image.reaper.sweep.evidence import (
+    FINE_PERIOD_S,
+    FINE_WINDOW,
+    coarse_period_s,
+    combine,
+    summarise,
+)
+from gpu_fleet_image.reaper.sweep.verdict import Situation
 from tests.reaper.sweeping import policy
 from tests.reaper.world import EPOCH
 

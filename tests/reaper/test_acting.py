@@ -7,16 +7,16 @@ from datetime import timedelta
 import boto3
 import pytest
 
-from image.reaper.calls import bisect
-from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
-from image.reaper.model import TAG_REAP_AFTER
-from image.reaper.notify.notifier import Notifier
-from image.reaper.people.ledger_reader import LedgerPlace, read_ends
-from image.reaper.people.monthly_savings import month_of, summarise
-from image.reaper.policy import Policy
-from image.reaper.sweep.lease import KEY as LEASE_KEY
-from image.reaper.sweep.sweep import SweepOptions, sweep
-from image.reaper.sweep.tidy import LOOK_EVERY
+from gpu_fleet_image.reaper.calls import bisect
+from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError, DeadlineError
+from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
+from gpu_fleet_image.reaper.notify.notifier import Notifier
+from gpu_fleet_image.reaper.people.ledger_reader import LedgerPlace, read_ends
+from gpu_fleet_image.reaper.people.monthly_savings import month_of, summarise
+from gpu_fleet_image.reaper.policy import Policy
+from gpu_fleet_image.reaper.sweep.lease import KEY as LEASE_KEY
+from gpu_fleet_image.reaper.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.reaper.sweep.tidy import LOOK_EVERY
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.fake_aws import fake_aws

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper.agent.command import boot_time
-from stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.agent.command import boot_time
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.one_instance import client, one_instance
 from tests.reaper.programs import LONGEST_WAIT_S, running, until
@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
 
 
 def run_agent(environment, run_dir, *arguments):
-    command = [sys.executable, "-m", "image.reaper", "agent", *arguments]
+    command = [sys.executable, "-m", "gpu_fleet_image.reaper", "agent", *arguments]
     environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -111,7 +111,15 @@ def metadata(environment, bucket, tmp_path):
 def watch_until(found, environment, tmp_path, *arguments):
     """Let an agent run, an hour in each second, until something is found; gives its log."""
     log = tmp_path / "agent.log"
-    words = [sys.executable, "-m", "image.reaper", "agent", "--keep-folder", tmp_path / "keep", *arguments]
+    words = [
+        sys.executable,
+        "-m",
+        "gpu_fleet_image.reaper",
+        "agent",
+        "--keep-folder",
+        tmp_path / "keep",
+        *arguments,
+    ]
     with (
         log.open("w") as file,
         running(*words, "--clock-speed", "3600", env=environment, stderr=file) as agent,
@@ -192,7 +200,7 @@ def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, t
 
 
 def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
-    command = [sys.executable, "-m", "image.reaper", "agent", "--instance-id", "i-stop"]
+    command = [sys.executable, "-m", "gpu_fleet_image.reaper", "agent", "--instance-id", "i-stop"]
     variables = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
         while "event=watching" not in process.stderr.readline():

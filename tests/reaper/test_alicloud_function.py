@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from image.reaper.errors import ConfigurationError
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
-from image.reaper.sweep import function_compute
-from stacks.alicloud import reaper
-from stacks.alicloud.functions import zipped
-from stacks.payload import sweep_archive
+from gpu_fleet_image.reaper.errors import ConfigurationError
+from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
+from gpu_fleet_image.reaper.sweep import function_compute
+from gpu_fleet_stacks.alicloud import reaper
+from gpu_fleet_stacks.alicloud.functions import zipped
+from gpu_fleet_stacks.payload import sweep_archive
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.alicloud_world import Actions
 from tests.reaper.world import World
@@ -105,7 +105,7 @@ def test_equal_settings_give_an_equal_archive_below_the_limit_of_an_upload(archi
 
 
 def test_every_package_in_the_archive_is_pinned():
-    lines = (sweep_archive.ROOT / "requirements.txt").read_text().splitlines()
+    lines = (sweep_archive.ROOT.parent / "requirements.txt").read_text().splitlines()
     pinned = {line.split("==")[0] for line in lines if "==" in line}
 
     assert set(sweep_archive.PACKAGES) <= pinned
@@ -115,7 +115,7 @@ def test_neither_cloud_s_archive_carries_the_other_s_modules(unpacked):
     on_aws = sweep_archive.modules(cloud="aws")
 
     assert not [path for path in on_aws if "alicloud" in path or "function_compute" in path]
-    assert not list((unpacked / "image" / "reaper").glob("aws*"))
+    assert not list((unpacked / "gpu_fleet_image" / "reaper").glob("aws*"))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from decimal import Decimal
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper.metrics import METRIC_GPU_UTILISATION, namespace
-from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.metrics import METRIC_GPU_UTILISATION, namespace
+from gpu_fleet_image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import (
     BUCKET,

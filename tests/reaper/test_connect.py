@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper.errors import ConfigurationError
-from image.reaper.model import TAG_OWNER, TAG_POOL, Instance
-from image.reaper.people.connect import Forward, chosen, document_of, session
-from image.reaper.place import Place
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.errors import ConfigurationError
+from gpu_fleet_image.reaper.model import TAG_OWNER, TAG_POOL, Instance
+from gpu_fleet_image.reaper.people.connect import Forward, chosen, document_of, session
+from gpu_fleet_image.reaper.place import Place
 from tests.reaper.moto_fleet import REGION, STACK, TAGS
 from tests.reaper.one_instance import client, one_instance
 
@@ -141,8 +141,17 @@ def test_the_command_becomes_the_session_of_the_stacks_only_instance(tmp_path):
             MaxCount=1,
             TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
         )
-        environment = made | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        asked = [sys.executable, "-m", "image.console", "connect", "--stack", STACK, "--region", REGION]
+        environment = made | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "image")}
+        asked = [
+            sys.executable,
+            "-m",
+            "gpu_fleet_image.console",
+            "connect",
+            "--stack",
+            STACK,
+            "--region",
+            REGION,
+        ]
         done = subprocess.run(
             asked, env=environment, capture_output=True, text=True, check=False, timeout=120
         )

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper.agent.drain import Drain, Steps
-from image.reaper.agent.kept_files import Saved
-from image.reaper.agent.notices import Notice
-from image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.agent.drain import Drain, Steps
+from gpu_fleet_image.reaper.agent.kept_files import Saved
+from gpu_fleet_image.reaper.agent.notices import Notice
+from gpu_fleet_image.reaper.errors import CloudError
 from tests.reaper.samples import NOON
 
 LEAVING = Notice("the scaling group terminates this instance")

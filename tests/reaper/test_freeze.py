@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.errors import CloudError
-from image.reaper.model import Group
-from image.reaper.money.freeze_rules import Freeze, FreezeStage, due, follow, from_json, lift, note, steps
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.model import Group
+from gpu_fleet_image.reaper.money.freeze_rules import (
+    Freeze,
+    FreezeStage,
+    due,
+    follow,
+    from_json,
+    lift,
+    note,
+    steps,
+)
 from tests.reaper.metered import NOON, budget
 
 CAPPED_AT, CLOSED_AT = Decimal(800), Decimal(1000)

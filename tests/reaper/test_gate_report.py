@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from image.readiness.__main__ import write_report
-from image.readiness.checks import CheckResult
-from image.reaper import metrics
-from image.reaper.agent import publish
-from image.reaper.agent.judge import Minute
-from image.reaper.agent.publish import heartbeat
+from gpu_fleet_image.readiness.__main__ import write_report
+from gpu_fleet_image.readiness.checks import CheckResult
+from gpu_fleet_image.reaper import metrics
+from gpu_fleet_image.reaper.agent import publish
+from gpu_fleet_image.reaper.agent.judge import Minute
+from gpu_fleet_image.reaper.agent.publish import heartbeat
 from tests.reaper.samples import NOON, judgement
 
 

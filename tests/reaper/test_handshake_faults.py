@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper.errors import InstanceError
-from image.reaper.model import TAG_REAP_AFTER
+from gpu_fleet_image.reaper.errors import InstanceError
+from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
 from tests.reaper.live import marked_and_due
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
-from image.reaper.model import ENDS, Group, Inventory, Plan, Verdict
-from image.reaper.sweep.evidence import combine, summarise
-from image.reaper.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
+from gpu_fleet_image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
+from gpu_fleet_image.reaper.model import ENDS, Group, Inventory, Plan, Verdict
+from gpu_fleet_image.reaper.sweep.evidence import combine, summarise
+from gpu_fleet_image.reaper.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
 from tests.reaper.situations import (
     IDLE_AFTER,
     MINUTES,

@@ -7,8 +7,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from image.reaper.aws.agent import Hook
-from image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.aws.agent import Hook
+from gpu_fleet_image.reaper.errors import CloudError
 
 HOOK = {"LifecycleHookName": "gpu-fleet-drain", "AutoScalingGroupName": "dev", "InstanceId": "i-0a"}
 MEMBER = {

@@ -12,14 +12,22 @@ from unittest.mock import Mock
 
 import pytest
 
-from image.instance import instance_file
-from image.reaper.agent import listening, notices
-from image.reaper.agent.answers import Act, Seen, Talk, View
-from image.reaper.agent.listening import CLOSED, Answers, Door, NoticeListener, Senses, Target, answers
-from image.reaper.agent.notices import Notice
-from image.reaper.agent.sensors.counters import OwnUse
-from image.reaper.errors import CloudError
-from image.reaper.handshake import Reply, Winner
+from gpu_fleet_image.instance import instance_file
+from gpu_fleet_image.reaper.agent import listening, notices
+from gpu_fleet_image.reaper.agent.answers import Act, Seen, Talk, View
+from gpu_fleet_image.reaper.agent.listening import (
+    CLOSED,
+    Answers,
+    Door,
+    NoticeListener,
+    Senses,
+    Target,
+    answers,
+)
+from gpu_fleet_image.reaper.agent.notices import Notice
+from gpu_fleet_image.reaper.agent.sensors.counters import OwnUse
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.handshake import Reply, Winner
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.errors import CloudError
-from image.reaper.money.meter import (
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.money.meter import (
     SHARED,
     advance,
     forecast,
@@ -19,7 +19,7 @@ from image.reaper.money.meter import (
     unpriced,
     with_spot_prices,
 )
-from image.reaper.money.meter_state import from_json
+from gpu_fleet_image.reaper.money.meter_state import from_json
 from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instance, metered, prices
 
 DEV_HOUR = Decimal("2.10")

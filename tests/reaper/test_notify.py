@@ -9,15 +9,15 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import ClientError
 
-from image.reaper.agent.users import LONGEST
-from image.reaper.aws.notify import Topic
-from image.reaper.calls import Calls
-from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.model import Decision, Plan, Verdict
-from image.reaper.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
-from image.reaper.notify.webhooks import LONGEST_TEXT, Webhook
-from image.reaper.sweep.carry_out import Tools, mark
-from image.reaper.sweep.results import Done
+from gpu_fleet_image.reaper.agent.users import LONGEST
+from gpu_fleet_image.reaper.aws.notify import Topic
+from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_image.reaper.errors import CloudError, DeadlineError
+from gpu_fleet_image.reaper.model import Decision, Plan, Verdict
+from gpu_fleet_image.reaper.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
+from gpu_fleet_image.reaper.notify.webhooks import LONGEST_TEXT, Webhook
+from gpu_fleet_image.reaper.sweep.carry_out import Tools, mark
+from gpu_fleet_image.reaper.sweep.results import Done
 from tests.reaper.situations import NOW, POLICY, make_instance
 
 SWEEPS_A_DAY = 144

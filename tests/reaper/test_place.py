@@ -9,15 +9,15 @@ import pytest
 from botocore.stub import Stubber
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper import place
-from image.reaper.calls import permission_of
-from image.reaper.errors import ConfigurationError
-from image.reaper.money.freeze_rules import Before, Freeze, FreezeStage
-from image.reaper.place import Asked, Place, place_of
-from stacks import naming
-from stacks.payload import sweep_archive
-from stacks.settings import stack_files
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper import place
+from gpu_fleet_image.reaper.calls import permission_of
+from gpu_fleet_image.reaper.errors import ConfigurationError
+from gpu_fleet_image.reaper.money.freeze_rules import Before, Freeze, FreezeStage
+from gpu_fleet_image.reaper.place import Asked, Place, place_of
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, STACK, MotoFleet, budget_json, policy_json

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from image.console.cli import main
-from image.reaper import policy as policies
-from image.reaper.errors import PolicyError
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper import policy as policies
+from gpu_fleet_image.reaper.errors import PolicyError
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 
 

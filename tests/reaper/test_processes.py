@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
-from image.reaper.agent.sensors.processes import Process, is_trainer, is_watched, kernel_id, terminal_path
+from gpu_fleet_image.reaper.agent.sensors.processes import (
+    Process,
+    is_trainer,
+    is_watched,
+    kernel_id,
+    terminal_path,
+)
 
 WORK = [
     "torchrun --nproc-per-node 8 train.py",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from image.reaper.money.meter_state import Day
+from gpu_fleet_image.reaper.money.meter_state import Day
 from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.reaper.one_instance import client, one_instance
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "image/reaper/README.md"
+README = ROOT / "image/gpu_fleet_image/reaper/README.md"
 COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.startswith("    gpu-fleet ")]
 
 
@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
         s3.put_object(Bucket="records", Key=key, Body=json.dumps(day.to_json()))
         yield made | {
             "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT / "image"),
             "FOLDER": str(folder),
             "LEDGER": "s3://records/reaper",
             "INSTANCE": started(client(made, "ec2")),

@@ -7,13 +7,13 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
-from image.instance import instance_file
-from image.reaper.agent import cloud as agent_cloud
-from image.reaper.aws.instances import Instances
-from image.reaper.aws.session import ATTEMPTS, clients
-from image.reaper.calls import Calls
-from image.reaper.errors import CloudError
-from image.reaper.handshake import Exchange, Reply
+from gpu_fleet_image.instance import instance_file
+from gpu_fleet_image.reaper.agent import cloud as agent_cloud
+from gpu_fleet_image.reaper.aws.instances import Instances
+from gpu_fleet_image.reaper.aws.session import ATTEMPTS, clients
+from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.handshake import Exchange, Reply
 from tests.reaper.alicloud_server import ENVIRON
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON

@@ -2,11 +2,11 @@
 
 import pytest
 
-from image.reaper.agent.sensors.busy_command import BusyCommand
-from image.reaper.agent.sensors.look import SensorOptions
-from image.reaper.agent.stack_policy import READ_EVERY_S, TRY_AGAIN_AFTER_S, StackPolicy, sensors_in
-from image.reaper.errors import CloudError
-from image.reaper.policy import SensorPolicy
+from gpu_fleet_image.reaper.agent.sensors.busy_command import BusyCommand
+from gpu_fleet_image.reaper.agent.sensors.look import SensorOptions
+from gpu_fleet_image.reaper.agent.stack_policy import READ_EVERY_S, TRY_AGAIN_AFTER_S, StackPolicy, sensors_in
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.policy import SensorPolicy
 
 OWN = {
     "watch": ["blender"],

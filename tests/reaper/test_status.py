@@ -9,10 +9,10 @@ from decimal import Decimal
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper import policy
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
-from image.reaper.people.status import ends_if_unused, row
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper import policy
+from gpu_fleet_image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
+from gpu_fleet_image.reaper.people.status import ends_if_unused, row
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.samples import NOON

@@ -8,10 +8,10 @@ from click.testing import CliRunner, Result
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.sesv2.models import sesv2_backends
 
-from image.console.cli import main
-from image.reaper.aws.instances import Instances
-from image.reaper.errors import CloudError
-from image.reaper.model import (
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.aws.instances import Instances
+from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.reaper.model import (
     TAG_IDLE_SINCE,
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,

@@ -12,17 +12,28 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.console.cli import main
-from image.instance import paths
-from image.instance.instance_file import load
-from image.reaper.agent import activity_file, user_socket
-from image.reaper.agent.judge import Minute
-from image.reaper.agent.listening import Target
-from image.reaper.agent.notices import FromMetadata
-from image.reaper.agent.requests import BUSY, COMMANDS, Requests, line
-from image.reaper.agent.user_socket import LONGEST_REQUEST, MOST_CONNECTIONS, MOST_OF_AN_ACCOUNT, UserSocket
-from image.reaper.holds import KeepTarget
-from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_OWNER, TAG_REAP_AFTER
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.instance import paths
+from gpu_fleet_image.instance.instance_file import load
+from gpu_fleet_image.reaper.agent import activity_file, user_socket
+from gpu_fleet_image.reaper.agent.judge import Minute
+from gpu_fleet_image.reaper.agent.listening import Target
+from gpu_fleet_image.reaper.agent.notices import FromMetadata
+from gpu_fleet_image.reaper.agent.requests import BUSY, COMMANDS, Requests, line
+from gpu_fleet_image.reaper.agent.user_socket import (
+    LONGEST_REQUEST,
+    MOST_CONNECTIONS,
+    MOST_OF_AN_ACCOUNT,
+    UserSocket,
+)
+from gpu_fleet_image.reaper.holds import KeepTarget
+from gpu_fleet_image.reaper.model import (
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_OWNER,
+    TAG_REAP_AFTER,
+)
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.programs import until
 from tests.reaper.samples import NOON, judgement

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Said, mark_name, replies, said_of
-from image.reaper.model import (
+from gpu_fleet_image.reaper.handshake import (
+    CLOSED_LASTS,
+    IDLE_LASTS,
+    Reply,
+    Said,
+    mark_name,
+    replies,
+    said_of,
+)
+from gpu_fleet_image.reaper.model import (
     TAG_GIVE_BACK,
     TAG_WITHDRAWN,
     Activity,
@@ -19,10 +27,10 @@ from image.reaper.model import (
     Inventory,
     Verdict,
 )
-from image.reaper.store import Listed
-from image.reaper.sweep.evidence import summarise, window_of
-from image.reaper.sweep.verdict import decide, shortest_idle_time
-from image.reaper.times import is_quiet
+from gpu_fleet_image.reaper.store import Listed
+from gpu_fleet_image.reaper.sweep.evidence import summarise, window_of
+from gpu_fleet_image.reaper.sweep.verdict import decide, shortest_idle_time
+from gpu_fleet_image.reaper.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, make_instance
 from tests.reaper.sweeping import policy
 

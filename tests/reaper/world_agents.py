@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from image.instance import instance_file
-from image.instance.errors import CloudError
-from image.reaper.agent import cloud as agent_cloud
-from image.reaper.agent.answers import Seen, seen
-from image.reaper.agent.habits import Accustomed
-from image.reaper.agent.judge import Limits
-from image.reaper.agent.kept_files import Saved
-from image.reaper.agent.listening import Answers, NoticeListener
-from image.reaper.agent.notices import FromMetadata
-from image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
-from image.reaper.alicloud.oss import OssStore
-from image.reaper.calls import Calls
-from image.reaper.handshake import Exchange
-from image.reaper.model import TAG_WITHDRAWN
-from image.reaper.store import Store
-from image.reaper.times import format_time
+from gpu_fleet_image.instance import instance_file
+from gpu_fleet_image.instance.errors import CloudError
+from gpu_fleet_image.reaper.agent import cloud as agent_cloud
+from gpu_fleet_image.reaper.agent.answers import Seen, seen
+from gpu_fleet_image.reaper.agent.habits import Accustomed
+from gpu_fleet_image.reaper.agent.judge import Limits
+from gpu_fleet_image.reaper.agent.kept_files import Saved
+from gpu_fleet_image.reaper.agent.listening import Answers, NoticeListener
+from gpu_fleet_image.reaper.agent.notices import FromMetadata
+from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
+from gpu_fleet_image.reaper.alicloud.oss import OssStore
+from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_image.reaper.handshake import Exchange
+from gpu_fleet_image.reaper.model import TAG_WITHDRAWN
+from gpu_fleet_image.reaper.store import Store
+from gpu_fleet_image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.world import Patience

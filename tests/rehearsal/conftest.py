@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.aws_resources import CREATORS
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.rehearsal.examples import REGION, TRUST
 
 

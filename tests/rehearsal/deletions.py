@@ -5,8 +5,8 @@ Read from terraform-provider-aws, whose code Pulumi's provider runs: the ``Delet
 
 from collections.abc import Callable, Mapping
 
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.registrations import Registration
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.registrations import Registration
 
 Deleter = Callable[[RegionClients, Registration], None]
 

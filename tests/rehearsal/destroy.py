@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from botocore.exceptions import ClientError
 
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.registrations import Registration, RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 Deleter = Callable[[RegionClients, Registration], None]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stacks.rehearsal.program import Rehearsed, read_config, run_program
-from stacks.rehearsal.registrations import Registration, RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, read_config, run_program
+from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
 from tests.stacks.shipped import SHIPPED
 
 REGION = "us-east-1"

@@ -19,8 +19,8 @@ from typing import Any
 import pulumi
 from pulumi._types import input_type_types, is_input_type
 
-from stacks.rehearsal import sdk
-from stacks.rehearsal.registrations import Registration
+from gpu_fleet_stacks.rehearsal import sdk
+from gpu_fleet_stacks.rehearsal.registrations import Registration
 
 PROVIDERS = "pulumi:providers:"
 # Documented lists that are not what the provider takes: (type, path) -> what it takes, and where that stands.

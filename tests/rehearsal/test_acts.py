@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.rehearsal import closing, instances
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.cast import PARTS
-from stacks.rehearsal.clients import ClientPool, RegionClients
-from stacks.rehearsal.metadata import metadata_service
-from stacks.rehearsal.processes import ChildError, child, run
-from stacks.rehearsal.reaper_act import timeline
-from stacks.settings import Idle
+from gpu_fleet_stacks.rehearsal import closing, instances
+from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
+from gpu_fleet_stacks.rehearsal.cast import PARTS
+from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_stacks.rehearsal.processes import ChildError, child, run
+from gpu_fleet_stacks.rehearsal.reaper_act import timeline
+from gpu_fleet_stacks.settings import Idle
 from tests.stacks import registrations
 from tests.stacks.standing import standing
 

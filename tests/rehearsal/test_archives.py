@@ -7,8 +7,8 @@ import zipfile
 import pulumi
 import pytest
 
-from stacks.rehearsal.archives import archive_files, asset_bytes, zip_bytes
-from stacks.rehearsal.errors import RehearsalError
+from gpu_fleet_stacks.rehearsal.archives import archive_files, asset_bytes, zip_bytes
+from gpu_fleet_stacks.rehearsal.errors import RehearsalError
 
 
 @pytest.fixture

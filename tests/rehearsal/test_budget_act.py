@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
-from stacks.rehearsal import budget_act, closing, sweeps
-from stacks.rehearsal.clients import ClientPool, RegionClients
-from stacks.rehearsal.errors import RehearsalError
-from stacks.settings import stack_files
+from gpu_fleet_stacks.rehearsal import budget_act, closing, sweeps
+from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
+from gpu_fleet_stacks.rehearsal.errors import RehearsalError
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.standing import usable
 
 

@@ -9,7 +9,7 @@ import zipfile
 import pulumi
 import pytest
 
-from stacks.rehearsal.archives import zip_bytes
+from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from tests.rehearsal.examples import TAGS, TRUST
 
 
@@ -21,7 +21,7 @@ def function(create):
         name="sweep",
         role=role["arn"],
         runtime="python3.12",
-        handler="image.reaper.sweep.handler.handle",
+        handler="gpu_fleet_image.reaper.sweep.handler.handle",
         code=pulumi.AssetArchive({"policy.json": pulumi.StringAsset("{}")}),
         timeout=300,
         memorySize=512,

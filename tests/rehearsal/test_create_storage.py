@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stacks.rehearsal.aws_resources import s3
+from gpu_fleet_stacks.rehearsal.aws_resources import s3
 from tests.rehearsal.examples import REGION, TAGS, as_map
 
 ROOT = {"AWS": "arn:aws:iam::123456789012:root"}

@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.rehearsal.aws_resources import CREATORS
+from gpu_fleet_stacks.rehearsal.aws_resources import CREATORS
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import closure, destroy, layers, needs
 from tests.rehearsal.examples import registered

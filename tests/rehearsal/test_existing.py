@@ -6,10 +6,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from stacks.rehearsal import existing
-from stacks.rehearsal.__main__ import main
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal import existing
+from gpu_fleet_stacks.rehearsal.__main__ import main
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 

@@ -6,9 +6,9 @@ import pulumi
 import pulumi_aws as aws
 import pytest
 
-from stacks.rehearsal.errors import UnknownInvokeError
-from stacks.rehearsal.invokes import answer
-from stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.rehearsal.errors import UnknownInvokeError
+from gpu_fleet_stacks.rehearsal.invokes import answer
+from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.rehearsal.examples import REGION
 
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from stacks.rehearsal import lambda_runtime
-from stacks.rehearsal.sweeps import HANDLE_ONCE
+from gpu_fleet_stacks.rehearsal import lambda_runtime
+from gpu_fleet_stacks.rehearsal.sweeps import HANDLE_ONCE
 
 HANDLER = """
 import importlib.util
@@ -18,7 +18,7 @@ def handle(event, context):
 @pytest.fixture
 def call(tmp_path):
     """Calls a handler that says which modules it could import."""
-    handler = tmp_path / "function" / "image" / "reaper" / "sweep" / "handler.py"
+    handler = tmp_path / "function" / "gpu_fleet_image" / "reaper" / "sweep" / "handler.py"
     handler.parent.mkdir(parents=True)
     handler.write_text(HANDLER)
     runtime = lambda_runtime.laid_out(tmp_path / "runtime")
@@ -40,4 +40,4 @@ def test_boto3_and_what_it_needs_are_there(call):
 
 
 def test_no_other_package_of_this_environment_is(call):
-    assert call('["psutil", "pulumi", "moto", "yaml", "click", "stacks"]').count("false") == 6
+    assert call('["psutil", "pulumi", "moto", "yaml", "click", "gpu_fleet_stacks"]').count("false") == 6

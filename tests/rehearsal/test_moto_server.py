@@ -8,8 +8,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from stacks.rehearsal.errors import RehearsalError
-from stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.errors import RehearsalError
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 
 BUCKET = "rehearsal-bucket"
 

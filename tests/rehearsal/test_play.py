@@ -17,7 +17,7 @@ PATIENCE_S = 120
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stacks.rehearsal", *arguments]
+    command = [sys.executable, "-m", "gpu_fleet_stacks.rehearsal", *arguments]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=quiet()
     )
@@ -31,7 +31,7 @@ def quiet() -> dict[str, str]:
 A_LONG_ACT = """
 import sys
 from pathlib import Path
-from stacks.rehearsal import __main__ as rehearsal, processes
+from gpu_fleet_stacks.rehearsal import __main__ as rehearsal, processes
 
 def long_act(*_):
     processes.run(["bash", "-c", "sleep 601 & exec sleep 602"], Path(sys.argv[-1]) / "act.log")
@@ -119,7 +119,7 @@ def test_a_rehearsal_that_is_terminated_leaves_no_process_of_an_act_behind(tmp_p
 @pytest.mark.prove
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_rehearsal_that_is_terminated_during_training_leaves_no_process_behind(how, tmp_path):
-    terminated(tmp_path / "log", "gpu_fleet train", how, "-m", "stacks.rehearsal")
+    terminated(tmp_path / "log", "gpu_fleet train", how, "-m", "gpu_fleet_stacks.rehearsal")
 
 
 def terminated(log, at_work, how, *program):

@@ -1,6 +1,6 @@
 """The check of inputs against the provider SDK, on inputs that are wrong in one way each."""
 
-from stacks.rehearsal.registrations import RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.examples import registered
 from tests.rehearsal.provider_schema import problems
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "stacks" / "rehearsal"
+FOLDER = ROOT / "stacks" / "gpu_fleet_stacks" / "rehearsal"
 TEXT = (FOLDER / "README.md").read_text()
 
 

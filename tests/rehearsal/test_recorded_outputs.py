@@ -2,11 +2,11 @@
 
 import pulumi
 
-from stacks.rehearsal import sdk
-from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.program import run_program
-from stacks.rehearsal.recorded_outputs import LACKING, reason, recorded
-from stacks.rehearsal.registrations import RegistrationOutcome
+from gpu_fleet_stacks.rehearsal import sdk
+from gpu_fleet_stacks.rehearsal.aws_resources import CREATORS
+from gpu_fleet_stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.rehearsal.recorded_outputs import LACKING, reason, recorded
+from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 
 
 def test_a_placement_group_is_its_name(clients):

@@ -4,9 +4,9 @@ import pulumi
 import pulumi_aws as aws
 import pytest
 
-from stacks.errors import StacksError
-from stacks.rehearsal.errors import CreationError, RehearsalError, UnknownInvokeError
-from stacks.rehearsal.program import read_config
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.rehearsal.errors import CreationError, RehearsalError, UnknownInvokeError
+from gpu_fleet_stacks.rehearsal.program import read_config
 from tests.rehearsal.examples import run
 
 

@@ -7,8 +7,8 @@ import pulumi
 import pulumi_aws as aws
 from pulumi.runtime import resource
 
-from stacks.rehearsal.program import read_config, run_program
-from stacks.rehearsal.registrations import RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.program import read_config, run_program
+from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.examples import run
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.rehearsal.recorded_outputs import LACKING
-from stacks.rehearsal.registrations import RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.aws_resources import CREATORS
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
+from gpu_fleet_stacks.rehearsal.recorded_outputs import LACKING
+from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.api_limits import violations
 from tests.rehearsal.examples import AWS_STACKS, REGION, STACKS
 from tests.rehearsal.provider_schema import problems

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from stacks.rehearsal.registrations import RegistrationOutcome
-from stacks.rehearsal.tree import FOLD_ABOVE, Tree, counts
+from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.tree import FOLD_ABOVE, Tree, counts
 from tests.rehearsal.examples import registered
 
 NETWORK = registered("gpu-fleet:aws:Network", "gpu-fleet-test", outcome=RegistrationOutcome.GROUPED)

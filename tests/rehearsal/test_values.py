@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pulumi.runtime import rpc
 
-from stacks.rehearsal import values
+from gpu_fleet_stacks.rehearsal import values
 
 PLAIN = st.recursive(
     st.text() | st.booleans() | st.integers(-(2**40), 2**40),

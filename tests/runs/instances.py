@@ -20,11 +20,11 @@ from typing import Any
 import boto3
 from moto.ssm.models import Command
 
-from image.reaper.metrics import METRIC_GATE_PASSED, namespace
-from stacks.rehearsal import first_boot
-from stacks.rehearsal.cast import services
-from stacks.rehearsal.metadata import metadata_service
-from stacks.rehearsal.program import Rehearsed
+from gpu_fleet_image.reaper.metrics import METRIC_GATE_PASSED, namespace
+from gpu_fleet_stacks.rehearsal import first_boot
+from gpu_fleet_stacks.rehearsal.cast import services
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
 
 REGION = "us-east-1"
 TYPE = "g5.xlarge"

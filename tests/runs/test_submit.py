@@ -15,17 +15,17 @@ import tomli_w
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from image.capacity.command import Desk
-from image.capacity.model import Fate, MoverState, Request
-from image.console.cli import main
-from image.reaper.agent.sensors.processes import is_watched, processes
-from image.reaper.calls import Calls
-from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.place import Place
-from image.runs import aws, command
-from image.runs.bucket import NEWEST, RunBucket
-from image.runs.choice import busy
-from image.runs.model import (
+from gpu_fleet_image.capacity.command import Desk
+from gpu_fleet_image.capacity.model import Fate, MoverState, Request
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.agent.sensors.processes import is_watched, processes
+from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError
+from gpu_fleet_image.reaper.place import Place
+from gpu_fleet_image.runs import aws, command
+from gpu_fleet_image.runs.bucket import NEWEST, RunBucket
+from gpu_fleet_image.runs.choice import busy
+from gpu_fleet_image.runs.model import (
     JOB,
     STATE,
     Job,
@@ -36,10 +36,10 @@ from image.runs.model import (
     node_prefix,
     state_of,
 )
-from stacks.aws.stack import build
-from stacks.rehearsal import sweeps
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.aws.stack import build
+from gpu_fleet_stacks.rehearsal import sweeps
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.preloaded import preloaded
 from tests.runs.instances import REGION, content_of, only_those_named, stand_ins
 from tests.stacks import examples

@@ -11,12 +11,12 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from image.reaper.metrics import METRIC_GATE_PASSED
-from image.runs import alicloud, command
-from stacks.alicloud.stack import build
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.reaper.metrics import METRIC_GATE_PASSED
+from gpu_fleet_image.runs import alicloud, command
+from gpu_fleet_stacks.alicloud.stack import build
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, serving
 from tests.reaper.alicloud_world import Actions
 from tests.reaper.metadata_server import metadata_server

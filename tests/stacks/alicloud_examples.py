@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from stacks.errors import SettingsError
-from stacks.settings import Stack
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.settings import Stack
+from gpu_fleet_stacks.settings.reader import from_mapping
 
 
 def stack_file(**changes: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.registrations import declared, run
 from tests.stacks.shipped import SHIPPED
@@ -39,8 +39,8 @@ EVERYTHING = stack(
     image={
         "id": "m-wz90000000000000000",
         "base_id": "ubuntu_24_04_x64_20G_alibase_20260101.vhd",
-        "payload": "image/packages.toml",
-        "disk": "image/versions.toml",
+        "payload": "image/gpu_fleet_image/packages.toml",
+        "disk": "image/gpu_fleet_image/versions.toml",
     },
     pools=[pool(), CLUSTER, LIMITED],
 )
@@ -111,7 +111,7 @@ VARIANTS = {
         image={
             "id": "m-wz90000000000000000",
             "base_id": "ubuntu_24_04_x64_20G_alibase_20260101.vhd",
-            "payload": "image/packages.toml",
+            "payload": "image/gpu_fleet_image/packages.toml",
         }
     ),
     "queue": stack(queue="slurm", storage=STORAGE | {"home": True}, access=ACCESS),

@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stacks import catalog
-from stacks.catalog import Cloud
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import Cloud
 from tests.stacks.alicloud_examples import pool, stack_file
 
 TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD)]

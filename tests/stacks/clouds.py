@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.registrations import Registration
-from stacks.settings import Cloud, Stack, stack_files
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.registrations import Registration
+from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from tests.stacks import registrations
 from tests.stacks.alicloud_programs import EVERYTHING
 from tests.stacks.examples import BUILDING

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stacks.rehearsal import monitor, program
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.rehearsal import monitor, program
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import clouds, registrations
 from tests.stacks.clouds import Declared
 from tests.stacks.shipped import SHIPPED

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.registrations import Registration, RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 
 def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:

@@ -4,10 +4,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stacks import catalog, naming
-from stacks.catalog import Cloud
-from stacks.settings import Stack
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.settings import Stack
+from gpu_fleet_stacks.settings.reader import from_mapping
 
 
 def stack_file(**changes: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ BUILDING = stack(
     image={
         "parameter": "/imagebuilder/gpu-fleet-test/ami",
         "base_id": "ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
-        "payload": "image/packages.toml",
+        "payload": "image/gpu_fleet_image/packages.toml",
     },
     network={
         "cidr": "10.0.0.0/16",

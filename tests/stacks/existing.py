@@ -5,9 +5,9 @@ from typing import Any
 import boto3
 import pytest
 
-from stacks.rehearsal import monitor, program
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Cloud, Stack
+from gpu_fleet_stacks.rehearsal import monitor, program
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Cloud, Stack
 from tests.stacks import alicloud_examples, examples, registrations
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import boto3
 
-from stacks.rehearsal import first_boot
-from stacks.rehearsal.metadata import metadata_service
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import stack_files
+from gpu_fleet_stacks.rehearsal import first_boot
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.metadata_server import metadata_server
 from tests.stacks.registrations import declared

@@ -1,7 +1,8 @@
 """Would AWS allow it? Policy documents judged with their conditions, which moto does not read.
 
-Written from the IAM user guide and from nothing of this project, so that what ``stacks/aws`` means and what
-AWS reads are held against one another; ``test_iam.py`` holds it against the guide's own examples. Its pages,
+Written from the IAM user guide and from nothing of this project, so that what ``stacks/gpu_fleet_stacks/aws``
+means and what AWS reads are held against one another; ``test_iam.py`` holds it against the guide's own
+examples. Its pages,
 below docs.aws.amazon.com/IAM/latest/UserGuide/:
 
 - reference_policies_evaluation-logic.html

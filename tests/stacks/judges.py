@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from image.credentials.alicloud import session_policy
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack, stack_files
+from gpu_fleet_image.credentials.alicloud import session_policy
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_examples, iam, ram
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.conftest import AWS_STACKS

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.registrations import Registration
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.registrations import Registration
 
 TABLE = tomllib.loads(Path(__file__).with_name("replacement.toml").read_text())
 # sdk/go/common/resource/plugin/rpc.go: UnknownStringValue

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stacks.crossguard.model import Finding, PolicyRule, Profile, Resource
-from stacks.crossguard.rules import RULES, is_mandatory
+from gpu_fleet_stacks.crossguard.model import Finding, PolicyRule, Profile, Resource
+from gpu_fleet_stacks.crossguard.rules import RULES, is_mandatory
 
 
 @dataclass(frozen=True)

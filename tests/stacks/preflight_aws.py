@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from stacks.preflight import aws
-from stacks.preflight.findings import Finding
-from stacks.settings import Stack
+from gpu_fleet_stacks.preflight import aws
+from gpu_fleet_stacks.preflight.findings import Finding
+from gpu_fleet_stacks.settings import Stack
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.examples import stack
 from tests.stacks.preflight_rows import Row, wrong

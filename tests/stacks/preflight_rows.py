@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stacks.preflight.findings import Finding, Rating
-from stacks.settings import Stack
+from gpu_fleet_stacks.preflight.findings import Finding, Rating
+from gpu_fleet_stacks.settings import Stack
 
 Look = Callable[[Stack, Any], Iterable[Finding]]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from stacks import catalog
-from stacks.catalog import Cloud
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import Cloud
 
 REGION = "us-east-1"
 # (service, usage type) -> price in dollars, in the unit of the Price List.

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from stacks.advise.offers import of_type
-from stacks.advise.plan import facts, peak
-from stacks.advise.work import Layout, Work, seconds
-from stacks.catalog import load
+from gpu_fleet_stacks.advise.offers import of_type
+from gpu_fleet_stacks.advise.plan import facts, peak
+from gpu_fleet_stacks.advise.work import Layout, Work, seconds
+from gpu_fleet_stacks.catalog import load
 
 PLAIN = Layout(sharded=False, checkpointed=False)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.registrations import Registration, RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from stacks.payload import instance_file
-from stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.payload import instance_file
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
 
 TEMPLATES = (
     "aws:ec2/launchTemplate:LaunchTemplate",

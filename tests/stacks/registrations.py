@@ -22,12 +22,12 @@ from unittest.mock import patch
 
 import pulumi
 
-from image import payload
-from stacks.rehearsal import invokes, monitor, program
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import Cloud, Stack, stack_files
+from gpu_fleet_image import payload
+from gpu_fleet_stacks.rehearsal import invokes, monitor, program
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
+from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from tests.stacks.deflating import deflate_once
 
 deflate_once()
@@ -71,7 +71,7 @@ def run(of: Stack | str) -> Rehearsed:
     """What the program of a shipped stack, or any settings, register and export now."""
     if isinstance(of, str):
         return run_program(of)
-    build = importlib.import_module(f"stacks.{of.cloud}.stack").build
+    build = importlib.import_module(f"gpu_fleet_stacks.{of.cloud}.stack").build
 
     def exporting() -> None:
         for name, value in build(of).items():

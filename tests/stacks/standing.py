@@ -13,10 +13,10 @@ from moto.moto_api._internal import mock_random
 from moto.s3.models import FakeKey, FakeMultipart
 from moto.ssm.models import ParameterDict
 
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import stack_files
+from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks import registrations
 
 Made = TypeVar("Made")

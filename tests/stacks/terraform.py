@@ -13,9 +13,9 @@ from typing import Any
 
 import pulumi
 
-from stacks.rehearsal.archives import zip_bytes
-from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.registrations import Registration
+from gpu_fleet_stacks.rehearsal.archives import zip_bytes
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.registrations import Registration
 
 MIRROR = Path("/opt/tf-plugins")
 PROVIDER = "registry.terraform.io/hashicorp/aws"

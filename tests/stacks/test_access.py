@@ -6,14 +6,14 @@ from functools import partial
 
 import pytest
 
-from image.reaper import calls as image_calls
-from image.reaper.agent import kept_files
-from image.reaper.alicloud import session as image_alicloud
-from stacks import catalog
-from stacks.calls import alicloud as stacks_alicloud
-from stacks.calls import errors as stacks_calls
-from stacks.catalog import regions
-from stacks.settings import Nat
+from gpu_fleet_image.reaper import calls as image_calls
+from gpu_fleet_image.reaper.agent import kept_files
+from gpu_fleet_image.reaper.alicloud import session as image_alicloud
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.calls import alicloud as stacks_alicloud
+from gpu_fleet_stacks.calls import errors as stacks_calls
+from gpu_fleet_stacks.catalog import regions
+from gpu_fleet_stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import (
     ALICLOUD_ACCOUNTS,

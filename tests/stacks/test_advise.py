@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stacks import catalog
-from stacks.advise import offers as offers_module
-from stacks.advise.__main__ import main
-from stacks.advise.offers import VendorsError, of_type, offers, vendors
-from stacks.advise.plan import GIB, HEADROOM, break_even_hours, facts, plan_of, plans, reserved
-from stacks.advise.scorecard import UNITS, cards
-from stacks.advise.work import LAYOUTS, Layout, Work, memory, shape_of, state_bytes
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.advise import offers as offers_module
+from gpu_fleet_stacks.advise.__main__ import main
+from gpu_fleet_stacks.advise.offers import VendorsError, of_type, offers, vendors
+from gpu_fleet_stacks.advise.plan import GIB, HEADROOM, break_even_hours, facts, plan_of, plans, reserved
+from gpu_fleet_stacks.advise.scorecard import UNITS, cards
+from gpu_fleet_stacks.advise.work import LAYOUTS, Layout, Work, memory, shape_of, state_bytes
 from tests.stacks.measured_models import MODELS, measured
 from tests.stacks.published_runs import PUBLISHED
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from image.capacity.model import STATE
-from image.reaper.money import budget_check
-from image.reaper.sweep import lease
-from stacks import catalog
-from stacks.payload.sweep_archive import policy_document
-from stacks.settings import stack_files
+from gpu_fleet_image.capacity.model import STATE
+from gpu_fleet_image.reaper.money import budget_check
+from gpu_fleet_image.reaper.sweep import lease
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.payload.sweep_archive import policy_document
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import VARIANTS, inputs, shipped
 from tests.stacks.registrations import declared

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from stacks.rehearsal.registrations import RegistrationOutcome
+from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.provider_schema import problems
 from tests.stacks.alicloud_limits import ALLOWED, BETWEEN, CONFLICTS, PATTERNS
 from tests.stacks.alicloud_programs import STACKS, programs, shipped

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stacks import catalog
-from stacks.catalog import Cloud
-from stacks.errors import SettingsError
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack_file
 from tests.stacks.alicloud_programs import inputs, register
 from tests.stacks.examples import pool as aws_pool

@@ -8,9 +8,9 @@ from typing import Any
 import boto3
 import pytest
 
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.registrations import Registration
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.registrations import Registration
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import Destroyed, destroy
 from tests.stacks.standing import usable

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stacks.aws.stack import build
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
-from stacks.settings import stack_files
+from gpu_fleet_stacks.aws.stack import build
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.conftest import AWS_STACKS
 from tests.stacks.examples import BUILDING
 from tests.stacks.terraform import MIRROR, VERSION, configuration, provider_schema, terraform

@@ -13,15 +13,15 @@ import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from image.reaper import policy as policies
-from image.reaper.place import POLICY_KEY
-from stacks.aws.reaper import bundle
-from stacks.aws.reaper_role import LICENCES, MARKS
-from stacks.payload import sweep_archive
-from stacks.payload.sweep_archive import policy_document
-from stacks.rehearsal.archives import archive_files, zip_bytes
-from stacks.settings import stack_files
-from stacks.settings.reader import from_mapping
+from gpu_fleet_image.reaper import policy as policies
+from gpu_fleet_image.reaper.place import POLICY_KEY
+from gpu_fleet_stacks.aws.reaper import bundle
+from gpu_fleet_stacks.aws.reaper_role import LICENCES, MARKS
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload.sweep_archive import policy_document
+from gpu_fleet_stacks.rehearsal.archives import archive_files, zip_bytes
+from gpu_fleet_stacks.settings import stack_files
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import examples
 from tests.stacks.clouds import Declared
 from tests.stacks.standing import usable
@@ -37,7 +37,7 @@ class Context:
     def get_remaining_time_in_millis(self):
         return 120_000
 
-from image.reaper.sweep.handler import handle
+from gpu_fleet_image.reaper.sweep.handler import handle
 summary = handle({}, Context())
 print(json.dumps({"summary": summary, "modules": sorted(sys.modules)}))
 """
@@ -190,10 +190,10 @@ def test_the_policy_names_another_release_of_the_agent_where_its_sources_differ(
     tmp_path, monkeypatch, changed, is_new
 ):
     release = sweep_archive.agents_release("aws")
-    shutil.copytree(sweep_archive.ROOT / "image", tmp_path / "image")
+    shutil.copytree(sweep_archive.ROOT / "gpu_fleet_image", tmp_path / "gpu_fleet_image")
     monkeypatch.setattr(sweep_archive, "ROOT", tmp_path)
 
-    with (tmp_path / "image" / changed).open("a") as file:
+    with (tmp_path / "gpu_fleet_image" / changed).open("a") as file:
         file.write("# more\n")
 
     assert (sweep_archive.agents_release.__wrapped__("aws") != release) is is_new
@@ -206,11 +206,15 @@ def test_the_archive_is_the_same_for_the_same_settings():
 def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
     names = set(archive_files(bundle(examples.stack())))
 
-    assert {"policy.json", "image/reaper/sweep/handler.py", "image/reaper/sweep/verdict.py"} <= names
+    assert {
+        "policy.json",
+        "gpu_fleet_image/reaper/sweep/handler.py",
+        "gpu_fleet_image/reaper/sweep/verdict.py",
+    } <= names
     assert not names & {
-        "image/reaper/agent/loop.py",
-        "image/console/cli.py",
-        "image/reaper/agent/sensors/gpu.py",
+        "gpu_fleet_image/reaper/agent/loop.py",
+        "gpu_fleet_image/console/cli.py",
+        "gpu_fleet_image/reaper/agent/sensors/gpu.py",
     }
 
 
@@ -239,11 +243,11 @@ def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_pat
 
 
 def test_the_modules_of_the_bundle_are_found_by_their_imports():
-    assert "image/reaper/sweep/verdict.py" in sweep_archive.modules()
-    assert sweep_archive.modules("image.reaper.errors") == (
-        "image/__init__.py",
-        "image/instance/__init__.py",
-        "image/instance/errors.py",
-        "image/reaper/__init__.py",
-        "image/reaper/errors.py",
+    assert "gpu_fleet_image/reaper/sweep/verdict.py" in sweep_archive.modules()
+    assert sweep_archive.modules("gpu_fleet_image.reaper.errors") == (
+        "gpu_fleet_image/__init__.py",
+        "gpu_fleet_image/instance/__init__.py",
+        "gpu_fleet_image/instance/errors.py",
+        "gpu_fleet_image/reaper/__init__.py",
+        "gpu_fleet_image/reaper/errors.py",
     )

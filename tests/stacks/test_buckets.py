@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.acceptance.alicloud import AlicloudAccount
-from stacks.acceptance.aws import AwsAccount
-from stacks.acceptance.clock import SystemClock
-from stacks.acceptance.errors import CallRefusedError
-from stacks.calls import buckets, oss
-from stacks.calls.alicloud import Alicloud
-from stacks.calls.aws import Aws
-from stacks.calls.errors import CannotCheckError
-from stacks.rehearsal.moto_server import moto_server
-from stacks.settings.stack_files import settings_of
-from stacks.teardown.alicloud import AlicloudStack
-from stacks.teardown.aws import AwsStack
+from gpu_fleet_stacks.acceptance.alicloud import AlicloudAccount
+from gpu_fleet_stacks.acceptance.aws import AwsAccount
+from gpu_fleet_stacks.acceptance.clock import SystemClock
+from gpu_fleet_stacks.acceptance.errors import CallRefusedError
+from gpu_fleet_stacks.calls import buckets, oss
+from gpu_fleet_stacks.calls.alicloud import Alicloud
+from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.settings.stack_files import settings_of
+from gpu_fleet_stacks.teardown.alicloud import AlicloudStack
+from gpu_fleet_stacks.teardown.aws import AwsStack
 
 BUCKET = "gpu-fleet-aws-dev-data-123456789012"
 

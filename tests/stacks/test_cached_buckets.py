@@ -5,9 +5,9 @@ from unittest.mock import patch
 
 import pytest
 
-from stacks.errors import SettingsError
-from stacks.rehearsal.moto_server import moto_server
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.registrations import kept, run
@@ -53,7 +53,7 @@ def declared():
 
     def made():
         # the bucket stands nowhere here
-        with moto_server(settings.region), patch("stacks.aws.existing.look_at_buckets"):
+        with moto_server(settings.region), patch("gpu_fleet_stacks.aws.existing.look_at_buckets"):
             return run(settings)
 
     return kept("cached buckets", settings, made)

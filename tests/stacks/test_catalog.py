@@ -8,9 +8,16 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.console.cli import main
-from stacks import catalog
-from stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, UnknownInstanceType, command, regions
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import (
+    Cloud,
+    MalformedCatalogError,
+    NetworkCard,
+    UnknownInstanceType,
+    command,
+    regions,
+)
 
 EVERY_TYPE = list(catalog.load())
 PRICED = [kind for kind in EVERY_TYPE if kind.price is not None]

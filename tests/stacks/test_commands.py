@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.console.cli import main
-from stacks.errors import StacksError
-from stacks.guard import deploy, policy_pack, pulumi_command
-from stacks.guard.pulumi_command import REFUSED, refuse
-from stacks.settings import stack_files
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.guard import deploy, policy_pack, pulumi_command
+from gpu_fleet_stacks.guard.pulumi_command import REFUSED, refuse
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
 
@@ -131,7 +131,10 @@ def test_a_valid_stack_is_handed_to_the_cli_with_the_policy_pack(command, shell)
 
     assert shell.calls[:2] == ["stack select --create aws-dev", "stack output cost --json --stack aws-dev"]
     assert sorted(shell.calls[2:]) == sorted(
-        ["preview --stack aws-dev --json", f"{command} --stack aws-dev --policy-pack stacks/crossguard"]
+        [
+            "preview --stack aws-dev --json",
+            f"{command} --stack aws-dev --policy-pack stacks/gpu_fleet_stacks/crossguard",
+        ]
     )
 
 
@@ -140,7 +143,9 @@ def test_what_follows_the_dashes_is_handed_over(shell):
 
     shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
 
-    expected = "up --stack aws-dev --policy-pack stacks/crossguard --yes --target urn:x -m a new pool"
+    expected = (
+        f"up --stack aws-dev --policy-pack {pulumi_command.POLICY_PACK} --yes --target urn:x -m a new pool"
+    )
     assert shell.calls[-1] == expected
 
 
@@ -272,8 +277,8 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from stacks.guard import deploy
-from stacks.teardown import engine
+from gpu_fleet_stacks.guard import deploy
+from gpu_fleet_stacks.teardown import engine
 root = Path(os.environ["FOLDER"])
 """
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stacks.alicloud import endpoints as alicloud_endpoints
-from stacks.aws import endpoints as aws_endpoints
-from stacks.catalog import Cloud, prices
-from stacks.catalog.money import CurrencyError, Money
-from stacks.cost import view
-from stacks.cost.estimate import estimate
-from stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
-from stacks.errors import SettingsError
-from stacks.settings import Stack, stack_files
-from stacks.settings.quantities import ENDPOINTS, CostKind, Level, Volumes
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.alicloud import endpoints as alicloud_endpoints
+from gpu_fleet_stacks.aws import endpoints as aws_endpoints
+from gpu_fleet_stacks.catalog import Cloud, prices
+from gpu_fleet_stacks.catalog.money import CurrencyError, Money
+from gpu_fleet_stacks.cost import view
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.settings.quantities import ENDPOINTS, CostKind, Level, Volumes
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack
 from tests.stacks.examples import stack_files as any_stack_file

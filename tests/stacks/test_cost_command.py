@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from stacks.aws import stack as aws_stack
-from stacks.catalog import prices
-from stacks.catalog.money import Money
-from stacks.cost import page, view
-from stacks.cost.command import cost as command
-from stacks.cost.estimate import estimate
-from stacks.cost.lines import OvercommitError
-from stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, sentence
-from stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.aws import stack as aws_stack
+from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.catalog.money import Money
+from gpu_fleet_stacks.cost import page, view
+from gpu_fleet_stacks.cost.command import cost as command
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.cost.lines import OvercommitError
+from gpu_fleet_stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, sentence
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import test_queue, test_queue_alicloud
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_programs import register as alicloud_register

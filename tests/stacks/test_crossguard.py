@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stacks.crossguard import rules
-from stacks.crossguard.governance_rules import TAGGED
-from stacks.crossguard.model import Profile, Resource, Severity
-from stacks.crossguard.rules import RULES, ProfileError, profile_of
+from gpu_fleet_stacks.crossguard import rules
+from gpu_fleet_stacks.crossguard.governance_rules import TAGGED
+from gpu_fleet_stacks.crossguard.model import Profile, Resource, Severity
+from gpu_fleet_stacks.crossguard.rules import RULES, ProfileError, profile_of
 from tests.stacks.examples import stack
 from tests.stacks.policy_judge import Violation, violations
 from tests.stacks.registrations import declared
@@ -308,7 +308,7 @@ def offered(monkeypatch) -> Callable[[str], dict[str, SimpleNamespace]]:
         monkeypatch.setitem(
             sys.modules, "pulumi_policy.proxy", SimpleNamespace(UnknownValueError=NotYetError)
         )
-        monkeypatch.delitem(sys.modules, "stacks.crossguard.pack", raising=False)
+        monkeypatch.delitem(sys.modules, "gpu_fleet_stacks.crossguard.pack", raising=False)
         monkeypatch.setenv("PULUMI_STACK", stack)
         runpy.run_path(str(PACK), run_name="__main__")
         return {policy.name: policy for policy in made}
@@ -317,7 +317,7 @@ def offered(monkeypatch) -> Callable[[str], dict[str, SimpleNamespace]]:
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stacks.crossguard", *arguments]
+    command = [sys.executable, "-m", "gpu_fleet_stacks.crossguard", *arguments]
     return subprocess.run(command, cwd=PACK.parents[1], capture_output=True, text=True, check=False)
 
 

@@ -6,13 +6,20 @@ from functools import cache
 import pytest
 from click.testing import CliRunner
 
-from image.console.cli import main
-from stacks.deployer.command import notes
-from stacks.deployer.grants import LONGEST_DOCUMENT, MOST_DOCUMENTS, Grant, documents, length, statements
-from stacks.deployer.policy import Declared, Wanted, policies
-from stacks.errors import StacksError
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack, stack_files
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.deployer.command import notes
+from gpu_fleet_stacks.deployer.grants import (
+    LONGEST_DOCUMENT,
+    MOST_DOCUMENTS,
+    Grant,
+    documents,
+    length,
+    statements,
+)
+from gpu_fleet_stacks.deployer.policy import Declared, Wanted, policies
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_programs, ram, registrations
 from tests.stacks.conftest import AWS_STACKS
 from tests.stacks.examples import BUILDING, stack
@@ -457,7 +464,8 @@ def test_a_type_without_an_entry_is_named():
         policies(stack_files.settings_of("aws-dev"), [Declared("aws:new/thing:Thing", "x", {})], Wanted())
 
     assert str(caught.value) == (
-        "no entry in stacks/deployer/aws.py for aws:new/thing:Thing: what it takes is not known"
+        "no entry in stacks/gpu_fleet_stacks/deployer/aws.py for aws:new/thing:Thing: "
+        "what it takes is not known"
     )
 
 

@@ -12,16 +12,16 @@ from io import BytesIO
 import boto3
 import pytest
 
-from image.accounts.aws import IdentityCenterGroups
-from image.accounts.directory import MemberProfile
-from image.queue.accounting import TeamLimits, limits_of
-from image.reaper.calls import Calls
-from stacks.errors import SettingsError
-from stacks.payload import sweep_archive
-from stacks.rehearsal.archives import zip_bytes
-from stacks.rehearsal.moto_server import moto_server
-from stacks.settings.people import directory_text
-from stacks.settings.reader import from_mapping
+from gpu_fleet_image.accounts.aws import IdentityCenterGroups
+from gpu_fleet_image.accounts.directory import MemberProfile
+from gpu_fleet_image.queue.accounting import TeamLimits, limits_of
+from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.rehearsal.archives import zip_bytes
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.settings.people import directory_text
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, serving
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
@@ -418,7 +418,7 @@ def test_on_alibaba_cloud_the_function_lists_its_groups_and_writes_the_roster_al
 
 def test_leavers_are_out_within_five_minutes_of_the_directorys_word():
     """A minute until the function reads, then the timer of the instances."""
-    timer = (sweep_archive.ROOT / "image/rootfs/etc/systemd/system/gpu-accounts.timer").read_text()
+    timer = (sweep_archive.ROOT / "gpu_fleet_image/rootfs/etc/systemd/system/gpu-accounts.timer").read_text()
     waits = dict(line.split("=", 1) for line in timer.splitlines() if line.startswith(("On", "Acc", "Rand")))
 
     assert waits == {"OnUnitInactiveSec": "3min", "AccuracySec": "10s", "RandomizedDelaySec": "20s"}

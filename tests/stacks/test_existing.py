@@ -10,13 +10,13 @@ import boto3
 import pytest
 import yaml
 
-from stacks.cost.estimate import estimate
-from stacks.payload import instance_file
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack
-from stacks.settings.quantities import CostKind
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.payload import instance_file
+from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Stack
+from gpu_fleet_stacks.settings.quantities import CostKind
 from tests.rehearsal.deletions import DELETERS
 from tests.rehearsal.destroy import destroy
 from tests.stacks import alicloud_examples, examples, iam, ram

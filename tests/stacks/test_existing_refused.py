@@ -6,13 +6,13 @@ import pulumi_alicloud
 import pulumi_aws
 import pytest
 
-from stacks.alicloud import existing as of_alicloud
-from stacks.alicloud import existing_files as files_of_alicloud
-from stacks.aws import existing as of_aws
-from stacks.aws import existing_files as files_of_aws
-from stacks.errors import SettingsError, StacksError
-from stacks.rehearsal.errors import CreationError
-from stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.alicloud import existing as of_alicloud
+from gpu_fleet_stacks.alicloud import existing_files as files_of_alicloud
+from gpu_fleet_stacks.aws import existing as of_aws
+from gpu_fleet_stacks.aws import existing_files as files_of_aws
+from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.rehearsal.errors import CreationError
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 from tests.stacks.existing import NAT_ROUTE, NO_BUCKET, NO_FILES, on_alicloud, on_aws, registered

@@ -5,12 +5,19 @@ from unittest.mock import patch
 
 import pytest
 
-from stacks.alicloud.first_pass import VARIABLE, DeclaredStage, FirstValue, first_values, passes, stage_of
-from stacks.calls.errors import CannotCheckError
-from stacks.guard import first_values as reporting
-from stacks.guard.deploy import up
-from stacks.guard.errors import PlanError
-from stacks.guard.plan import parse
+from gpu_fleet_stacks.alicloud.first_pass import (
+    VARIABLE,
+    DeclaredStage,
+    FirstValue,
+    first_values,
+    passes,
+    stage_of,
+)
+from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.guard import first_values as reporting
+from gpu_fleet_stacks.guard.deploy import up
+from gpu_fleet_stacks.guard.errors import PlanError
+from gpu_fleet_stacks.guard.plan import parse
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import inputs

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 
-from stacks.settings import Cloud
-from stacks.settings.pools import group_plans
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.settings import Cloud
+from gpu_fleet_stacks.settings.pools import group_plans
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_shapes import stack_files_of_any_shape
 from tests.stacks.clouds import WORDS

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stacks.errors import SettingsError
-from stacks.guard.deploy import Deployment, preview, up
-from stacks.guard.errors import PlanError, ReplacementError
-from stacks.guard.losses import hold, losses
-from stacks.guard.plan import parse
-from stacks.guard.types_with_data import FOLLOWS, HOLDINGS
-from stacks.rehearsal import monitor, program
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.program import run_program
-from stacks.settings import Pool, Stack
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.guard.deploy import Deployment, preview, up
+from gpu_fleet_stacks.guard.errors import PlanError, ReplacementError
+from gpu_fleet_stacks.guard.losses import hold, losses
+from gpu_fleet_stacks.guard.plan import parse
+from gpu_fleet_stacks.guard.types_with_data import FOLLOWS, HOLDINGS
+from gpu_fleet_stacks.rehearsal import monitor, program
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.settings import Pool, Stack
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
@@ -52,7 +52,7 @@ def file_of(cloud, *chosen):
 @cache
 def registered(text):
     stack = from_mapping("test", json.loads(text))
-    build = __import__(f"stacks.{stack.cloud}.stack", fromlist=["build"]).build
+    build = __import__(f"gpu_fleet_stacks.{stack.cloud}.stack", fromlist=["build"]).build
     vpc, lookups = EDITED_VPC[stack.cloud]
     found = lookups(vpc["vpc_id"], vpc["subnets"])
     with patch.object(program, "CREATORS", {}), patch.object(monitor, "answer", found):

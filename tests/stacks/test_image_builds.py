@@ -8,13 +8,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from stacks.calls.aws import Aws
-from stacks.calls.errors import CannotCheckError
-from stacks.errors import StacksError
-from stacks.images import command
-from stacks.images.alicloud import AlicloudBuilds
-from stacks.images.aws import AwsBuilds
-from stacks.images.builds import (
+from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.images import command
+from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
+from gpu_fleet_stacks.images.aws import AwsBuilds
+from gpu_fleet_stacks.images.builds import (
     POLL_S,
     RETRY_S,
     Build,
@@ -23,8 +23,8 @@ from stacks.images.builds import (
     follow,
     follow_until_tried,
 )
-from stacks.payload import image_files
-from stacks.settings import stack_files
+from gpu_fleet_stacks.payload import image_files
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks import alicloud_account, alicloud_examples, aws_account
 from tests.stacks.examples import BUILDING, stack
 from tests.stacks.registrations import declared
@@ -333,7 +333,9 @@ def test_following_ends_with_the_build(run):
     assert slept == [POLL_S] * 4
 
 
-ALICLOUD = alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "payload": "image/packages.toml"})
+ALICLOUD = alicloud_examples.stack(
+    image={"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/packages.toml"}
+)
 ECS_NAME = f"gpu-fleet-test-{image_files.recipe(ALICLOUD).sha256[:12]}"
 
 
@@ -396,7 +398,7 @@ def test_on_alibaba_cloud_a_stack_that_follows_its_builds_boots_the_newest_and_r
     ecs, run
 ):
     account, builds = ecs
-    image = {"id": "m-1", "base_id": "m-2", "payload": "image/packages.toml", "mode": "baked"}
+    image = {"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/packages.toml", "mode": "baked"}
     builds._stack = alicloud_examples.stack(image=image)
     account.answers["DescribeImages"] = images(7, 8)
     newest = executions(("exec-8", "SUCCESS", "m-8", "2026-11-08"))

@@ -10,15 +10,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from image.payload import PROJECT
-from stacks.acceptance import variant
-from stacks.alicloud.stack import build as build_alicloud
-from stacks.aws.stack import build as build_aws
-from stacks.cost import check
-from stacks.errors import SettingsError
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import run_program
-from stacks.settings import ImageMode, reader, stack_files
+from gpu_fleet_image.payload import PROJECT
+from gpu_fleet_stacks.acceptance import variant
+from gpu_fleet_stacks.alicloud.stack import build as build_alicloud
+from gpu_fleet_stacks.aws.stack import build as build_aws
+from gpu_fleet_stacks.cost import check
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.settings import ImageMode, reader, stack_files
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import BUILDING, pool, stack
 from tests.stacks.first_boots import STARTS
@@ -100,12 +100,15 @@ def test_instances_fetch_the_payload_and_what_a_build_made_does_not(first_up):
 
 
 def test_every_build_and_no_bootstrap_writes_what_the_unit_looks_for():
-    steps = (PROJECT / "image/steps/ORDER").read_text().splitlines()
+    steps = (PROJECT / "image/gpu_fleet_image/steps/ORDER").read_text().splitlines()
     (targets,) = [line.split()[1:] for line in steps if line.startswith("95-manifest")]
 
     assert {"aws", "alicloud"} <= set(targets)
     assert "bootstrap" not in targets
-    assert "--folder /usr/share/gpu-fleet" in (PROJECT / "image/steps/95-manifest.sh").read_text()
+    assert (
+        "--folder /usr/share/gpu-fleet"
+        in (PROJECT / "image/gpu_fleet_image/steps/95-manifest.sh").read_text()
+    )
 
 
 def on_alicloud(monkeypatch, images, settings=ALICLOUD):

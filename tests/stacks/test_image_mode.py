@@ -7,13 +7,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from stacks.alicloud import launch as alicloud_launch
-from stacks.aws import launch as aws_launch
-from stacks.cost import check, notice
-from stacks.errors import SettingsError, StacksError
-from stacks.payload import user_data
-from stacks.payload.instance_file import instance_toml
-from stacks.settings import stack_files
+from gpu_fleet_stacks.alicloud import launch as alicloud_launch
+from gpu_fleet_stacks.aws import launch as aws_launch
+from gpu_fleet_stacks.cost import check, notice
+from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.payload import user_data
+from gpu_fleet_stacks.payload.instance_file import instance_toml
+from gpu_fleet_stacks.settings import stack_files
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack
 from tests.stacks.first_boots import ALICLOUD, AWS, STARTS

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from image.console.cli import main
-from stacks.errors import StacksError
-from stacks.guard import policy_pack
-from stacks.new import command, project
-from stacks.settings import projects
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.guard import policy_pack
+from gpu_fleet_stacks.new import command, project
+from gpu_fleet_stacks.settings import projects
 from tests.stacks.test_new import AWS
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +182,7 @@ def test_outside_of_a_checkout_the_policy_pack_is_a_copy_with_an_environment_of_
     pack = policy_pack.ready(infra, lambda _: None)
     policy_pack.ready(infra, lambda _: None)
 
-    assert pack.flag == "build/policy/stacks/crossguard"
+    assert pack.flag == "build/policy/stacks/gpu_fleet_stacks/crossguard"
     options = yaml.safe_load((infra / pack.flag / "PulumiPolicy.yaml").read_text())["runtime"]["options"]
     assert (infra / pack.flag / options["virtualenv"]).resolve() == pack.environment
     assert not list((infra / "build/policy/stacks").glob("Pulumi.*.yaml"))

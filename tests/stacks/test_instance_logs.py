@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from stacks.errors import SettingsError
-from stacks.payload.instance_file import PATH
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.payload.instance_file import PATH
 from tests.stacks import alicloud_examples, examples, judges, test_queue
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import MAY, MAY_NOT, Right

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stacks.advise.__main__ import main as advise
-from stacks.catalog.command import list_types
-from stacks.cost.command import cost
-from stacks.listing import Column, Listing
+from gpu_fleet_stacks.advise.__main__ import main as advise
+from gpu_fleet_stacks.catalog.command import list_types
+from gpu_fleet_stacks.cost.command import cost
+from gpu_fleet_stacks.listing import Column, Listing
 
 COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
     "cost": (cost, ("aws-prod",)),

@@ -5,13 +5,13 @@ from decimal import Decimal
 
 import pytest
 
-from image.reaper import policy
-from stacks.cost.estimate import estimate
-from stacks.cost.meter_prices import budget_document
-from stacks.payload import sweep_archive
-from stacks.settings import stack_files
-from stacks.settings.quantities import CostKind, Level
-from stacks.settings.reader import from_mapping
+from gpu_fleet_image.reaper import policy
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.cost.meter_prices import budget_document
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import stack_files
+from gpu_fleet_stacks.settings.quantities import CostKind, Level
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.alicloud_programs import register as register_alicloud

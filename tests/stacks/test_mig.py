@@ -3,9 +3,9 @@
 import re
 import tomllib
 
-from stacks import catalog
-from stacks.catalog import Cloud
-from stacks.payload import instance_file
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.payload import instance_file
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from image.reaper import metrics
-from image.reaper.money import meter
-from stacks import naming
-from stacks.aws import dashboard as aws_dashboard
-from stacks.monitoring import grafana
+from gpu_fleet_image.reaper import metrics
+from gpu_fleet_image.reaper.money import meter
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.aws import dashboard as aws_dashboard
+from gpu_fleet_stacks.monitoring import grafana
 from tests.stacks.dcgm_counters import DEFAULT_COUNTERS
 
 FOLDER = Path(grafana.__file__).parent

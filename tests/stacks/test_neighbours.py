@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks import naming
-from stacks.errors import SettingsError
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Grouping, Stack, stack_files
-from stacks.settings.neighbours import clashes, group_labels, one_group_each
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Grouping, Stack, stack_files
+from gpu_fleet_stacks.settings.neighbours import clashes, group_labels, one_group_each
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.registrations import declared
 from tests.stacks.shipped import SHIPPED

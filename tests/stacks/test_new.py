@@ -5,12 +5,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from image.console.cli import main
-from stacks import catalog
-from stacks.catalog import Cloud, regions
-from stacks.new import command, stack_file
-from stacks.settings import stack_files
-from stacks.settings.reference import MODELINE
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.new import command, stack_file
+from gpu_fleet_stacks.settings import stack_files
+from gpu_fleet_stacks.settings.reference import MODELINE
 
 AWS = (
     *("--cloud", "aws", "--region", "us-east-1", "--account", "123456789012"),

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper import policy
-from stacks.errors import SettingsError, StacksError
-from stacks.payload import sweep_archive
-from stacks.settings import Stack, namespaces, stack_files
-from stacks.settings.reader import from_mapping
-from stacks.settings.reference import json_schema
+from gpu_fleet_image.reaper import policy
+from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import Stack, namespaces, stack_files
+from gpu_fleet_stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.settings.reference import json_schema
 from tests.stacks.alicloud_examples import pool as alicloud_pool
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import changed, stack_file

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stacks.settings import Cloud
-from stacks.settings.reader import from_mapping
+from gpu_fleet_stacks.settings import Cloud
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, clouds, examples, registrations
 from tests.stacks.alicloud_shapes import stack_files_of_any_shape
 from tests.stacks.clouds import Declared

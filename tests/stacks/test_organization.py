@@ -5,7 +5,7 @@ import json
 import pytest
 from pulumi.runtime import config
 
-from stacks.settings import reader
+from gpu_fleet_stacks.settings import reader
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import ACCESS, STORAGE
 from tests.stacks.registrations import declared

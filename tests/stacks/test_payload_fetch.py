@@ -15,8 +15,8 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image import bootstrap
-from stacks.payload import fetch, user_data
+from gpu_fleet_image import bootstrap
+from gpu_fleet_stacks.payload import fetch, user_data
 
 KEYS = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789/-_.~ +=&%$@:,é", min_size=1, max_size=60)
 REGIONS = st.sampled_from(["us-east-1", "eu-central-1", "us-gov-west-1", "cn-shenzhen", "ap-southeast-7"])

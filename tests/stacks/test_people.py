@@ -7,12 +7,12 @@ import struct
 
 import pytest
 
-from image.reaper.people import connect
-from stacks.aws.sessions import document_content
-from stacks.errors import SettingsError
-from stacks.payload import sweep_archive
-from stacks.settings import people
-from stacks.settings.reader import from_mapping
+from gpu_fleet_image.reaper.people import connect
+from gpu_fleet_stacks.aws.sessions import document_content
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import people
+from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import role_statements

@@ -8,12 +8,12 @@ from aliyunsdkcore.client import AcsClient
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from stacks.calls import alicloud as calls
-from stacks.calls.alicloud import Alicloud
-from stacks.preflight import alicloud
-from stacks.preflight.command import preflight
-from stacks.preflight.findings import Finding, Rating
-from stacks.settings import Stack
+from gpu_fleet_stacks.calls import alicloud as calls
+from gpu_fleet_stacks.calls.alicloud import Alicloud
+from gpu_fleet_stacks.preflight import alicloud
+from gpu_fleet_stacks.preflight.command import preflight
+from gpu_fleet_stacks.preflight.findings import Finding, Rating
+from gpu_fleet_stacks.settings import Stack
 from tests.stacks import preflight_rows
 from tests.stacks.alicloud_account import Account, Refusal, serving
 from tests.stacks.alicloud_examples import pool, stack
@@ -381,7 +381,7 @@ def test_a_missing_role_is_reported_with_the_command_that_makes_it():
 
     scaling, nas = "AliyunServiceRoleForAutoScaling", "AliyunServiceRoleForNasEncryption"
     disks = "AliyunECSImageImportDefaultRole"
-    imported = stack(image={"id": IMAGE["ImageId"], "disk": "image/versions.toml"})
+    imported = stack(image={"id": IMAGE["ImageId"], "disk": "image/gpu_fleet_image/versions.toml"})
     linked = "aliyun resourcemanager CreateServiceLinkedRole --ServiceName"
     no_group = "is missing: Auto Scaling makes no group"
     rows = (

@@ -7,12 +7,12 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks.calls import aws as aws_calls
-from stacks.preflight import aws
-from stacks.preflight.command import preflight
-from stacks.preflight.findings import Rating
-from stacks.rehearsal.moto_server import environment, moto_server
-from stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.calls import aws as aws_calls
+from gpu_fleet_stacks.preflight import aws
+from gpu_fleet_stacks.preflight.command import preflight
+from gpu_fleet_stacks.preflight.findings import Rating
+from gpu_fleet_stacks.rehearsal.moto_server import environment, moto_server
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.examples import pool, stack
 from tests.stacks.preflight_aws import AMI, ID, IMAGE, account, adapters, found, functions, offers, wrong_of

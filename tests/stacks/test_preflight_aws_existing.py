@@ -4,8 +4,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from stacks.preflight.findings import Rating
-from stacks.settings import Stack
+from gpu_fleet_stacks.preflight.findings import Rating
+from gpu_fleet_stacks.settings import Stack
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.edits import EXISTING
 from tests.stacks.examples import stack

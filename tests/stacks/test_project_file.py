@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks.shipped import SHIPPED
 
 ROOT = Path(__file__).parents[2]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from image.queue import accounting, configuration
-from stacks.aws import firewall
-from stacks.cost.estimate import estimate
-from stacks.errors import SettingsError
-from stacks.payload import sweep_archive
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack, people, queue_rules
-from stacks.settings.quantities import HOURS_PER_MONTH, Level
+from gpu_fleet_image.queue import accounting, configuration
+from gpu_fleet_stacks.aws import firewall
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import Stack, people, queue_rules
+from gpu_fleet_stacks.settings.quantities import HOURS_PER_MONTH, Level
 from tests.stacks import alicloud_examples, examples, iam, ram
 from tests.stacks.alicloud_programs import ACCESS, STORAGE
 from tests.stacks.clouds import WORDS, Cloud, Words

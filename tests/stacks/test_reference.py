@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
-from stacks.settings import namespaces, reference, stack_files, yaml_text
+from gpu_fleet_stacks.settings import namespaces, reference, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file
 from tests.stacks.examples import stack_files as sound_files
 from tests.stacks.shipped import SHIPPED

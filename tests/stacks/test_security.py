@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from stacks.alicloud import firewall
-from stacks.payload import instance_file, user_data
-from stacks.rehearsal import sdk
-from stacks.settings import Cloud
+from gpu_fleet_stacks.alicloud import firewall
+from gpu_fleet_stacks.payload import instance_file, user_data
+from gpu_fleet_stacks.rehearsal import sdk
+from gpu_fleet_stacks.settings import Cloud
 from tests.stacks.clouds import Declared
 
 ANYWHERE = {"0.0.0.0/0", "::/0", firewall.CLOUD_SERVICES}

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from image.console.cli import main
-from stacks.guard import policy_pack, pulumi_command
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.guard import policy_pack, pulumi_command
 from tests.stacks.examples import stack_file
 
 

@@ -5,9 +5,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.errors import SettingsError, StacksError
-from stacks.rehearsal.program import run_program
-from stacks.settings import Stack, stack_files, yaml_text
+from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.rehearsal.program import run_program
+from gpu_fleet_stacks.settings import Stack, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from image.runs import alicloud, aws, model
-from stacks import naming
+from gpu_fleet_image.runs import alicloud, aws, model
+from gpu_fleet_stacks import naming
 from tests.stacks import ram
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack

@@ -1,4 +1,7 @@
-"""The two clouds room for room: whatever differs has a row with its reason in stacks/alicloud/README.md."""
+"""The two clouds room for room.
+
+Whatever differs has a row with its reason in stacks/gpu_fleet_stacks/alicloud/README.md.
+"""
 
 import ast
 import re
@@ -7,7 +10,7 @@ from pathlib import Path
 from tests.stacks.alicloud_programs import STACKS as ALICLOUD_STACKS
 from tests.stacks.alicloud_programs import shipped
 
-STACKS = Path(__file__).parents[2] / "stacks"
+STACKS = Path(__file__).parents[2] / "stacks" / "gpu_fleet_stacks"
 AWS, ALICLOUD = STACKS / "aws", STACKS / "alicloud"
 README = ALICLOUD / "README.md"
 ROW = re.compile(

@@ -9,14 +9,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.console.cli import main
-from stacks.errors import StacksError
-from stacks.teardown import engine, page, state
-from stacks.teardown.errors import StillThereError, TeardownError
-from stacks.teardown.holdings import DataStore, HeldInstance, Holdings, Remnant, hold_of
-from stacks.teardown.plan import KINDS, Wishes, plan
-from stacks.teardown.run import Teardown
-from stacks.teardown.state import StateResource
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.teardown import engine, page, state
+from gpu_fleet_stacks.teardown.errors import StillThereError, TeardownError
+from gpu_fleet_stacks.teardown.holdings import DataStore, HeldInstance, Holdings, Remnant, hold_of
+from gpu_fleet_stacks.teardown.plan import KINDS, Wishes, plan
+from gpu_fleet_stacks.teardown.run import Teardown
+from gpu_fleet_stacks.teardown.state import StateResource
 from tests.stacks.examples import stack
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -348,13 +348,13 @@ def test_an_unknown_kind_of_data_is_answered_with_those_there_are(shell):
 
 
 def test_without_the_cli_the_command_says_how_to_get_it(shell, monkeypatch):
-    monkeypatch.setattr("stacks.teardown.command.cloud_of", lambda _: World())
+    monkeypatch.setattr("gpu_fleet_stacks.teardown.command.cloud_of", lambda _: World())
 
     assert "https://www.pulumi.com/docs/iac/download-install/" in shell.run("aws-dev", "--yes").output
 
 
 def test_a_state_that_cannot_be_read_is_said_in_the_clis_words(shell, monkeypatch):
-    monkeypatch.setattr("stacks.teardown.command.cloud_of", lambda _: World())
+    monkeypatch.setattr("gpu_fleet_stacks.teardown.command.cloud_of", lambda _: World())
     program = shell.folder / "pulumi"
     program.write_text("#!/bin/sh\necho \"error: no stack named 'aws-dev' found\" >&2\nexit 255\n")
     program.chmod(0o755)

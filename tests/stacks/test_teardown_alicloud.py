@@ -10,11 +10,11 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed
-from stacks.teardown import command
-from stacks.teardown.alicloud import connect
-from stacks.teardown.command import destroy
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.teardown import command
+from gpu_fleet_stacks.teardown.alicloud import connect
+from gpu_fleet_stacks.teardown.command import destroy
 from tests.stacks import pulumi_stand_in
 from tests.stacks.alicloud_account import Account, Refusal, serving
 from tests.stacks.alicloud_programs import shipped

@@ -10,12 +10,12 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks.rehearsal.program import Rehearsed
-from stacks.settings import stack_files
-from stacks.teardown import command
-from stacks.teardown.aws import connect
-from stacks.teardown.command import destroy
-from stacks.teardown.state import StateResource
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.settings import stack_files
+from gpu_fleet_stacks.teardown import command
+from gpu_fleet_stacks.teardown.aws import connect
+from gpu_fleet_stacks.teardown.command import destroy
+from gpu_fleet_stacks.teardown.state import StateResource
 from tests.stacks import pulumi_stand_in
 from tests.stacks.standing import usable
 

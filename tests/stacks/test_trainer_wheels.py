@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
-from image import trainer_wheels, wheel_store
-from image.trainer_wheels import main
-from stacks.errors import StacksError
-from stacks.payload import wheels_command
+from gpu_fleet_image import trainer_wheels, wheel_store
+from gpu_fleet_image.trainer_wheels import main
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.payload import wheels_command
 
 BUCKET = "gpu-fleet-aws-dev-records-123456789012"
 WHEELS = {"six-1.17.0-py3-none-any.whl": b"six", "pip-26.3-py3-none-any.whl": b"pip"}

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from image.runs import model
-from stacks.aws.submit import ACCOUNT_TAG
+from gpu_fleet_image.runs import model
+from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import statements
 from tests.stacks.iam import Request, Verdict, decide

@@ -17,11 +17,11 @@ from gpu_fleet.metrics.goodput import BOOKED, Book, Goodput, HourPrice, goodput,
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.metrics.report import time_lines
 from gpu_fleet.pool import price
-from stacks.cost.estimate import estimate
-from stacks.payload import instance_file, sweep_archive
-from stacks.rehearsal.metadata import metadata_service
-from stacks.settings import Market, Pool, Size, Stack
-from stacks.settings.quantities import Level
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.payload import instance_file, sweep_archive
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_stacks.settings import Market, Pool, Size, Stack
+from gpu_fleet_stacks.settings.quantities import Level
 from tests.stacks.examples import pool, stack
 from tests.training.examples import changed, gpt_table, killed_rank, train_on
 from tests.training.ranks import run_ranks

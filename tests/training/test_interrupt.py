@@ -24,7 +24,7 @@ from gpu_fleet.stopping.interrupt import (
     sources,
     stop_file,
 )
-from stacks.rehearsal.metadata import metadata_service
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 

@@ -20,16 +20,16 @@ from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 
-from image.instance import oss
-from image.reaper.alicloud import session
-from image.reaper.alicloud.connect import ACCOUNT_ID
-from image.reaper.alicloud.metrics import metric_name
-from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
-from image.reaper.times import format_time, parse_time
-from stacks.rehearsal.metadata import MetadataService, metadata_service
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
+from gpu_fleet_image.instance import oss
+from gpu_fleet_image.reaper.alicloud import session
+from gpu_fleet_image.reaper.alicloud.connect import ACCOUNT_ID
+from gpu_fleet_image.reaper.alicloud.metrics import metric_name
+from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from gpu_fleet_image.reaper.times import format_time, parse_time
+from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
 from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import hours
 from tests.image.stand_ins.aws import said_idle, saved_in

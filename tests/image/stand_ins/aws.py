@@ -13,21 +13,21 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
-from image.credentials.sessions import account_in
-from image.reaper.handshake import PREFIX, Reply, key
-from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
-from image.reaper.times import format_time, parse_time
-from stacks import naming
-from stacks.aws.submit import ACCOUNT_TAG
-from stacks.payload import sweep_archive
-from stacks.rehearsal import instances, sweeps
-from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.metadata import MetadataService, metadata_service
-from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import stack_files
+from gpu_fleet_image.credentials.sessions import account_in
+from gpu_fleet_image.reaper.handshake import PREFIX, Reply, key
+from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from gpu_fleet_image.reaper.times import format_time, parse_time
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.rehearsal import instances, sweeps
+from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
+from gpu_fleet_stacks.rehearsal.clients import RegionClients
+from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
+from gpu_fleet_stacks.settings import stack_files
 from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import ec2_metadata, hours
 from tests.image.stand_ins.hours import Heartbeat

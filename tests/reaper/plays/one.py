@@ -3,11 +3,8 @@
 import json
 from datetime import timedelta
 
-from image.reaper.marks import mark_of
-from image.reaper.model import (
-    Instance,
-    Verdict,
-)
+from gpu_fleet_image.reaper.marks import mark_of
+from gpu_fleet_image.reaper.model import Instance, Verdict
 from tests.reaper.plays.stage import Stage, plays
 from tests.reaper.world import SimulatedInstance
 

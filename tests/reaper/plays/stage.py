@@ -6,12 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from image.instance.errors import InstanceError
-from image.reaper.alicloud.oss import OssStore
-from image.reaper.calls import Calls
-from image.reaper.store import Store
-from image.reaper.sweep.lease import KEY as LEASE_KEY
-from image.reaper.sweep.results import Result
+from gpu_fleet_image.instance.errors import InstanceError
+from gpu_fleet_image.reaper.alicloud.oss import OssStore
+from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_image.reaper.store import Store
+from gpu_fleet_image.reaper.sweep.lease import KEY as LEASE_KEY
+from gpu_fleet_image.reaper.sweep.results import Result
 from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import TAGS
 from tests.reaper.sweeping import policy, sweep_world

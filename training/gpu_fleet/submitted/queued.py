@@ -3,7 +3,8 @@
 The script of `gpu-fleet submit` becomes it. It starts the trainer once on each instance, says in the stack's
 records bucket how far the run is, and ends as the queue needs it: exit codes decide (`exit_codes.py`), 85 has
 the job run again. What failed for a reason that may pass is run again a few times, and the job's comment then
-names the instance on which it failed; the controller keeps the job away from it (image/queue/exclusion.py).
+names the instance on which it failed; the controller keeps the job away from it
+(image/gpu_fleet_image/queue/exclusion.py).
 """
 
 import io
@@ -38,11 +39,12 @@ from gpu_fleet.submitted.work import LOOK_EVERY_S, SAY_EVERY_S, TRIES
 SRUN = ("srun", "--kill-on-bad-exit=1", "bash", "-c", 'PET_NODE_RANK=$SLURM_NODEID exec "$0" "$@"')
 JOB, NAME = "SLURM_JOB_ID", "SLURM_JOB_NAME"
 NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
-# `gpu-fleet cancel` on an instance sends it (image/runs/queue_view.py).
+# `gpu-fleet cancel` on an instance sends it (image/gpu_fleet_image/runs/queue_view.py).
 CANCELLED_BY = signal.SIGUSR1
 # srun's word of the first task that ended badly; of several at once none is to blame.
 ENDED = re.compile(rb"^srun: error: ([\w.-]+): task \d+: (?:Exited with exit code|Segmentation|Bus|Aborted)")
-# The job's comment (image/queue/exclusion.py reads it): where each try failed, "-" for no instance.
+# The job's comment (image/gpu_fleet_image/queue/exclusion.py reads it): where each try failed, "-" for no
+# instance.
 COMMENT, NOBODY = "gpu-fleet", "-"
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 TIMEOUT_S = 30

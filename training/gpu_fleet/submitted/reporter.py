@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def places(table: Mapping[str, Any], account: str, run: str, who: str) -> tuple[ObjectStore, ObjectStore]:
-    """Where the job of a run lies, and where one of its instances speaks (image/runs/model.py).
+    """Where the job of a run lies, and where one of its instances speaks.
+
+    See image/gpu_fleet_image/runs/model.py.
 
     `table` is the instance file. Raises ConfigError.
     """

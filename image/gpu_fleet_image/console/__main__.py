@@ -1,0 +1,5 @@
+"""``python -m gpu_fleet_image.console`` is ``gpu-fleet``."""
+
+from gpu_fleet_image.console.cli import main
+
+main(prog_name="gpu-fleet")

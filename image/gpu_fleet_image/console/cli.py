@@ -1,0 +1,152 @@
+"""The root of ``gpu-fleet``: what any command raises on purpose is one message and an exit code."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from io import StringIO, TextIOWrapper
+from typing import Any
+
+import click
+
+from gpu_fleet_image.console import lazy, version
+from gpu_fleet_image.console.errors import is_meant, misconfigured
+from gpu_fleet_image.console.groups import TableGroup
+from gpu_fleet_image.console.stack_files import StackFiles
+from gpu_fleet_image.console.table import SECTIONS
+
+NAME = "gpu-fleet"
+CHECK = "gpu_fleet_stacks.cost.check:check"
+FAILED = 1
+# What a shell reports of a process that Ctrl-C (SIGINT, 2) ended.
+INTERRUPTED = 128 + 2
+TRACEBACK = "GPU_FLEET_TRACEBACK"
+FOLDER = "GPU_FLEET_DIR"  # stacks/gpu_fleet_stacks/settings/projects.py reads it
+
+
+class Console(TableGroup):
+    """The root group; ``main`` is the one place where exceptions end."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line and exit; usage errors with 2, what a room raises on purpose with 1."""
+        if args is None:
+            become_trainer(sys.argv[1:])
+        if not standalone_mode:
+            return super().main(args, prog_name or NAME, complete_var, standalone_mode=False, **extra)
+
+        def run() -> Any:
+            return super(Console, self).main(
+                args, prog_name or NAME, complete_var, standalone_mode=False, **extra
+            )
+
+        sys.exit(ended(run))
+
+
+def become_trainer(arguments: Sequence[str]) -> None:
+    """Go on as the trainer's own process where the command line is its; else return.
+
+    It imports modules of a user by any name: also `image` and `stacks`, which in this process are ours.
+    An isolated interpreter (-I) sees no module of a user, and stays.
+    """
+    if arguments[:1] == ["train"] and not sys.flags.isolated:
+        os.execv(sys.executable, [sys.executable, "-m", "gpu_fleet", *arguments[1:]])  # noqa: S606 - no shell needed
+
+
+def ended(run: Callable[[], Any]) -> int:
+    """The exit code of a command line, its error said.
+
+    Args:
+        run: runs it, and gives an exit code where click ends it early, say after ``--help``.
+    """
+    open_streams()
+    try:
+        code = run()
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader is gone: nothing more can be said, also not by the interpreter when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        click.echo(f"error: {words(error)}", err=True)
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def open_streams() -> None:
+    """Give output a place where the caller closed it, and a ``?`` for what its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, StringIO())
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def words(error: Exception) -> str:
+    """An exception in one message for a user."""
+    if is_meant(error):
+        return str(error)
+    if (wrong := misconfigured(error)) is not None:
+        return wrong
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
+
+
+def say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """What ``--version`` does: one line, and no command."""
+    if wanted and not ctx.resilient_parsing:
+        click.echo(version.text())
+        ctx.exit()
+
+
+def choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
+    """What ``--dir`` does: the variable is what every room reads, also in a process that a command starts."""
+    if folder and not ctx.resilient_parsing:
+        before = os.environ.get(FOLDER, "")
+        os.environ[FOLDER] = folder
+        ctx.call_on_close(lambda: os.environ.update({FOLDER: before}))
+
+
+def example() -> str:
+    """What to try first: of a checkout its stacks, on an instance the instance."""
+    return "gpu-fleet check aws-dev" if lazy.is_here(CHECK) else "gpu-fleet status"
+
+
+main = Console(
+    NAME,
+    {title: dict(rows) for title, rows in SECTIONS.items()},
+    "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
+    example(),
+)
+main.params += [
+    click.Option(
+        ["--dir"],
+        metavar="DIR",
+        expose_value=False,
+        callback=choose_folder,
+        help=f"The project whose stack files are meant; by default {FOLDER}, else from here upward.",
+    ),
+    click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=say_version,
+        help="Say which gpu-fleet this is, for a report.",
+    ),
+]
+main.context_settings = {"help_option_names": ["-h", "--help"], "obj": StackFiles()}

@@ -1,0 +1,54 @@
+"""Click objects by their place, as text: a command's module is loaded when it is called, not before."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_fleet_image.console.errors import CommandNotHereError
+
+# Room -> the extra of the wheel that brings what its commands need.
+EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train"}
+
+
+def is_here(target: str) -> bool:
+    """Whether the module of ``module:attribute`` lies on this computer; loads nothing.
+
+    Args:
+        target: say ``gpu_fleet_stacks.preflight.command:preflight``.
+    """
+    room, *rest = target.partition(":")[0].split(".")
+    spec = importlib.util.find_spec(room)
+    if spec is None:
+        return False
+    roots = [Path(place) for place in spec.submodule_search_locations or ()]
+    path = Path(*rest)
+    return any(
+        (root / path).with_suffix(".py").is_file() or (root / path / "__init__.py").is_file()
+        for root in roots
+    )
+
+
+def load(target: str) -> Any:
+    """What ``module:attribute`` names.
+
+    Raises:
+        CommandNotHereError: a package that the module needs is not installed on this computer.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        room = module.partition(".")[0]
+        advice = f"; pip install 'gpu-fleet[{EXTRAS[room]}]' brings it" if room in EXTRAS else ""
+        raise CommandNotHereError(
+            f"needs the Python package {error.name}, which is not here{advice}"
+        ) from error
+
+
+def command(target: str) -> click.Command:
+    """The click command or group that ``module:attribute`` names; errors as for ``load``."""
+    loaded: click.Command = load(target)
+    return loaded

@@ -1,0 +1,40 @@
+"""The stack files of a checkout, for commands whose rooms know nothing of them; elsewhere there are none."""
+
+from collections.abc import Mapping
+
+from gpu_fleet_image.console import lazy
+from gpu_fleet_image.console.errors import is_meant
+
+NAMES = "gpu_fleet_stacks.settings.stack_files:names"
+PLACE = "gpu_fleet_stacks.settings.stack_files:place_of"
+POOLS = "gpu_fleet_stacks.settings.stack_files:pools_of"
+
+
+class StackFiles:
+    """What a command finds as click's ``obj``."""
+
+    def names(self) -> list[str]:
+        """Every stack that has a file here."""
+        stacks: list[str] = lazy.load(NAMES)() if lazy.is_here(NAMES) else []
+        return stacks
+
+    def place(self, name: str) -> Mapping[str, str]:
+        """Cloud, region, account_id and endpoint_url of one of them, by its file.
+
+        Raises:
+            gpu_fleet_stacks.errors.StacksError: the file is wrong.
+        """
+        answer: Mapping[str, str] = lazy.load(PLACE)(name)
+        return answer
+
+    def pools(self, name: str) -> list[str]:
+        """The names of a stack's pools, for a shell to complete; none where its file is missing or wrong."""
+        if name not in self.names():
+            return []
+        try:
+            names: list[str] = lazy.load(POOLS)(name)
+        except Exception as error:
+            if is_meant(error):
+                return []
+            raise
+        return names

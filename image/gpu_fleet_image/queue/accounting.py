@@ -1,0 +1,224 @@
+"""``python -m gpu_fleet_image.queue.accounting prepare``.
+
+The database behind ``sacct``, on the controller's own disk.
+
+What of it outlives that disk is in ``database.py``. Who works for which team says the stack
+(``access.people``): a team is an account of Slurm's, with the share and the limit that ``teams`` gives it.
+"""
+
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet_image.instance import instance_file, paths
+from gpu_fleet_image.instance.errors import InstanceError
+from gpu_fleet_image.instance.files import replace_text
+from gpu_fleet_image.queue import configuration, database, queue_file
+from gpu_fleet_image.queue.answers import ENDED, ListedJob
+from gpu_fleet_image.queue.configuration import GRACE_S, LOW, NORMAL
+from gpu_fleet_image.queue.database import READ_BY_OWNER, KeptAccounts
+from gpu_fleet_image.queue.errors import NotReadyError, RosterUnreadError
+from gpu_fleet_image.queue.slurm import Association
+
+DUMP = "accounting.sql.gz"
+SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
+MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
+ROSTER = "accounts.json"  # of the stack (image/gpu_fleet_image/accounts/roster.py has all of it)
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
+WITHOUT_TEAM = "no-team"  # the account of those who are in none
+ROOT = "root"  # Slurm's own, above all accounts
+USER_NUMBERS = range(2000, 30_000)  # of the roster (image/gpu_fleet_image/accounts/roster.py)
+NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"
+LOG = logging.getLogger(__name__)
+
+
+def kept_of(stack: str) -> KeptAccounts:
+    """Where the accounts of a stack outlive its controller."""
+    return KeptAccounts(configuration.state_of(stack) / DUMP, configuration.accounting_log_of(stack))
+
+
+def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
+    """User -> Slurm's account: the team. Pure.
+
+    Raises:
+        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+    """
+    try:
+        pairs = {str(user["name"]): str(user["team"]) for user in roster["users"]}
+    except (KeyError, TypeError) as error:
+        raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
+    for word in (*pairs, *filter(None, pairs.values())):
+        if NAME.fullmatch(word) is None:
+            raise RosterUnreadError(f"{ROSTER}: {word!r}; allowed: {NAME.pattern}")
+    return {name: team if team not in ("", ROOT) else WITHOUT_TEAM for name, team in pairs.items()}
+
+
+def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
+    """Users' numbers. Pure.
+
+    Raises:
+        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+    """
+    try:
+        users = roster["users"]
+        if not isinstance(users, list):  # an empty one is nobody, and ends all jobs
+            raise TypeError(f"users = {users!r}; allowed: a list")
+        return frozenset(int(user["uid"]) for user in users)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
+
+
+def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[str]:
+    """Jobs that live, of users whom the roster names no more. Pure.
+
+    By their numbers: a new controller knows no names until it has made the accounts. A roster of nobody is a
+    word too: what could not be read is not written (image/gpu_fleet_image/accounts/refresh.py), and it locks
+    every account.
+    """
+    return [
+        listed.job.id
+        for listed in jobs
+        if listed.uid in USER_NUMBERS and listed.uid not in numbers and listed.job.state not in ENDED
+    ]
+
+
+def partings(wanted: Collection[str], known: Iterable[Association], *, have_jobs: bool) -> list[list[str]]:
+    """The changes by which Slurm takes no job of who left, and once there is none forgets them. Pure.
+
+    What they did stays in their teams' accounts.
+    """
+    leavers = {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
+    if not have_jobs:
+        return [["delete", "user", f"name={user}"] for user in sorted(leavers)]
+    return [
+        ["modify", "user", "where", f"name={user}", "set", "maxsubmitjobs=0"]
+        for user, takes_jobs in sorted(leavers.items())
+        if takes_jobs
+    ]
+
+
+@dataclass(frozen=True)
+class TeamLimits:
+    """What a team gets of the queue.
+
+    Attributes:
+        max_gpus: that its jobs may have at once; None for all.
+    """
+
+    share: int = 1
+    max_gpus: int | None = None
+
+
+def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
+    """Team -> what the stack file gives it. Pure.
+
+    Raises:
+        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+    """
+    try:
+        return {str(name): TeamLimits(**team) for name, team in roster.get("teams", {}).items()}
+    except (TypeError, AttributeError) as error:
+        raise RosterUnreadError(f"{ROSTER}: teams: {error!r}") from error
+
+
+def shares(
+    wanted: Mapping[str, str], known: Iterable[Association], teams: Mapping[str, TeamLimits] | None = None
+) -> list[list[str]]:
+    """The changes of Slurm's accounts by which each user works for their team. Pure.
+
+    What a user did for another team before stays in that account.
+
+    Args:
+        wanted: user -> account.
+        teams: what accounts get that are not like any other.
+    """
+    known = list(known)
+    accounts = {entry.account: TeamLimits(entry.share, entry.max_gpus) for entry in known if not entry.user}
+    users = {(entry.user, entry.account): entry.takes_jobs for entry in known if entry.user}
+    new = []
+    for name in sorted({*wanted.values()}):
+        team = (teams or {}).get(name, TeamLimits())
+        limit = NO_LIMIT if team.max_gpus is None else team.max_gpus
+        set_to = [f"fairshare={team.share}", f"grptres=gres/gpu={limit}"]
+        if name not in accounts:
+            new.append(["add", "account", name, *(set_to if team.max_gpus else set_to[:1])])
+        elif accounts[name] != team:
+            new.append(["modify", "account", "where", f"name={name}", "set", *set_to])
+    for name, account in sorted(wanted.items()):
+        if (name, account) not in users:
+            new.append(["add", "user", name, f"account={account}", "fairshare=1"])
+            new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
+        if not users.get((name, account), True):  # who left has come back
+            new.append(["modify", "user", "where", f"name={name}", "set", f"maxsubmitjobs={NO_LIMIT}"])
+    return new
+
+
+def qualities(known: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The changes by which jobs of the QoS ``low`` come last, and give way to all others. Pure.
+
+    Args:
+        known: QoS -> those whose jobs give way to its own.
+    """
+    new = []
+    if LOW not in known:
+        new.append(["add", "qos", LOW, "priority=0", f"gracetime={GRACE_S}"])
+    if LOW not in known.get(NORMAL, ()):
+        new.append(["modify", "qos", "where", f"name={NORMAL}", "set", "priority=1", f"preempt+={LOW}"])
+    return new
+
+
+def prepare() -> None:
+    """Lay what slurmdbd needs and start its database; raises InstanceError, OSError."""
+    instance = instance_file.load(paths.instance_file())
+    queue = queue_file.load(queue_file.path())
+    if not os.path.ismount(configuration.HOMES):
+        raise NotReadyError(f"{configuration.HOMES} is not mounted: the accounts would begin anew")
+    kept = kept_of(instance.stack)
+    database.make_room(kept)
+    SLURMDBD.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(SLURMDBD, configuration.slurmdbd_conf(socket.gethostname(), queue.address))
+    shutil.chown(SLURMDBD, "slurm", "slurm")
+    SLURMDBD.chmod(READ_BY_OWNER)
+    LOG.info("event=queue-accounting-prepared restored=%s", start_database(kept))
+
+
+def start_database(kept: KeptAccounts) -> bool:
+    """Start MariaDB anew, with all accounts; whether it was filled. Raises DatabaseError, OSError."""
+    filled = False
+    # One that has its accounts needs its log to start: it asks that what it had begun as it was cut off.
+    if not database.is_whole():
+        _start_mariadb(None)  # what is filled in from the log must not be written to it again
+        filled = database.begin(kept)
+    _start_mariadb(kept.log)
+    return filled
+
+
+def _start_mariadb(log: Path | None) -> None:
+    """Start it anew, with this log. Raises DatabaseError, OSError."""
+    replace_text(MARIADB, configuration.mariadb_conf(log))
+    database.run(["systemctl", "restart", "mariadb.service"])
+
+
+def main(words: list[str]) -> int:
+    """Exit status for the unit."""
+    logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
+    if words != ["prepare"]:
+        LOG.error("event=usage words=%r allowed='prepare'", words)
+        return 2
+    try:
+        prepare()
+    except (InstanceError, OSError) as error:
+        LOG.error("event=queue-accounting-failed reason=%r", str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

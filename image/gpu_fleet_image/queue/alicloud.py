@@ -1,0 +1,132 @@
+"""The queue on Alibaba Cloud: KMS's secrets, ECS, OSS."""
+
+import base64
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from gpu_fleet_image.instance import oss
+from gpu_fleet_image.instance.alicloud_credentials import KEY_ID, AccessKey, Credentials
+from gpu_fleet_image.instance.instance_file import InstanceFile
+from gpu_fleet_image.instance.metadata import Metadata
+from gpu_fleet_image.queue import munge
+from gpu_fleet_image.queue.errors import NotReadyError
+from gpu_fleet_image.reaper.alicloud.oss import OssStore
+from gpu_fleet_image.reaper.alicloud.session import ENDPOINT, Product, clients
+from gpu_fleet_image.reaper.calls import Calls, batches
+from gpu_fleet_image.reaper.errors import AnswerError
+from gpu_fleet_image.reaper.store import StoredObject
+
+# The key's version and its label. The secret's current version stays the sentence that the stack declares,
+# which Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).
+VERSION = "munge"
+PAGE = 100  # ECS API, DescribeInstances
+# What ECS calls a state -> what EC2 does, where these are not the same word in small letters.
+STATES = {"Starting": "pending"}
+
+
+class AlicloudQueue:
+    """As ``cloud.QueueCloud``."""
+
+    def __init__(self, instance: InstanceFile) -> None:
+        metadata = None if os.environ.get(KEY_ID) else Metadata(instance.cloud)
+        self._instance = instance
+        self._credentials = Credentials(os.environ, metadata)
+        self._clients = clients(instance.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)
+        self._calls = Calls(lambda: datetime.now(UTC))
+
+    def key(self, secret: str, *, may_make: bool) -> bytes:
+        """As the protocol."""
+        return fetched(self._clients.kms, secret, may_make=may_make)
+
+    def states(self, ids: list[str]) -> dict[str, str]:
+        """As the protocol."""
+        return states_of(self._clients.ecs, self._calls, ids)
+
+    def store(self) -> "RecordsStore":
+        """As the protocol."""
+        inside = oss.ENDPOINT_INSIDE.format(region=self._instance.region)
+
+        def bucket() -> Any:
+            return oss.bucket_client(self._instance.region, self._credentials, inside)
+
+        return RecordsStore(self._credentials.current, bucket, self._calls, self._instance.records_uri)
+
+
+def connect(instance: InstanceFile) -> AlicloudQueue:
+    """The cloud of this instance."""
+    return AlicloudQueue(instance)
+
+
+class RecordsStore(OssStore):
+    """The records, as long as the controller runs: a client of boto3 outlives no key of a role.
+
+    Args:
+        keys: those that count now.
+        bucket: makes boto3's client with them.
+    """
+
+    def __init__(
+        self, keys: Callable[[], AccessKey], bucket: Callable[[], Any], calls: Calls, uri: str
+    ) -> None:
+        super().__init__(None, calls, uri)
+        self._keys, self._bucket_client = keys, bucket
+        self._of: AccessKey | None = None
+
+    def newest(self, key: str, at_most: int | None = None) -> StoredObject | None:
+        """As ``Store``."""
+        self._renew()
+        return super().newest(key, at_most)
+
+    def put(self, key: str, content: dict[str, Any]) -> None:
+        """As ``Store``."""
+        self._renew()
+        super().put(key, content)
+
+    def _renew(self) -> None:
+        keys = self._keys()
+        if keys != self._of:
+            self._s3, self._of = self._bucket_client(), keys
+
+
+def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
+    """The key; arguments and errors as of ``cloud.QueueCloud.key``.
+
+    KMS changes no version that is there: it refuses another value under its number. So of two controllers one
+    makes the key, the other finds it when it tries again, and whatever kept this one from reading the key,
+    making one loses none.
+    """
+    try:
+        answer = kms.action("GetSecretValue")(SecretName=secret, VersionId=VERSION)
+        return munge.decoded(str(answer["SecretData"]), secret)
+    except AnswerError as error:
+        if not may_make:
+            raise NotReadyError(f"secret {secret}: {error}") from error
+        absent = error
+    made = secrets.token_bytes(munge.KEY_BYTES)
+    try:
+        kms.action("PutSecretValue")(
+            SecretName=secret,
+            VersionId=VERSION,
+            SecretData=base64.b64encode(made).decode(),
+            VersionStages=json.dumps([VERSION]),
+        )
+    except AnswerError as error:
+        raise NotReadyError(f"secret {secret}: not read: {absent}; not made: {error}") from error
+    return made
+
+
+def states_of(ecs: Product, calls: Calls, ids: Iterable[str]) -> dict[str, str]:
+    """As ``cloud.QueueCloud.states``. ECS leaves out what it knows no more."""
+    states: dict[str, str] = {}
+    for some in batches(list(ids), PAGE):
+        page = calls.look(
+            ecs.action("DescribeInstances"), InstanceIds=json.dumps(list(some)), MaxResults=PAGE
+        )
+        for raw in page["Instances"]["Instance"]:
+            status = str(raw["Status"])
+            states[str(raw["InstanceId"])] = STATES.get(status, status.lower())
+    return states

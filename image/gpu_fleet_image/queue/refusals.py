@@ -1,0 +1,95 @@
+"""What is said of a job that no instance would run, and the second look at one that Slurm gave up too early.
+
+Slurm holds a job for ever that the nodes of the moment could not run, though more of them could (22.05,
+``BadConstraints``). Once there are enough it is released. Slurm that gives it up again with those is right.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpu_fleet_image.queue import slurm
+from gpu_fleet_image.queue.answers import OURS, PENDING, Job, ListedJob
+from gpu_fleet_image.queue.demand import GIVEN_UP, QueueDemand, nodes_for
+from gpu_fleet_image.queue.errors import SlurmError
+
+PREFIX = f"{OURS}: "
+Excluded = Mapping[str, Collection[str]]  # job -> nodes that it is kept away from
+LOG = logging.getLogger(__name__)
+
+
+def described(jobs: Iterable[ListedJob], demand: QueueDemand | None) -> list[Job]:
+    """Jobs as users read them: how many instances one waits for, or why it does so in vain."""
+    if demand is None:
+        return [listed.job for listed in jobs]
+    return [
+        replace(
+            job,
+            reason=demand.refused.get(job.id, job.reason),
+            nodes=demand.fits.get(job.id, job.nodes),
+        )
+        for job in (listed.job for listed in jobs)
+    ]
+
+
+@dataclass
+class Refusals:
+    """What was said of jobs that wait.
+
+    Attributes:
+        ask: calls Slurm.
+        given_up: jobs that Slurm gave up with enough nodes -> those nodes.
+    """
+
+    ask: slurm.Run
+    given_up: dict[str, frozenset[str]] = field(default_factory=dict)
+    _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes that were there
+
+    def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
+        """Take note of those that Slurm gave up once more, until they are gone or there are new nodes."""
+        waiting = {job.job.id: job for job in jobs if job.job.state == PENDING}
+        for job, tried in list(self.given_up.items()):
+            if job not in waiting or nodes_for(waiting[job], nodes, excluded) - tried:
+                del self.given_up[job]
+        for job, before in list(self._released.items()):
+            if job not in waiting:
+                del self._released[job]
+            elif waiting[job].job.reason == GIVEN_UP:
+                if before <= nodes_for(waiting[job], nodes, excluded):
+                    self.given_up[job] = before
+                del self._released[job]
+
+    def say(
+        self,
+        jobs: Iterable[ListedJob],
+        nodes: Sequence[slurm.Node],
+        excluded: Excluded,
+        demand: QueueDemand,
+    ) -> None:
+        """Leave word on jobs that nothing helps; release those for which there are enough nodes by now."""
+        for listed in jobs:
+            job = listed.job
+            if job.state != PENDING:
+                continue
+            word = f"{PREFIX}{demand.refused[job.id]}" if job.id in demand.refused else ""
+            if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
+                self._notify(job.id, word)
+            if job.reason == GIVEN_UP and job.id in demand.fits:
+                there = nodes_for(listed, nodes, excluded)
+                if demand.fits[job.id] <= len(there):
+                    self._release(job.id, there)
+
+    def _notify(self, job: str, word: str) -> None:
+        try:
+            slurm.notify(job, word, self.ask)
+            LOG.info("event=queue-job-notified job=%s text=%r", job, word)
+        except SlurmError as error:
+            LOG.warning("event=queue-job-not-notified job=%s reason=%r", job, str(error))
+
+    def _release(self, job: str, there: frozenset[str]) -> None:
+        try:
+            slurm.release(job, self.ask)
+            self._released[job] = there
+            LOG.info("event=queue-job-released job=%s nodes=%d", job, len(there))
+        except SlurmError as error:
+            LOG.warning("event=queue-job-not-released job=%s reason=%r", job, str(error))

@@ -1,0 +1,215 @@
+"""What Slurm's own commands say, and the few that change something."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpu_fleet_image.queue.answers import ENVIRONMENT, JobList, answer
+from gpu_fleet_image.queue.errors import SlurmError
+from gpu_fleet_image.queue.sizes import NOTHING, NodeSize
+
+TIMEOUT_S = 30
+# Flags behind the state of a node, "IDLE+DRAIN+DYNAMIC_NORM" (scontrol(1), "NODE STATE CODES").
+GONE_FLAGS = frozenset({"DOWN", "FAIL", "NOT_RESPONDING"})
+BUSY_FLAGS = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
+CLOSED_FLAGS = frozenset({"DRAIN", "INVALID_REG", "MAINTENANCE"})
+LIMITED_GPUS = re.compile(r"\bgres/gpu=(\d+)")
+USER_NAME = re.compile(r"\bUserName=([^\s(]+)\(([^)]*)\)")
+NO_UID = 0xFFFFFFFE  # slurm.h, NO_VAL
+FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
+GPUS = re.compile(r"gpu:(\d+)")
+
+Run = Callable[[Sequence[str]], str]
+
+
+def run(command: Sequence[str]) -> str:
+    """Standard output of a command of Slurm.
+
+    Raises:
+        SlurmError: it failed, or the controller did not answer.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            encoding="utf-8",
+            errors="replace",  # users write what bytes they like
+            env={**os.environ, **ENVIRONMENT},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(f"{' '.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise SlurmError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Node:
+    """An instance as Slurm knows it.
+
+    Attributes:
+        name: the instance's id.
+        pool: by its feature.
+        flags: of its state.
+        reason: why it takes no jobs, where that was said.
+        left: what jobs have left of it.
+    """
+
+    name: str
+    pool: str
+    flags: frozenset[str]
+    reason: str = ""
+    left: NodeSize = NOTHING
+
+    @property
+    def is_there(self) -> bool:
+        """Whether Slurm places jobs by it, now or later."""
+        return not self.flags & GONE_FLAGS
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it runs no job and takes one."""
+        return not self.flags & (GONE_FLAGS | BUSY_FLAGS | CLOSED_FLAGS)
+
+    @property
+    def is_partly_free(self) -> bool:
+        """Whether it runs a job, and takes another beside it."""
+        return "MIXED" in self.flags and not self.flags & (GONE_FLAGS | CLOSED_FLAGS | {"COMPLETING"})
+
+
+@dataclass(frozen=True)
+class Association:
+    """An account of Slurm's accounting, or a user in it.
+
+    Attributes:
+        user: empty for the account itself.
+        share: 0 where it has none of its own.
+        max_gpus: its limit; None for none.
+        takes_jobs: whether new ones are taken.
+    """
+
+    account: str
+    user: str
+    share: int = 1
+    max_gpus: int | None = None
+    takes_jobs: bool = True
+
+
+def nodes(ask: Run = run) -> list[Node]:
+    """All that are registered. Raises SlurmError.
+
+    Only root writes what is read here. The reason, of free words, comes last: of two fields the first counts.
+    """
+    text = ask(["scontrol", "--oneliner", "--details", "show", "nodes"])
+    registered = []
+    for line in text.splitlines():
+        fields = dict(reversed(FIELD.findall(line)))
+        if "NodeName" in fields and "State" in fields:
+            reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
+            flags = frozenset(fields["State"].rstrip("*~#!%$@^-").split("+"))
+            silent = {"NOT_RESPONDING"} if fields["State"].endswith("*") else set()
+            pool = fields.get("AvailableFeatures", "").split(",")[0]
+            known = Node(fields["NodeName"], pool, flags | silent, reason[1] if reason else "", _left(fields))
+            registered.append(known)
+    return registered
+
+
+def _left(fields: dict[str, str]) -> NodeSize:
+    """What jobs have left of a node. Raises SlurmError."""
+    try:
+        return NodeSize(
+            _gpus(fields.get("Gres", "")) - _gpus(fields.get("GresUsed", "")),
+            int(fields.get("CPUTot", "0")) - int(fields.get("CPUAlloc", "0")),
+            int(fields.get("RealMemory", "0")) - int(fields.get("AllocMem", "0")),
+        )
+    except ValueError as error:
+        raise SlurmError(f"scontrol show nodes: {fields['NodeName']}: {error}") from error
+
+
+def _gpus(gres: str) -> int:
+    return sum(int(count) for count in GPUS.findall(gres))
+
+
+def jobs(ask: Run = run) -> JobList:
+    """All that Slurm knows. Raises SlurmError."""
+    return answer(ask(["squeue", "--json"]))
+
+
+def notify(job: str, text: str, ask: Run = run) -> None:
+    """Leave word on a job, for ``scontrol show job`` and ``squeue -O admin_comment``. Raises SlurmError."""
+    try:
+        ask(["scontrol", "update", f"jobid={job}", f"admincomment={text}"])
+    except SlurmError as error:
+        # what 22.05 answers of a job that its nodes cannot run, once it has changed it
+        if "Requested partition configuration not available now" not in str(error):
+            raise
+
+
+def release(job: str, ask: Run = run) -> None:
+    """Let Slurm look at a job again that it has given up. Raises SlurmError."""
+    ask(["scontrol", "release", job])
+
+
+def associations(ask: Run = run) -> list[Association]:
+    """All accounts, and who works for which. Raises SlurmError."""
+    fields = "format=account,user,share,grptres,maxsubmit"
+    text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", fields])
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == fields.count(",")]
+    return [_association(*row) for row in rows]
+
+
+def _association(account: str, user: str, share: str, limits: str, most_jobs: str) -> Association:
+    gpus = LIMITED_GPUS.search(limits)
+    max_gpus = int(gpus[1]) if gpus else None
+    return Association(account, user, int(share) if share.isdigit() else 0, max_gpus, most_jobs != "0")
+
+
+def preempted(ask: Run = run) -> dict[str, list[str]]:
+    """QoS -> those whose jobs give way to its own. Raises SlurmError."""
+    text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt"])
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 1]
+    return {name: [word for word in others.split(",") if word] for name, others in rows}
+
+
+def known_users(ask: Run = run) -> set[str]:
+    """Users of whom slurmctld knows that they work for a team, and by which number. Raises SlurmError."""
+    text = ask(["scontrol", "show", "assoc_mgr", "flags=assoc"])
+    return {name for name, uid in USER_NAME.findall(text) if uid.isdigit() and int(uid) != NO_UID}
+
+
+def start_anew(ask: Run = run) -> None:
+    """Let slurmctld end; its unit starts it again, and jobs that run go on. Raises SlurmError.
+
+    Not ``scontrol reconfigure``: after that 22.05 keeps a dynamic node that ran a job ALLOCATED for good,
+    and reads neither AccountingStorageEnforce nor the teams of users whom it had not found.
+    """
+    ask(["scontrol", "shutdown", "slurmctld"])
+
+
+def change_accounts(words: Sequence[str], ask: Run = run) -> None:
+    """Change accounts or users; what is so already is no error. Raises SlurmError."""
+    ask(["sacctmgr", "--immediate", *words])
+
+
+def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:
+    """Let a job that waits start on none of these nodes, and on any other. Raises SlurmError."""
+    ask(["scontrol", "update", f"jobid={job}", f"excnodelist={','.join(names)}"])
+
+
+def cancel(job: str, *, saves: bool, ask: Run = run) -> None:
+    """End a job, once it has saved where it can (gpu_fleet/submitted/queued.py). Raises SlurmError."""
+    ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), job])
+
+
+def give_up(node: str, why: str, ask: Run = run) -> None:
+    """Put the jobs of a node whose instance is gone back into the queue, at once. Raises SlurmError."""
+    ask(["scontrol", "update", f"nodename={node}", "state=down", f"reason={why}"])
+
+
+def forget(node: str, ask: Run = run) -> None:
+    """Delete a node that nothing of Slurm's waits for any more. Raises SlurmError."""
+    ask(["scontrol", "delete", f"nodename={node}"])

@@ -1,0 +1,160 @@
+"""Instances that finish a run, with time and cost: every type of the catalog that can. Pure."""
+
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet_stacks.advise.offers import Offer, offers
+from gpu_fleet_stacks.advise.work import LAYOUTS, Layout, MemoryNeed, Work, memory, seconds
+from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
+
+GPUS = Path(__file__).with_name("gpus.toml")
+TERA = 10**12
+GIB = 1 << 30
+HOUR_S = 3600
+# Share of a GPU's memory for the driver, fragments and communication buffers.
+HEADROOM = 0.10
+# Smaller models use one card; larger ones more than one instance.
+ONE_CARD_BELOW, CLUSTER_ABOVE = 1e9, 10e9
+MOST_INSTANCES = 64
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to finish a run.
+
+    Attributes:
+        gpus: how many of all their GPUs work.
+        layout: how the run is spread over them.
+        hours: from the first step to the last, without interruptions.
+        on_demand: list price of all instances for that time; None where no price is public.
+        spot: what that time is expected to cost on spot; None where nobody publishes a price.
+        spot_p90: the same at the 90th percentile of the spot price.
+    """
+
+    offer: Offer
+    instances: int
+    gpus: int
+    layout: Layout
+    memory: MemoryNeed
+    hours: float
+    on_demand: Money | None
+    spot: Money | None
+    spot_p90: Money | None
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """Return the peak rates of GPUs and the utilisation that runs reach."""
+    return tomllib.loads(GPUS.read_text(encoding="utf-8"))
+
+
+def peak(offer: Offer, precision: str) -> float | None:
+    """Return operations per second of one GPU; None where it lacks the format or has no public figure."""
+    peak_flops = facts()["peaks"].get(offer.gpu_model, {}).get(precision)
+    return None if peak_flops is None else peak_flops * TERA
+
+
+def plans(work: Work, days: float | None = None, currency: str = "USD") -> list[Candidate]:
+    """Return a plan for every type that can finish, the cheapest first in each currency, unpriced ones last.
+
+    Args:
+        days: the time limit; None for none.
+        currency: its prices come before those of others.
+    """
+    plans_of_all = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
+    return sorted(plans_of_all, key=lambda plan: _order(plan, currency))
+
+
+def _order(plan: Candidate, currency: str) -> tuple[bool, bool, Decimal, float]:
+    if plan.on_demand is None:
+        return True, True, Decimal(0), plan.hours
+    return False, plan.on_demand.currency != currency, plan.on_demand.amount, plan.hours
+
+
+def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
+    """Return the fewest instances of a type that hold the run and finish in time; None where none do."""
+    flops_per_s = peak(offer, work.precision)
+    if flops_per_s is None:
+        return None
+    for instances, gpus in _sizes(work, offer, hurried=days is not None):
+        layout = fitting(work, offer, gpus)
+        if layout is None:
+            continue
+        utilisation = facts()["utilisation"]["decoder"]
+        hours = seconds(work.flops, layout, flops_per_s * gpus, utilisation) / HOUR_S
+        if days is None or hours <= days * 24:
+            held = memory(work, layout, gpus)
+            return _priced(offer, instances=instances, gpus=gpus, layout=layout, held=held, hours=hours)
+    return None
+
+
+def _sizes(work: Work, offer: Offer, *, hurried: bool) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of instances and working GPUs to try, the fewest first.
+
+    A small model uses one card. More than one instance needs RDMA between them, and a large model or a time
+    limit. A run uses at most one GPU for each sequence of a batch.
+    """
+    if work.parameters < ONE_CARD_BELOW:
+        yield 1, 1
+        return
+    most = MOST_INSTANCES if offer.joined and (hurried or work.parameters > CLUSTER_ABOVE) else 1
+    for exponent in range(int(math.log2(most)) + 1):
+        gpus = offer.gpu_count * 2**exponent
+        if gpus <= work.batch or exponent == 0:
+            yield 2**exponent, min(gpus, work.batch)
+
+
+def fitting(work: Work, offer: Offer, gpus: int) -> Layout | None:
+    """Return the fastest layout that fits the memory of one GPU; None where none fits."""
+    room = offer.gpu_memory_gib * GIB * (1 - HEADROOM)
+    for layout in LAYOUTS:
+        if layout.sharded and gpus == 1:
+            continue
+        if memory(work, layout, gpus).total <= room:
+            return layout
+    return None
+
+
+def _priced(
+    offer: Offer, *, instances: int, gpus: int, layout: Layout, held: MemoryNeed, hours: float
+) -> Candidate:
+    if offer.price is None:
+        return Candidate(offer, instances, gpus, layout, held, hours, None, None, None)
+    in_all = instances * Decimal(hours)
+    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * in_all
+    spot = None if offer.spot is None else Money(offer.spot.expected, offer.spot.currency) * in_all
+    p90 = None
+    if offer.spot is not None and offer.spot.p90 is not None:
+        p90 = Money(offer.spot.p90, offer.spot.currency) * in_all
+    return Candidate(offer, instances, gpus, layout, held, hours, on_demand, spot, p90)
+
+
+def months_begun(plan: Candidate) -> int:
+    """Return the months that a reservation for the run is paid for: every month that it begins."""
+    return math.ceil(plan.hours / HOURS_PER_MONTH)
+
+
+def reserved(plan: Candidate, discount: Decimal) -> Money | None:
+    """Return the cost on a reservation: all hours of every month begun, at the discounted price.
+
+    Returns:
+        None where no price is public.
+    """
+    if plan.offer.price is None:
+        return None
+    hour = Money(plan.offer.price.amount_per_hour, plan.offer.price.currency)
+    return hour * ((1 - discount) * (months_begun(plan) * HOURS_PER_MONTH * plan.instances))
+
+
+def break_even_hours(discount: Decimal, hours_per_month: int = HOURS_PER_MONTH) -> Decimal:
+    """Return the hours of use a month from which a reservation is cheaper than paying by the hour.
+
+    A reservation is paid for every hour at ``1 - discount`` of the price, used or not.
+    """
+    return hours_per_month * (1 - discount)

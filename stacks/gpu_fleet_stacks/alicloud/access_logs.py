@@ -1,0 +1,71 @@
+"""Who asked what of the stack's buckets: OSS's access logs, in a bucket of their own.
+
+The one bucket that the stack's key does not encrypt, as on AWS: OSS's own keys do, so that its delivery needs
+no right on the stack's key. It holds names of objects and callers, and no object.
+"""
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.settings import Redundancy, Stack
+
+KIND = "access-logs"
+TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+ABORT_UPLOADS_AFTER_DAYS = 7
+
+
+def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
+    """The bucket; gives what must stand before OSS delivers there.
+
+    OSS writes as the owner of both buckets, which lie in one region and account, and needs no policy for it
+    (www.alibabacloud.com/help/en/oss/developer-reference/putbucketlogging).
+    """
+    name = f"{name}-{KIND}"
+    made = alicloud.oss.Bucket(
+        name,
+        bucket=stack.bucket_name(KIND),
+        storage_class="Standard",
+        redundancy_type=str(stack.storage.redundancy or Redundancy.LRS),
+        server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(sse_algorithm="AES256"),
+        versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
+        lifecycle_rules=[_old_logs(stack.logs.retention_days)],
+        lifecycle_rule_allow_same_action_overlap=False,
+        tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, KIND)),
+        opts=pulumi.ResourceOptions(parent=parent, protect=stack.protected, ignore_changes=["policy"]),
+    )
+    opts = pulumi.ResourceOptions(parent=parent, protect=stack.protected, deleted_with=made)
+    alicloud.oss.BucketAcl(name, bucket=made.id, acl="private", opts=opts)
+    alicloud.oss.BucketPublicAccessBlock(name, bucket=made.id, block_public_access=True, opts=opts)
+    alicloud.oss.BucketHttpsConfig(
+        name, bucket=made.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=opts
+    )
+    arn = f"acs:oss:*:{stack.account_id}:{stack.bucket_name(KIND)}"
+    insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
+    refused = policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])
+    alicloud.oss.BucketPolicy(name, bucket=made.id, policy=policies.document(refused), opts=opts)
+    return made
+
+
+def logging(stack: Stack, kind: str) -> alicloud.oss.BucketLoggingArgs | None:
+    """The part of a bucket that has OSS write its log."""
+    if not stack.logs.bucket_access:
+        return None
+    return alicloud.oss.BucketLoggingArgs(target_bucket=stack.bucket_name(KIND), target_prefix=f"{kind}/")
+
+
+def _old_logs(days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
+    """What is older than any other log of the stack goes; a version that was deleted, the day after."""
+    return alicloud.oss.BucketLifecycleRuleArgs(
+        id="old-logs",
+        enabled=True,
+        prefix="",
+        expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(days=days)],
+        noncurrent_version_expirations=[
+            alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=1)
+        ],
+        abort_multipart_uploads=[
+            alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
+        ],
+    )

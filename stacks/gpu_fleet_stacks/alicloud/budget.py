@@ -1,0 +1,104 @@
+"""What the month may cost, and who hears of it.
+
+The provider has no budget resource. The sweep's meter adds up hours times price of what runs, and
+CloudMonitor compares that with the thresholds.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from decimal import Decimal
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.alicloud.alarms import alarm
+from gpu_fleet_stacks.settings import Stack, Threshold, ThresholdKind
+
+# What the meter publishes of the whole stack (image/gpu_fleet_image/reaper/metrics.py), in the budget's
+# currency.
+METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
+# API names of CloudMonitor: an alarm contact's name has 2 to 40 characters (alicloud_cms_alarm_contact).
+LONGEST_CONTACT_NAME = 40
+
+
+@dataclass(frozen=True)
+class BudgetArgs:
+    """What the budget depends on."""
+
+    stack: Stack
+
+
+class Budget(pulumi.ComponentResource):
+    """A monthly budget: contacts, and one alarm a threshold on what the sweep's meter says.
+
+    Attributes:
+        contact_group: whom all alarms of the stack notify.
+    """
+
+    contact_group: pulumi.Output[str]
+
+    def __init__(self, name: str, args: BudgetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Budget", name, None, opts)
+        stack = args.stack
+        self._child = pulumi.ResourceOptions(parent=self)
+        self.contact_group = self._contacts(stack)
+        for threshold in stack.budget.thresholds:
+            alarm(
+                f"{name}-{threshold.kind}-{threshold.percent}",
+                stack,
+                metric=METRICS[threshold.kind],
+                above=str(_amount(stack, threshold)),
+                contact_group=self.contact_group,
+                parent=self,
+            )
+        # instances run whose price nobody knows: the cost is more than what the meter says
+        alarm(
+            f"{name}-unpriced",
+            stack,
+            metric="UnpricedInstances",
+            above="0",
+            contact_group=self.contact_group,
+            parent=self,
+        )
+        self.register_outputs({"contact_group": self.contact_group})
+
+    def _contacts(self, stack: Stack) -> pulumi.Output[str]:
+        """One contact an address. CloudMonitor mails each a link, and notifies only those who follow it.
+
+        Until then it hides the address, which the provider would read as a change to make again.
+        """
+        contacts = [
+            alicloud.cms.AlarmContact(
+                f"{naming.prefixed(stack.name)}-{address}",
+                alarm_contact_name=_contact_name(stack, address),
+                describe=f"gpu-fleet stack {stack.name}",
+                channels_mail=address,
+                lang="en",
+                opts=pulumi.ResourceOptions(parent=self, ignore_changes=["channelsMail"]),
+            ).alarm_contact_name
+            for address in stack.budget.recipients
+        ]
+        group = alicloud.cms.AlarmContactGroup(
+            naming.prefixed(stack.name),
+            alarm_contact_group_name=naming.prefixed(stack.name),
+            describe=f"Who answers for gpu-fleet stack {stack.name}",
+            contacts=contacts,
+            opts=self._child,
+        )
+        return group.alarm_contact_group_name
+
+
+def _contact_name(stack: Stack, address: str) -> str:
+    """A contact's name, cut to what CloudMonitor takes and kept apart by its address alone.
+
+    CloudMonitor overwrites a contact of the same name, and what is replaced is deleted last: a name that went
+    to another address, say by its place in the list, would be deleted with the old one.
+    """
+    suffix = f"-{hashlib.sha256(address.encode()).hexdigest()[:8]}"
+    return naming.prefixed(stack.name)[: LONGEST_CONTACT_NAME - len(suffix)] + suffix
+
+
+def _amount(stack: Stack, threshold: Threshold) -> Decimal:
+    """A threshold in the budget's currency."""
+    return Decimal(stack.budget.monthly) * threshold.percent / 100

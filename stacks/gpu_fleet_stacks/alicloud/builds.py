@@ -1,0 +1,87 @@
+"""The keeper of a stack's image builds: a function that begins one each week, tries again, and alarms."""
+
+from dataclasses import dataclass
+
+import pulumi
+
+from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.alicloud.alarms import alarm
+from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
+from gpu_fleet_stacks.alicloud.reaper import HANDLER, archive
+from gpu_fleet_stacks.payload import builds_plan, image_files
+from gpu_fleet_stacks.settings import Stack
+
+EVERY_MINUTES, TIMEOUT_S = 10, 120
+FAILED_LOOKS = 1  # looks lie further apart than the periods that this metric knows
+METRIC = "ImageBuildProblems"
+# None of these knows a resource or a condition narrower than the account.
+LOOK_ACTIONS = ("ecs:DescribeImagePipelineExecutions", "ecs:DescribeImagePipelines")
+
+
+@dataclass(frozen=True)
+class ImageBuildsArgs:
+    """What the keeper depends on.
+
+    Attributes:
+        pipeline_id: the pipeline that it may start.
+        key_id: encrypts its log.
+        contact_group: who is notified.
+    """
+
+    stack: Stack
+    pipeline_id: pulumi.Output[str]
+    key_id: pulumi.Output[str]
+    key_arn: pulumi.Output[str]
+    contact_group: pulumi.Input[str]
+
+
+class ImageBuilds(pulumi.ComponentResource):
+    """The keeper of one stack's builds."""
+
+    def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:ImageBuilds", name, None, opts)
+        stack, own = args.stack, f"{name}-builds"
+        keeper = ScheduledFunction(
+            own,
+            ScheduledFunctionArgs(
+                stack=stack,
+                label="builds",
+                purpose=f"Looks after image builds of gpu-fleet stack {stack.name}",
+                handler=HANDLER,
+                files=bundle(stack),
+                every_minutes=EVERY_MINUTES,
+                timeout_s=TIMEOUT_S,
+                statements=role_policy(args),
+                key_id=args.key_id,
+                key_arn=args.key_arn,
+            ),
+            pulumi.ResourceOptions(parent=self),
+        )
+        alarm(
+            f"{own}-problem", stack, metric=METRIC, above="0", contact_group=args.contact_group, parent=self
+        )
+        alarm_of_failures(
+            f"{own}-errors",
+            stack,
+            keeper.function_name,
+            times=FAILED_LOOKS,
+            contact_group=args.contact_group,
+            parent=self,
+        )
+        self.register_outputs({})
+
+
+def bundle(stack: Stack) -> dict[str, bytes]:
+    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    plan = builds_plan.plan_text(stack, [image_files.ecs_pipeline_name(stack)])
+    return archive(stack, f"{builds_plan.KEEPER}.alicloud", {builds_plan.PLAN_FILE: plan})
+
+
+def role_policy(args: ImageBuildsArgs) -> list[policies.Statement]:
+    """Every statement of the role's only policy, but for its log: start this pipeline, and no instance."""
+    pipeline = f"acs:ecs:{args.stack.region}:{args.stack.account_id}:imagepipeline/"
+    return [
+        policies.allow(LOOK_ACTIONS, "*"),
+        policies.allow(["ecs:StartImagePipelineExecution"], pulumi.Output.concat(pipeline, args.pipeline_id)),
+        policies.allow(["cms:PutCustomMetric"], "*"),
+    ]

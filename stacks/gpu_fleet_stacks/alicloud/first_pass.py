@@ -1,0 +1,130 @@
+"""What the provider cannot create in one go, and the passes of ``gpu-fleet up`` that create it. Pure.
+
+Two resources take more than one ``pulumi up`` to come to what the program means, without anything by hand:
+
+- A scaling configuration with an eRDMA interface. The provider creates none that names its security group
+  inside ``network_interfaces`` ("security_group_id or security_group_ids must be assigned",
+  resource_alicloud_ess_scaling_configuration.go), but its update does, and Auto Scaling then forgets the
+  group outside. The same update enables the scaling group before it changes the interface, and a group that
+  is enabled starts instances: so it is made first, given its interface second, and enabled third. Processes
+  are suspended in the third: of a group that is not enabled, Auto Scaling may refuse it
+  (IncorrectScalingGroupStatus), which the provider tries again until it gives up
+  (resource_alicloud_ess_suspend_process.go).
+- An alarm on a custom metric. Auto Scaling takes one only once CloudMonitor knows the metric (API
+  CreateAlarm), so it is left out until a first value was reported into the stack's application group.
+
+The plan says which resources are in this position, whatever an earlier ``up`` left half done. The program
+learns of it by one environment variable; without it, it means the finished stack, so that a bare
+``pulumi up`` of a deployed stack takes nothing back.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+VARIABLE = "GPU_FLEET_FIRST_PASS"
+CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
+ALARM = "alicloud:ess/alarm:Alarm"
+SUSPENSION = "alicloud:ess/suspendProcess:SuspendProcess"
+HEALTH = "-health"  # ends the name of a group's suspension, which begins as its configuration's
+CREATES = ("create", "create-replacement", "replace")
+
+
+class DeclaredStage(StrEnum):
+    """How far a resource is on its way.
+
+    ``made``: the configuration as the provider creates it, its scaling group not enabled. ``joined``: with
+    its interface, the group still not enabled. ``withheld``: not declared at all.
+    """
+
+    MADE = "made"
+    JOINED = "joined"
+    WITHHELD = "withheld"
+
+
+class PlanStep(Protocol):
+    """A step of Pulumi's plan (``gpu_fleet_stacks.guard.plan``)."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def old(self) -> Mapping[str, Any]: ...
+    @property
+    def new(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class FirstValue:
+    """A metric that CloudMonitor must know before an alarm can watch it.
+
+    Attributes:
+        dimensions: name -> value, as the alarm has them.
+    """
+
+    metric: str
+    dimensions: Mapping[str, str]
+
+
+def stage_of(name: str, environ: Mapping[str, str]) -> DeclaredStage | None:
+    """The stage of a resource in this pass; None where it is meant as it stands.
+
+    Args:
+        environ: the program's environment.
+
+    Raises:
+        ValueError: the variable holds nothing that ``passes`` wrote.
+    """
+    stages = json.loads(environ.get(VARIABLE) or "{}")
+    return DeclaredStage(stages[name]) if name in stages else None
+
+
+def passes(steps: Sequence[PlanStep]) -> tuple[dict[str, DeclaredStage], ...]:
+    """The passes before the last, which is without any stage; none where one ``up`` does it all."""
+    created = [step.name for step in steps if step.op in CREATES and _wants_interface(step)]
+    made = [step.name for step in steps if _lacks_interface(step)]
+    withheld = [step.name for step in steps if _on_custom_metric(step)]
+    first = (
+        dict.fromkeys(created, DeclaredStage.MADE)
+        | dict.fromkeys(made, DeclaredStage.JOINED)
+        | dict.fromkeys([*withheld, *_suspended(steps, [*created, *made])], DeclaredStage.WITHHELD)
+    )
+    second = dict.fromkeys(created, DeclaredStage.JOINED) | dict.fromkeys(
+        _suspended(steps, created), DeclaredStage.WITHHELD
+    )
+    return tuple(stages for stages in (first, second) if stages)
+
+
+def first_values(steps: Sequence[PlanStep]) -> tuple[FirstValue, ...]:
+    """What must be reported after the first pass, and before the alarms are made."""
+    return tuple(
+        FirstValue(step.new["metricName"], dict(step.new["dimensions"]))
+        for step in steps
+        if _on_custom_metric(step)
+    )
+
+
+def _wants_interface(step: PlanStep) -> bool:
+    return step.type == CONFIGURATION and bool(step.new.get("networkInterfaces"))
+
+
+def _lacks_interface(step: PlanStep) -> bool:
+    """Made by a first pass, and nothing after it."""
+    return step.op == "update" and _wants_interface(step) and not step.old.get("networkInterfaces")
+
+
+def _suspended(steps: Sequence[PlanStep], configurations: Sequence[str]) -> list[str]:
+    """New suspensions of processes in the groups of some configurations; one that stands is left alone."""
+    names = {f"{name}{HEALTH}" for name in configurations}
+    return [
+        step.name for step in steps if step.type == SUSPENSION and step.op == "create" and step.name in names
+    ]
+
+
+def _on_custom_metric(step: PlanStep) -> bool:
+    return step.type == ALARM and step.op in CREATES and step.new.get("metricType") == "custom"

@@ -1,0 +1,195 @@
+"""How one instance of a pool starts: image, disks, network interface, identity, user data.
+
+Two ways, since the cloud splits what a pool needs between them. A launch template asks for metadata tokens
+but knows neither eRDMA nor private pools; a scaling configuration knows those and cannot ask for tokens.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.alicloud.first_pass import DeclaredStage, stage_of
+from gpu_fleet_stacks.payload.at_launch import encoded_user_data
+from gpu_fleet_stacks.settings import Market, Pool, Stack
+from gpu_fleet_stacks.settings.pools import instance_tags
+
+# ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
+DISK_CATEGORY, DISK_PERFORMANCE_LEVEL = "cloud_essd", "PL1"
+# Where the image's /scratch step looks for the pool's data disk: its name, and so its label in ECS.
+SCRATCH_DISK = "scratch"
+
+
+@dataclass(frozen=True)
+class LaunchArgs:
+    """What a launch template depends on.
+
+    Attributes:
+        group_id: the pool's security group.
+        role_name: the pool's RAM role.
+        home: DNS name of the shared home, or empty.
+        scratch: DNS name of the CPFS scratch, or empty.
+        monitor_group: the application group that agents publish into.
+        user_role_arn: what the instance assumes for its users.
+        queue: what an instance learns of the stack's queue; None without one.
+    """
+
+    stack: Stack
+    pool: Pool
+    image_id: str
+    key_id: pulumi.Output[str]
+    group_id: pulumi.Output[str]
+    role_name: pulumi.Output[str]
+    home: pulumi.Output[str]
+    scratch: pulumi.Output[str]
+    monitor_group: pulumi.Output[str]
+    user_role_arn: pulumi.Output[str]
+    queue: pulumi.Output[str] | None = None
+
+
+def needs_configuration(pool: Pool) -> bool:
+    """Whether a scaling configuration must start the pool's instances rather than a launch template."""
+    return pool.erdma or pool.reservation_id is not None
+
+
+def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> alicloud.ecs.EcsLaunchTemplate:
+    """The pool's launch template; a change makes a new version, running instances stay as they are."""
+    stack, pool = args.stack, args.pool
+    disk = f"{naming.prefixed(stack.name, pool.name)}-root"
+    return alicloud.ecs.EcsLaunchTemplate(
+        name,
+        launch_template_name=naming.prefixed(stack.name, pool.name),
+        description=f"gpu-fleet {stack.name} pool {pool.name}",
+        version_description=f"gpu-fleet {stack.name} pool {pool.name}",
+        image_id=args.image_id,
+        instance_type=pool.types[0],
+        instance_name=naming.prefixed(stack.name, pool.name),
+        instance_charge_type="PostPaid",
+        network_type="vpc",
+        security_group_ids=[args.group_id],
+        ram_role_name=args.role_name,
+        http_endpoint="enabled",
+        http_tokens="required",
+        http_put_response_hop_limit=1,
+        internet_max_bandwidth_out=0,
+        system_disk=alicloud.ecs.EcsLaunchTemplateSystemDiskArgs(
+            category=DISK_CATEGORY,
+            performance_level=DISK_PERFORMANCE_LEVEL,
+            name=disk,
+            size=pool.volume_gib,
+            encrypted=True,
+            kms_key_id=args.key_id,
+            delete_with_instance=True,
+        ),
+        data_disks=[alicloud.ecs.EcsLaunchTemplateDataDiskArgs(**disk) for disk in _data_disks(args)],
+        spot_strategy=_spot_strategy(pool),
+        update_default_version_number=True,
+        tags=instance_tags(stack, pool),
+        template_tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
+        user_data=_user_data(args),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
+
+
+def scaling_configuration(
+    name: str, args: LaunchArgs, group_id: pulumi.Input[str], parent: pulumi.Resource
+) -> alicloud.ess.ScalingConfiguration:
+    """What a group starts from where a launch template lacks a word; a change leaves instances alone.
+
+    It is deleted with its group, never before: the provider deletes a group's last configuration with the
+    group and all its instances, or, without ``force_delete``, not at all.
+    """
+    stack, pool = args.stack, args.pool
+    reserved = pool.reservation_id is not None
+    stage = stage_of(name, os.environ)
+    joined = pool.erdma and stage is not DeclaredStage.MADE
+    return alicloud.ess.ScalingConfiguration(
+        name,
+        scaling_group_id=group_id,
+        scaling_configuration_name=name,
+        active=True,
+        enable=stage is None,
+        image_id=args.image_id,
+        instance_types=list(pool.types),
+        instance_name=naming.prefixed(stack.name, pool.name),
+        instance_description=f"gpu-fleet {stack.name} pool {pool.name}",
+        security_group_ids=None if joined else [args.group_id],
+        network_interfaces=network_interfaces(args.group_id) if joined else None,
+        role_name=args.role_name,
+        http_endpoint="enabled",
+        internet_max_bandwidth_out=0,
+        system_disk_category=DISK_CATEGORY,
+        system_disk_performance_level=DISK_PERFORMANCE_LEVEL,
+        system_disk_size=pool.volume_gib,
+        system_disk_encrypted=True,
+        system_disk_kms_key_id=args.key_id,
+        data_disks=[alicloud.ess.ScalingConfigurationDataDiskArgs(**disk) for disk in _data_disks(args)],
+        spot_strategy=_spot_strategy(pool),
+        spot_price_limits=[
+            alicloud.ess.ScalingConfigurationSpotPriceLimitArgs(instance_type=kind, price_limit=limit)
+            for kind, limit in spot_price_limits(pool).items()
+        ],
+        resource_pool_options_strategy="PrivatePoolOnly" if reserved else None,
+        resource_pool_options_private_pool_ids=[pool.reservation_id] if pool.reservation_id else None,
+        tags=instance_tags(stack, pool),
+        user_data=_user_data(args),
+        opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=True),
+    )
+
+
+def network_interfaces(
+    group_id: pulumi.Input[str],
+) -> list[alicloud.ess.ScalingConfigurationNetworkInterfaceArgs]:
+    """The primary interface of an eRDMA instance. Its group stands inside, and there alone.
+
+    The provider updates a configuration like this and creates none: see ``first_pass``.
+    """
+    return [
+        alicloud.ess.ScalingConfigurationNetworkInterfaceArgs(
+            instance_type="Primary",
+            network_interface_traffic_mode="HighPerformance",
+            security_group_ids=[group_id],
+        )
+    ]
+
+
+def _spot_strategy(pool: Pool) -> str:
+    """On demand, at the market's price, or up to a limit."""
+    if pool.market is not Market.SPOT:
+        return "NoSpot"
+    return "SpotAsPriceGo" if pool.spot_price_limit is None else "SpotWithPriceLimit"
+
+
+def spot_price_limits(pool: Pool) -> dict[str, float]:
+    """Type -> the most to pay for an hour; empty without a limit. The provider takes no Decimal."""
+    if pool.market is not Market.SPOT or pool.spot_price_limit is None:
+        return {}
+    return dict.fromkeys(pool.types, float(pool.spot_price_limit))
+
+
+def _data_disks(args: LaunchArgs) -> list[dict[str, Any]]:
+    """The pool's scratch, as both resources want it."""
+    disk = {
+        "category": DISK_CATEGORY,
+        "performance_level": DISK_PERFORMANCE_LEVEL,
+        "name": SCRATCH_DISK,
+        "size": args.pool.scratch_gib,
+        "encrypted": True,
+        "kms_key_id": args.key_id,
+        "delete_with_instance": True,
+    }
+    return [disk] if args.pool.scratch_gib else []
+
+
+def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
+    """Base64 of the cloud-config, as both resources want it."""
+    names = {
+        "home": args.home,
+        "scratch": args.scratch,
+        "monitor_group": args.monitor_group,
+        "user_role": args.user_role_arn,
+    }
+    return encoded_user_data(args.stack, args.pool, "oss", names, args.queue)

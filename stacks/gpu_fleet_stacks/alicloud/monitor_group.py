@@ -1,0 +1,46 @@
+"""The application group of CloudMonitor into which a stack's agents publish what Auto Scaling watches."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.settings import Stack
+
+
+@dataclass(frozen=True)
+class MonitorGroupArgs:
+    """What the group depends on.
+
+    Attributes:
+        contact_group: whom CloudMonitor notifies of alarms in it.
+    """
+
+    stack: Stack
+    contact_group: pulumi.Input[str]
+
+
+class MonitorGroup(pulumi.ComponentResource):
+    """One application group.
+
+    An alarm of Auto Scaling on a custom metric names the group of the metric, and 0, the group of metrics
+    that name none, cannot be sent (alicloud_ess_alarm, ``cloud_monitor_group_id``: ``GetOk`` drops a zero).
+
+    Attributes:
+        group_id: the group, digits.
+    """
+
+    group_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: MonitorGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:MonitorGroup", name, None, opts)
+        group = alicloud.cms.MonitorGroup(
+            f"{name}-metrics",
+            monitor_group_name=naming.prefixed(args.stack.name),
+            contact_groups=[args.contact_group],
+            tags=naming.tags(args.stack.name, args.stack.owner),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.group_id = group.id
+        self.register_outputs({"group_id": group.id})

@@ -1,0 +1,45 @@
+"""When an operator must look at the sweep: it fails, or holds back."""
+
+from dataclasses import dataclass
+
+import pulumi
+
+from gpu_fleet_stacks.alicloud.alarms import alarm
+from gpu_fleet_stacks.settings import Stack
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When an operator must look at the sweep.
+
+    Attributes:
+        metric: what is watched; any value above zero alarms.
+    """
+
+    label: str
+    metric: str
+
+
+def alarms(stack: Stack) -> tuple[Alarm, ...]:
+    """Everything about the sweep that an operator must hear of."""
+    return (
+        Alarm("failures", "SweepFailures"),
+        Alarm("breaker", "SweepBreakerTrips"),
+        Alarm("notices", "SweepNotices"),
+        *([Alarm("unreached", "SweepUsersUnreached")] if stack.notify.anybody else []),
+    )
+
+
+def declare_alarms(
+    name: str, stack: Stack, *, contact_group: pulumi.Input[str], parent: pulumi.Resource
+) -> None:
+    """Declare every alarm of the sweep."""
+    for watched in alarms(stack):
+        alarm(
+            f"{name}-{watched.label}",
+            stack,
+            metric=watched.metric,
+            above="0",
+            contact_group=contact_group,
+            parent=parent,
+        )

@@ -1,0 +1,163 @@
+"""An Alibaba Cloud environment: which component stands on which."""
+
+from typing import Any
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from gpu_fleet_stacks import naming, organization
+from gpu_fleet_stacks.alicloud import existing_files, submit
+from gpu_fleet_stacks.alicloud.budget import Budget, BudgetArgs
+from gpu_fleet_stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
+from gpu_fleet_stacks.alicloud.capacity import Capacity, CapacityArgs, operator_policy, people_policy
+from gpu_fleet_stacks.alicloud.endpoints import Endpoints, EndpointsArgs
+from gpu_fleet_stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
+from gpu_fleet_stacks.alicloud.fleet import Fleet, FleetArgs
+from gpu_fleet_stacks.alicloud.image import Image, ImageArgs
+from gpu_fleet_stacks.alicloud.instance_logs import InstanceLogs, InstanceLogsArgs
+from gpu_fleet_stacks.alicloud.keys import Keys, KeysArgs
+from gpu_fleet_stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
+from gpu_fleet_stacks.alicloud.network import Network, NetworkArgs
+from gpu_fleet_stacks.alicloud.people import People, PeopleArgs
+from gpu_fleet_stacks.alicloud.queue import QueueArgs, QueueController
+from gpu_fleet_stacks.alicloud.reaper import Reaper, ReaperArgs
+from gpu_fleet_stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
+from gpu_fleet_stacks.cost import notice
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import Pool, Stack
+
+
+def build(stack: Stack) -> dict[str, Any]:
+    """Declare the whole environment.
+
+    Args:
+        stack: checked settings of an Alibaba Cloud stack.
+
+    Returns:
+        What the next command needs, by plain names; nothing in it is secret.
+
+    Raises:
+        OvercommitError: the worst month passes the budget; nothing was declared.
+    """
+    cost = notice.announce_cost(stack)
+    notice.announce_image(stack)
+    name = naming.prefixed(stack.name)
+    asks = organization.asks(stack)
+    own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
+    policy = sweep_archive.policy_text(stack)
+    keys = Keys(name, KeysArgs(stack), own)
+    network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
+    mounts = existing_files.look_up(stack, network)
+    foreign = {purpose: files.network for purpose, files in mounts.items()}
+    rooms = FirewallArgs(stack, network.vpc_id, network.private_networks, foreign)
+    firewall = Firewall(name, rooms, own)
+    subnet_ids = network.private_subnet_ids
+    surroundings: list[pulumi.Resource] = [network, firewall]
+    if stack.network.interface_endpoints:
+        endpoints = EndpointsArgs(stack, network.vpc_id, subnet_ids, firewall.group_ids[ENDPOINTS])
+        surroundings.append(Endpoints(name, endpoints, own))
+    networks = network.private_networks
+    inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, networks, policy, mounts)
+    storage = Storage(name, inside, own)
+    surroundings.append(storage)
+    if stack.logs.instances:
+        surroundings.append(InstanceLogs(name, InstanceLogsArgs(stack, keys.key_id, keys.key_arn), own))
+    image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
+    budget = Budget(name, BudgetArgs(stack), own)
+    metrics = MonitorGroup(name, MonitorGroupArgs(stack, budget.contact_group), own)
+
+    queue: QueueController | None = None
+    if stack.queued:
+        queue = QueueController(
+            name,
+            QueueArgs(
+                stack=stack,
+                image_id=image.image_id,
+                key_id=keys.key_id,
+                key_arn=keys.key_arn,
+                subnet_id=subnet_ids[stack.network.home_zone],
+                network=networks[stack.network.home_zone],
+                group_id=firewall.group_ids[QUEUE],
+                bucket_arns=storage.bucket_arns,
+                home=storage.home_dns_name,
+                surroundings=surroundings,
+            ),
+            own,
+        )
+
+    def fleet(pool: Pool) -> Fleet:
+        args = FleetArgs(
+            stack=stack,
+            pool=pool,
+            image_id=image.image_id,
+            key_id=keys.key_id,
+            key_arn=keys.key_arn,
+            subnet_ids=subnet_ids,
+            group_id=firewall.group_ids[pool.name],
+            bucket_arns=storage.bucket_arns,
+            home=storage.home_dns_name,
+            scratch=storage.scratch_dns_name,
+            monitor_group=metrics.group_id,
+            surroundings=surroundings,
+            queue=queue.join if queue else None,
+        )
+        return Fleet(naming.prefixed(stack.name, pool.name), args, own)
+
+    fleets = {pool.name: fleet(pool) for pool in stack.pools}
+    records = storage.bucket_arns["records"]
+    reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
+    moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group)
+    capacity = Capacity(name, moving, own)
+    if (directory := stack.access.directory) is not None:
+        reading = PeopleArgs(stack, directory, keys.key_id, keys.key_arn, records, budget.contact_group)
+        People(name, reading, own)
+    if stack.image.base_id is not None:
+        ImageBuilds(
+            name,
+            ImageBuildsArgs(stack, image.pipeline_id, keys.key_id, keys.key_arn, budget.contact_group),
+            own,
+        )
+    commands = submit.declare(name, stack, own)
+    return {
+        "region": stack.region,
+        "key_arn": keys.key_arn,
+        "vpc_id": network.vpc_id,
+        "private_subnet_ids": subnet_ids,
+        "security_group_ids": firewall.group_ids,
+        "bucket_uris": {kind: f"oss://{stack.bucket_name(kind)}" for kind in BUCKETS},
+        "home_dns_name": storage.home_dns_name,
+        "scratch_dns_name": storage.scratch_dns_name,
+        "contact_group": budget.contact_group,
+        "monitor_group_id": metrics.group_id,
+        "group_names": {pool: fleet.group_names for pool, fleet in fleets.items()},
+        "group_ids": {pool: fleet.group_ids for pool, fleet in fleets.items()},
+        "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
+        "image_pipeline_id": image.pipeline_id,
+        "imported_image_id": image.imported_id,
+        "reaper_function_name": reaper.function_name,
+        "capacity_function_name": capacity.function_name,
+        "people_policy": people_policy(moving),
+        "operator_policy": operator_policy(stack),
+        "submit_policies": submit.people_policies(stack, storage.bucket_arns["records"], commands),
+        "policy": policy,
+        "instance_log": stack.instance_log,
+        "metric_namespace": naming.metric_namespace(stack.name),
+        "console_url": console_url(stack),
+        "cost": cost,
+    }
+
+
+def provider(stack: Stack) -> alicloud.Provider:
+    """The only provider: one region, with the credentials of the environment.
+
+    It cannot refuse another account before it acts: the account id goes into names and permissions, so that
+    what another account's credentials make has no permission to work.
+    """
+    return alicloud.Provider(
+        naming.prefixed(stack.name), region=stack.region, account_id=stack.account_id, protocol="HTTPS"
+    )
+
+
+def console_url(stack: Stack) -> str:
+    """Where a user sees the stack's groups in a browser."""
+    return f"https://essnew.console.aliyun.com/?regionId={stack.region}#/scaling/{stack.region}"

@@ -1,0 +1,285 @@
+"""Buckets, homes and scratch: encrypted with the stack's key, reached by TLS, never silently replaced."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.alicloud import access_logs, existing, policies
+from gpu_fleet_stacks.alicloud.existing_files import FoundFiles
+from gpu_fleet_stacks.alicloud.payload import payload_objects
+from gpu_fleet_stacks.payload import image_files
+from gpu_fleet_stacks.payload.stored_documents import stored_documents
+from gpu_fleet_stacks.settings import Redundancy, Stack
+
+# Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
+OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
+# What instances and sweep said of a mark; the sweep lists it all each time
+# (image/gpu_fleet_image/reaper/handshake.py).
+HANDSHAKE_DAYS = 2
+BUCKETS = ("data", "checkpoints", "records")
+TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+ABORT_UPLOADS_AFTER_DAYS = 7
+
+
+def _bucket_arn(stack: Stack, kind: str) -> str:
+    """A bucket for a policy; OSS names no region in it."""
+    return f"acs:oss:*:{stack.account_id}:{stack.bucket_name(kind)}"
+
+
+@dataclass(frozen=True)
+class StorageArgs:
+    """What the storage depends on.
+
+    Attributes:
+        key_id: the key that encrypts everything here.
+        subnet_ids: zone -> private vSwitch.
+        networks: zone -> its CIDR.
+        reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
+        mounts: file systems of somebody else's, by purpose.
+    """
+
+    stack: Stack
+    key_id: pulumi.Output[str]
+    vpc_id: pulumi.Output[str]
+    subnet_ids: dict[str, pulumi.Output[str]]
+    networks: Mapping[str, str]
+    reaper_policy: str
+    mounts: Mapping[str, FoundFiles]
+
+
+class Storage(pulumi.ComponentResource):
+    """The stack's state.
+
+    Attributes:
+        bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
+        bucket_names: the same by name, known once the bucket's policy stands.
+        home_dns_name: where to mount homes from; empty without any.
+        scratch_dns_name: where to mount CPFS from; empty without any.
+    """
+
+    bucket_arns: dict[str, pulumi.Output[str]]
+    bucket_names: dict[str, pulumi.Output[str]]
+    home_dns_name: pulumi.Output[str]
+    scratch_dns_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Storage", name, None, opts)
+        self._name, self._args, self._stack = name, args, args.stack
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
+        existing.look_at_buckets(args.stack, self)
+        self.bucket_names = {}
+        self._access = [access_logs.bucket(name, args.stack, self)] if args.stack.logs.bucket_access else []
+        self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
+        storage = args.stack.storage
+        self.home_dns_name = self._home() if storage.home else self._foreign("home")
+        self.scratch_dns_name = self._scratch() if storage.scratch_gib else self._foreign("scratch")
+        self.register_outputs({"bucket_arns": self.bucket_arns})
+
+    def _tags(self, label: str) -> dict[str, str]:
+        return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
+
+    def _bucket(self, kind: str) -> pulumi.Output[str]:
+        """Encryption, versions and lifecycle stand in the bucket itself: it reads them back, and would fight
+        over them with resources of their own. The policy has none but its own, hence ``ignore_changes``.
+        """
+        name = f"{self._name}-{kind}"
+        bucket = alicloud.oss.Bucket(
+            name,
+            bucket=self._stack.bucket_name(kind),
+            storage_class="Standard",
+            redundancy_type=str(self._stack.storage.redundancy or Redundancy.LRS),
+            server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(
+                sse_algorithm="KMS", kms_master_key_id=self._args.key_id
+            ),
+            versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
+            lifecycle_rules=[
+                _leftovers(self._stack.storage.old_versions_days),
+                *(_numbered_states() if kind == "records" else []),
+            ],
+            # These states lie below the whole bucket's rule, and both let objects expire.
+            lifecycle_rule_allow_same_action_overlap=kind == "records",
+            logging=access_logs.logging(self._stack, kind),
+            tags=self._tags(kind),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=self._stack.protected,
+                ignore_changes=["policy"],
+                depends_on=self._access,
+            ),
+        )
+        settings = self._settings_of(bucket)
+        alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=settings)
+        alicloud.oss.BucketPublicAccessBlock(name, bucket=bucket.id, block_public_access=True, opts=settings)
+        alicloud.oss.BucketHttpsConfig(
+            name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=settings
+        )
+        if kind == "records":
+            payload_objects(
+                f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
+            )
+            for document in stored_documents(self._stack, self._args.reaper_policy):
+                self._document(*document, bucket)
+        policy = alicloud.oss.BucketPolicy(
+            name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
+        )
+        self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
+        return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
+
+    def _document(self, label: str, key: str, content: str, bucket: alicloud.oss.Bucket) -> None:
+        """A JSON object of the records bucket: what the stack says to its sweep, instances and users."""
+        alicloud.oss.BucketObject(
+            f"{self._name}-{label}",
+            bucket=bucket.bucket,
+            key=key,
+            content=content,
+            content_type="application/json",
+            server_side_encryption="KMS",
+            kms_key_id=self._args.key_id,
+            acl="private",
+            opts=self._child,
+        )
+
+    def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
+        """For what says who may use a bucket, and how: it is deleted with its bucket or not at all.
+
+        Deleted before, as the order of dependencies has it, it would leave a bucket that stays (because it is
+        protected, or because its deletion fails) open to plain HTTP and without its policy.
+        """
+        return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
+
+    def _foreign(self, purpose: str) -> pulumi.Output[str]:
+        """Of somebody else's file system, or empty."""
+        files = self._args.mounts.get(purpose)
+        return pulumi.Output.from_input(files.domain if files is not None else "")
+
+    def _home(self) -> pulumi.Output[str]:
+        """NAS: homes outlive every instance, so nobody's work hangs on one.
+
+        The extreme kind, since the standard one takes no key of ours (alicloud_nas_file_system,
+        ``encrypt_type``); one mount target serves every zone of the network.
+        """
+        files = alicloud.nas.FileSystem(
+            f"{self._name}-home",
+            file_system_type="extreme",
+            protocol_type="NFS",
+            storage_type="standard",
+            capacity=self._stack.storage.home_gib,
+            zone_id=self._stack.network.home_zone,
+            encrypt_type=2,
+            kms_key_id=self._args.key_id,
+            description=naming.prefixed(self._stack.name, "home"),
+            tags=self._tags("home"),
+            opts=self._kept,
+        )
+        group = alicloud.nas.AccessGroup(
+            f"{self._name}-home",
+            access_group_name=naming.prefixed(self._stack.name, "home"),
+            access_group_type="Vpc",
+            file_system_type="extreme",
+            description=f"Private vSwitches of gpu-fleet stack {self._stack.name}",
+            opts=self._child,
+        )
+        for network in self._args.networks.values():
+            alicloud.nas.AccessRule(
+                f"{self._name}-home-{network.replace('/', '-').replace('.', '-')}",
+                access_group_name=group.access_group_name,
+                file_system_type="extreme",
+                source_cidr_ip=network,
+                rw_access_type="RDWR",
+                user_access_type="no_squash",
+                priority=1,
+                opts=self._child,
+            )
+        return self._mount_target("home", files, group.access_group_name)
+
+    def _scratch(self) -> pulumi.Output[str]:
+        """CPFS in the first zone, the one pools prefer. It takes no key, so it holds nothing worth one."""
+        zone = self._stack.network.home_zone
+        files = alicloud.nas.FileSystem(
+            f"{self._name}-scratch",
+            file_system_type="cpfs",
+            protocol_type="cpfs",
+            storage_type="advance_100",
+            capacity=self._stack.storage.scratch_gib,
+            zone_id=zone,
+            vpc_id=self._args.vpc_id,
+            vswitch_id=self._args.subnet_ids[zone],
+            description=naming.prefixed(self._stack.name, "scratch"),
+            tags=self._tags("scratch"),
+            opts=self._kept,
+        )
+        return self._mount_target("scratch", files, None)
+
+    def _mount_target(
+        self, label: str, files: alicloud.nas.FileSystem, access_group_name: pulumi.Input[str] | None
+    ) -> pulumi.Output[str]:
+        zone = self._stack.network.home_zone
+        target = alicloud.nas.MountTarget(
+            f"{self._name}-{label}",
+            file_system_id=files.id,
+            access_group_name=access_group_name,
+            network_type="Vpc",
+            vpc_id=self._args.vpc_id,
+            vswitch_id=self._args.subnet_ids[zone],
+            opts=self._child,
+        )
+        return target.mount_target_domain
+
+
+def _numbered_states() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
+    """Each state of lease, meter and mover is its own object; what is silent for a month begins anew."""
+    prefixes = {
+        "old-states-of-capacity": ("reaper/capacity/state.json.", OLD_STATES_DAYS),
+        "old-states-of-lease": ("reaper/lease.json.", OLD_STATES_DAYS),
+        "old-states-of-meter": ("reaper/meter.json.", OLD_STATES_DAYS),
+        "handshake": ("reaper/handshake/", HANDSHAKE_DAYS),
+    }
+    return [
+        alicloud.oss.BucketLifecycleRuleArgs(
+            id=name,
+            enabled=True,
+            prefix=prefix,
+            expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(days=days)],
+        )
+        for name, (prefix, days) in prefixes.items()
+    ]
+
+
+def _leftovers(old_versions_days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
+    """What was overwritten or deleted goes after a while, and what was never finished sooner.
+
+    One rule, since OSS takes one a prefix (help.aliyun.com/en/oss/user-guide/0014-00000085).
+    """
+    return alicloud.oss.BucketLifecycleRuleArgs(
+        id="leftovers",
+        enabled=True,
+        prefix="",
+        noncurrent_version_expirations=[
+            alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=old_versions_days)
+        ],
+        expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(expired_object_delete_marker=True)],
+        abort_multipart_uploads=[
+            alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
+        ],
+    )
+
+
+def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
+    """Refuse plain HTTP, whoever asks; the bucket's HTTPS settings refuse old TLS.
+
+    The builder of an image has no identity of its own, so the records bucket hands the recipe and nothing
+    else to whoever asks from inside the stack's network. OSS does not count
+    that as public (www.alibabacloud.com/help/en/oss/user-guide/block-public-access).
+    """
+    arn = _bucket_arn(args.stack, kind)
+    insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
+    statements = [policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])]
+    if kind == "records" and args.stack.image.built:
+        recipe = image_files.recipe(args.stack).object_key
+        inside = {"StringEquals": {"acs:SourceVpc": [args.vpc_id]}}
+        statements.append(policies.allow(["oss:GetObject"], [f"{arn}/{recipe}"], inside, ["*"]))
+    return policies.document(*statements)

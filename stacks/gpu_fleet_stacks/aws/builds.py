@@ -1,0 +1,164 @@
+"""The keeper of a stack's image builds: a function that tries again, promotes, and alarms."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.aws import policies
+from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
+from gpu_fleet_stacks.aws.reaper import archive
+from gpu_fleet_stacks.payload import builds_plan, image_files
+from gpu_fleet_stacks.settings import Stack
+
+HANDLER = f"{builds_plan.KEEPER}.aws.handle"
+EVERY_MINUTES, TIMEOUT_S, LATEST_START_S = 10, 120, 300
+HOUR_S, FAILED_LOOKS = 3600, 3
+METRIC = "ImageBuildProblems"
+# None of these knows a resource narrower than the account.
+LOOK_ACTIONS = (
+    # Systems Manager asks it of who writes an image's id (its guide, "Native parameter support for AMIs")
+    "ec2:DescribeImages",
+    "imagebuilder:ListImagePipelines",
+    "imagebuilder:ListImageScanFindingAggregations",
+    "imagebuilder:ListWorkflowStepExecutions",
+)
+
+
+@dataclass(frozen=True)
+class ImageBuildsArgs:
+    """What the keeper depends on.
+
+    Attributes:
+        pipeline_arns: of every zone; at a destroy the keeper is gone before they are, else it might begin a
+            build that nothing deletes.
+        key_arn: encrypts its log.
+        topic_arn: who is notified.
+    """
+
+    stack: Stack
+    pipeline_arns: list[pulumi.Output[str]]
+    key_arn: pulumi.Output[str]
+    topic_arn: pulumi.Output[str]
+
+
+@dataclass(frozen=True)
+class _Alarm:
+    """When an operator must look at the builds; what is counted over an hour.
+
+    Attributes:
+        at_least: that alarms; None for no data at all.
+    """
+
+    label: str
+    says: str
+    namespace: str
+    metric: str
+    statistic: str
+    at_least: int | None
+
+
+class ImageBuilds(pulumi.ComponentResource):
+    """The keeper of one stack's builds."""
+
+    def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:ImageBuilds", name, None, opts)
+        stack, own = args.stack, f"{name}-builds"
+        function = declare_function(
+            own,
+            ScheduledFunctionArgs(
+                stack=stack,
+                program="the keeper of image builds",
+                purpose=f"Looks after image builds of gpu-fleet stack {stack.name}",
+                handler=HANDLER,
+                code=bundle(stack),
+                every=f"rate({EVERY_MINUTES} minutes)",
+                timeout_s=TIMEOUT_S,
+                latest_start_s=LATEST_START_S,
+                environment={},
+                key_arn=args.key_arn,
+                policy=lambda log_arn: role_policy(args, log_arn),
+            ),
+            self,
+        )
+        for alarm in _alarms(stack):
+            silent = alarm.at_least is None
+            aws.cloudwatch.MetricAlarm(
+                f"{own}-{alarm.label}",
+                name=f"{own}-{alarm.label}",
+                alarm_description=alarm.says,
+                namespace=alarm.namespace,
+                metric_name=alarm.metric,
+                dimensions={"FunctionName": function.name} if alarm.namespace == "AWS/Lambda" else {},
+                statistic=alarm.statistic,
+                comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
+                threshold=1 if alarm.at_least is None else alarm.at_least,
+                period=HOUR_S,
+                evaluation_periods=1,
+                treat_missing_data="breaching" if silent else "notBreaching",
+                alarm_actions=[args.topic_arn],
+                tags=naming.tags(stack.name, stack.owner),
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        self.register_outputs({})
+
+
+def _alarms(stack: Stack) -> tuple[_Alarm, ...]:
+    """Everything about the builds that an operator must hear of; each says so once until it is over."""
+    own = naming.metric_namespace(stack.name)
+    problem = (
+        "No image was built or promoted: a build failed, none had an instance for its test in six hours, "
+        "its findings are critical, or none began for a week. See the keeper's log"
+    )
+    return (
+        _Alarm("problem", problem, own, METRIC, "Maximum", 1),
+        _Alarm("errors", "Nobody looks after image builds", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
+        _Alarm("silent", "No look at image builds was made", own, METRIC, "SampleCount", None),
+    )
+
+
+def bundle(stack: Stack) -> pulumi.AssetArchive:
+    """The function's code: equal settings and equal modules give an equal hash."""
+    names = [image_files.pipeline_name(stack, zone) for zone in image_files.zones_of_builds(stack)]
+    plan = {builds_plan.PLAN_FILE: builds_plan.plan_text(stack, names)}
+    return archive(stack, f"{builds_plan.KEEPER}.aws", plan)
+
+
+def role_policy(args: ImageBuildsArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
+    """The role's only policy: start the stack's own pipelines, write its own parameter, and no instance."""
+    stack = args.stack
+    arn, own = f"arn:{policies.partition(stack.region)}", f"{stack.region}:{stack.account_id}"
+    named = naming.prefixed(stack.name)
+    builder = f"{arn}:imagebuilder:{own}"
+    parameter = f"{arn}:ssm:{own}:parameter{stack.image.built_parameter(stack.name)}"
+    promotes = ["ssm:PutParameter"] if stack.image.scan else []
+    return policies.document(
+        policies.allow("Look", LOOK_ACTIONS, "*"),
+        policies.allow(
+            "Pipelines",
+            [
+                "imagebuilder:GetImagePipeline",
+                "imagebuilder:ListImagePipelineImages",
+                "imagebuilder:StartImagePipelineExecution",
+            ],
+            args.pipeline_arns,
+        ),
+        policies.allow(
+            "Builds",
+            ["imagebuilder:GetImage", "imagebuilder:ListWorkflowExecutions"],
+            f"{builder}:image/{named}-*",
+        ),
+        policies.allow("Promoted", ["ssm:GetParameters", *promotes], parameter),
+        policies.allow(
+            "OwnMetrics",
+            ["cloudwatch:PutMetricData"],
+            "*",
+            {"StringEquals": {"cloudwatch:namespace": naming.metric_namespace(stack.name)}},
+        ),
+        policies.allow(
+            "Log",
+            ["logs:CreateLogStream", "logs:PutLogEvents"],
+            pulumi.Output.concat(log_group_arn, ":*"),
+        ),
+    )

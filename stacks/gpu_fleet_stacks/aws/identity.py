@@ -1,0 +1,308 @@
+"""What an instance may do, and what its users may: two roles of each pool.
+
+The instance's role is root's: it reads what the stack says, reports on the instance, leaves its group. Users,
+jobs and containers get the user role, which the instance's role alone may assume, for the account that asks.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.aws import instance_logs, policies
+from gpu_fleet_stacks.aws.submit import ACCOUNT, ACCOUNT_TAG
+from gpu_fleet_stacks.payload import built, sweep_archive
+from gpu_fleet_stacks.settings import Pool, Stack
+from gpu_fleet_stacks.settings.schema import ExistingBucket
+
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+SESSION_ACTIONS = (
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+)
+LIST_ACTIONS = ("s3:ListBucket", "s3:GetBucketLocation")
+WRITE_ACTIONS = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
+# Read only, and without resource-level permissions in IAM: who is in my pool, and what is asked of me?
+LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:DescribeAutoScalingInstances")
+# Both say something of a drain under way only. CompleteLifecycleAction is refused where no action waits, and
+# the groups' one hook waits on instances that are being terminated already: its result, ABANDON too, can cut
+# that wait short and end nothing that runs
+# (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
+OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
+# By which `launch` finds the other instances of its group (training/gpu_fleet/pool/aws_peers.py).
+PEER_ACTIONS = ("ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances")
+
+# data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
+SHARED = ("data", "checkpoints")
+
+# What users set on an instance by `gpu-fleet keep`; what its agent sets so that the sweep may not stop it,
+# and to say who is on it. Every other tag is the stack's or the sweep's.
+OWN_TAGS = tuple(
+    f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "withdrawn", "users")
+)
+
+
+@dataclass(frozen=True)
+class IdentityArgs:
+    """What a pool's instances are allowed to touch.
+
+    Attributes:
+        bucket_arns: kind -> bucket.
+        queue_secret_arn: the secret with the key of the queue; None without a queue.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_arn: pulumi.Output[str]
+    bucket_arns: dict[str, pulumi.Output[str]]
+    queue_secret_arn: pulumi.Output[str] | None = None
+
+
+class Identity(pulumi.ComponentResource):
+    """Role, instance profile and user role of one pool.
+
+    Attributes:
+        profile_arn: for the pool's launch template.
+        user_role_arn: for its ``instance.toml``; known once the role may do its work.
+    """
+
+    profile_arn: pulumi.Output[str]
+    user_role_arn: pulumi.Output[str]
+
+    def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Identity", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        tags = naming.tags(args.stack.name, args.stack.owner, pool=args.pool.name)
+        role = aws.iam.Role(
+            f"{name}-instance",
+            assume_role_policy=policies.trust("ec2.amazonaws.com", args.stack.account_id, check_source=False),
+            description=f"Instances of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
+            tags=tags,
+            opts=child,
+        )
+        user_role, user_role_policy = _user_role(name, args, role.arn, self)
+        policy = aws.iam.RolePolicy(
+            f"{name}-instance", role=role.id, policy=instance_policy(args, user_role.arn), opts=child
+        )
+        profile = aws.iam.InstanceProfile(
+            f"{name}-instance",
+            role=role.name,
+            tags=tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+        )
+        self.profile_arn = profile.arn
+        self.user_role_arn = pulumi.Output.all(user_role.arn, user_role_policy.id).apply(
+            lambda both: str(both[0])
+        )
+        self.register_outputs({"profile_arn": profile.arn, "user_role_arn": self.user_role_arn})
+
+
+def _user_role(
+    name: str, args: IdentityArgs, instance_role_arn: pulumi.Output[str], parent: pulumi.Resource
+) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+    """The user role and its policy."""
+    child = pulumi.ResourceOptions(parent=parent)
+    role = aws.iam.Role(
+        f"{name}-user",
+        assume_role_policy=user_trust(instance_role_arn),
+        description=f"Users of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
+        tags=naming.tags(args.stack.name, args.stack.owner, pool=args.pool.name),
+        opts=child,
+    )
+    return role, aws.iam.RolePolicy(f"{name}-user", role=role.id, policy=user_policy(args), opts=child)
+
+
+def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
+    """The instance's role's only policy; every write is bound to this stack by a resource or a condition."""
+    stack = args.stack
+    arn = f"arn:{policies.partition(stack.region)}"
+    instances = f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/"
+    groups = f"{arn}:autoscaling:{stack.region}:{stack.account_id}:autoScalingGroup:*:autoScalingGroupName/"
+    namespace = naming.metric_namespace(stack.name)
+    own = {f"{naming.PROJECT}:stack": stack.name, f"{naming.PROJECT}:pool": args.pool.name}
+    return policies.document(
+        policies.allow("SessionManager", SESSION_ACTIONS, "*"),
+        policies.allow("Look", LOOK_ACTIONS, "*"),
+        # for bucket@.service, which shows everybody what everybody may read
+        *_reads(args),
+        # on an image that runs nothing of ours nobody gives users a role of their own
+        *(_saves(args) if stack.image.managed else _writes(args)),
+        policies.allow("Payload", ["s3:GetObject"], payload_objects(args)),
+        # what counts as activity on its pool, and who has an account; both are read anew while it runs
+        policies.allow("Policy", ["s3:GetObject"], stack_objects(args)),
+        # What it says to the sweep (image/gpu_fleet_image/reaper/handshake.py): EC2 names a role's session
+        # after the instance, so that none speaks for another (IAM user guide, reference_policies_variables).
+        policies.allow(
+            "Handshake",
+            ["s3:GetObject", "s3:PutObject"],
+            pulumi.Output.concat(args.bucket_arns["records"], "/reaper/handshake/${aws:userid}/*"),
+        ),
+        _object_keys(args),
+        policies.allow(
+            "Metrics",
+            ["cloudwatch:PutMetricData"],
+            "*",
+            {"StringEquals": {"cloudwatch:namespace": namespace}},
+        ),
+        # by tag too: the name of pool "dev" is how that of "dev-large" begins
+        policies.allow(
+            "OwnGroups",
+            OWN_GROUP_ACTIONS,
+            f"{groups}{naming.prefixed(stack.name, args.pool.name)}*",
+            {"StringEquals": {f"aws:ResourceTag/{tag}": value for tag, value in own.items()}},
+        ),
+        policies.allow(
+            "OwnTags",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            f"{instances}*",
+            {
+                # itself alone: a neighbour's hold is not its to lift
+                "ArnEquals": {"ec2:SourceInstanceARN": f"{instances}${{ec2:InstanceID}}"},
+                "StringEquals": {f"ec2:ResourceTag/{tag}": value for tag, value in own.items()},
+                "ForAllValues:StringEquals": {"aws:TagKeys": list(OWN_TAGS)},
+                # a condition over all values holds where there are none
+                "Null": {"aws:TagKeys": "false"},
+            },
+        ),
+        policies.allow("UserRole", ["sts:AssumeRole", "sts:TagSession"], user_role_arn),
+        *instance_logs.write_statements(stack, args.pool.name),
+        *_queue_key(args),
+    )
+
+
+def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
+    """The user role's only policy: no right over instances, nothing in the name of the agent or the sweep."""
+    pool = args.pool.name
+    return policies.document(
+        policies.allow("Peers", PEER_ACTIONS, "*"),
+        *_reads(args),
+        *_writes(args),
+        # what an instance saved before its end is not a user's to change
+        policies.deny("KeptFiles", WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool))),
+        policies.allow("Said", ["s3:GetObject"], said_objects(args)),
+        *_own_runs(args),
+        _object_keys(args),
+    )
+
+
+def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
+    """Who may assume the user role: the pool's instances, for one account, which the session is named after.
+
+    ``ACCOUNT@INSTANCE`` is what CloudTrail shows. IAM knows no variable with the calling instance's id alone,
+    so that root's service on the instance says which it is.
+    """
+    only = {"Effect": "Allow", "Principal": {"AWS": instance_role_arn}}
+    named = f"${{aws:RequestTag/{ACCOUNT_TAG}}}@i-*"
+    tags = {"ForAllValues:StringEquals": {"aws:TagKeys": [ACCOUNT_TAG]}, "Null": {"aws:TagKeys": "false"}}
+    return policies.document(
+        {
+            "Sid": "Instances",
+            **only,
+            "Action": ["sts:AssumeRole"],
+            "Condition": {"StringLike": {"sts:RoleSessionName": named}},
+        },
+        {"Sid": "NameTheAccount", **only, "Action": ["sts:TagSession"], "Condition": tags},
+    )
+
+
+def _own_runs(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """The account's own runs, by the tag of the session: what was sent for them, and what they say."""
+    prefixes = naming.run_prefixes(ACCOUNT)
+    words = naming.words_prefix(ACCOUNT, args.pool.name)
+    yield policies.allow("RunWords", ["s3:PutObject"], _below(args, "records", words))
+    yield policies.allow("OwnRuns", ["s3:GetObject"], [_below(args, "records", own) for own in prefixes])
+    below = {"StringLike": {"s3:prefix": [f"{own}*" for own in prefixes]}}
+    yield policies.allow("FindOwnRuns", ["s3:ListBucket"], args.bucket_arns["records"], below)
+
+
+def _below(args: IdentityArgs, kind: str, prefix: str) -> pulumi.Output[str]:
+    return pulumi.Output.concat(args.bucket_arns[kind], f"/{prefix}*")
+
+
+def _object_keys(args: IdentityArgs) -> policies.Statement:
+    """The stack's key, for what lies in its buckets."""
+    through = {"StringEquals": {"kms:ViaService": f"s3.{args.stack.region}.amazonaws.com"}}
+    return policies.allow("ObjectKeys", ["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn, through)
+
+
+def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """The stack's buckets, which its pools share, and somebody else's, whose own policies decide too."""
+    buckets = [args.bucket_arns[kind] for kind in SHARED]
+    stack = args.stack
+    yield policies.allow("ListBuckets", LIST_ACTIONS, buckets)
+    yield policies.allow("Read", ["s3:GetObject"], [_below(args, kind, "") for kind in SHARED])
+    existing = stack.storage.existing.buckets
+    if existing:
+        yield policies.allow("ListExisting", LIST_ACTIONS, _named(stack, existing))
+        yield policies.allow(
+            "ReadExisting", ["s3:GetObject"], [f"{arn}/*" for arn in _named(stack, existing)]
+        )
+    yield from _existing_keys(stack, "ExistingKeys", "kms:Decrypt", existing.values())
+
+
+def _saves(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """Files that it saves before its end, and why it started no run."""
+    pool = args.pool.name
+    yield policies.allow("WriteOwn", WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool)))
+    refused = _below(args, "records", naming.words_prefix("*", pool))
+    yield policies.allow("RefusedRuns", ["s3:PutObject"], refused)
+
+
+def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """Below the pool's prefix, and in somebody else's buckets that the stack's file opens."""
+    stack, own = args.stack, naming.pool_prefix(args.pool.name)
+    yield policies.allow("WriteOwn", WRITE_ACTIONS, [_below(args, kind, own) for kind in SHARED])
+    writable = {name: use for name, use in stack.storage.existing.buckets.items() if use.write}
+    if writable:
+        places = [f"{arn}/*" for arn in _named(stack, writable)]
+        yield policies.allow("WriteExisting", WRITE_ACTIONS, places)
+    yield from _existing_keys(stack, "ExistingDataKeys", "kms:GenerateDataKey", writable.values())
+
+
+def _named(stack: Stack, buckets: Iterable[str]) -> list[str]:
+    return [f"arn:{policies.partition(stack.region)}:s3:::{name}" for name in buckets]
+
+
+def _existing_keys(
+    stack: Stack, sid: str, action: str, uses: Iterable[ExistingBucket]
+) -> Iterator[policies.Statement]:
+    """Their owners' keys, through S3 alone."""
+    through = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.amazonaws.com"}}
+    if keys := sorted({use.key for use in uses if use.key is not None}):
+        yield policies.allow(sid, [action], keys, through)
+
+
+def _queue_key(args: IdentityArgs) -> Iterator[policies.Statement]:
+    """Munge's key, by which nodes and controller know each other."""
+    if args.queue_secret_arn is not None:
+        through = {"StringEquals": {"kms:ViaService": f"secretsmanager.{args.stack.region}.amazonaws.com"}}
+        yield policies.allow("QueueKey", ["secretsmanager:GetSecretValue"], args.queue_secret_arn)
+        yield policies.allow("QueueKeysKey", ["kms:Decrypt"], args.key_arn, through)
+
+
+def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What the stack says to its instances as long as they run."""
+    return _records(args, sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
+
+
+def said_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What users' commands read on an instance: their stack's policy, and what its queue and mover say."""
+    queue = (sweep_archive.ACCOUNTS_KEY, *sweep_archive.QUEUE_SAYS, sweep_archive.MOVER_STATE_KEY)
+    return _records(args, sweep_archive.POLICY_KEY, *(queue if args.stack.queued else ()))
+
+
+def _records(args: IdentityArgs, *keys: str) -> list[pulumi.Output[str]]:
+    return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
+
+
+def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
+    prefixes = [built.PREFIX]
+    if not args.stack.network.reaches_internet:
+        prefixes.append(built.WHEELS_PREFIX)
+    return _records(args, *(f"{prefix}/*" for prefix in prefixes))

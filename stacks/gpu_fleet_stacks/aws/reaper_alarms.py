@@ -1,0 +1,103 @@
+"""When an operator must look at the sweep: it fails, falls silent, or holds back."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.settings import Stack
+
+SILENT_AFTER_S = 1800
+PERIOD_S = 300
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When an operator must look at the sweep.
+
+    Attributes:
+        period_s: over which it is summed.
+        at_least: the sum that alarms; None for a sum below 1, and for no data at all.
+    """
+
+    label: str
+    says: str
+    namespace: str
+    metric: str
+    dimensions: dict[str, pulumi.Input[str]]
+    period_s: int = PERIOD_S
+    at_least: int | None = 1
+
+
+def alarms(
+    stack: Stack, function_name: pulumi.Input[str], queue_name: pulumi.Input[str]
+) -> tuple[Alarm, ...]:
+    """Everything about the sweep that an operator must hear of."""
+    own = naming.metric_namespace(stack.name)
+    function = {"FunctionName": function_name}
+    longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
+    return (
+        Alarm("errors", "A sweep failed altogether", "AWS/Lambda", "Errors", function),
+        Alarm("failures", "A sweep had failed actions: see its log", own, "SweepFailures", {}),
+        Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
+        Alarm(
+            "breaker",
+            "More of a pool is idle than is usual there; they are held back for a day",
+            own,
+            "SweepBreakerTrips",
+            {},
+        ),
+        *_unreached(stack),
+        Alarm(
+            "undelivered",
+            "The schedule could not start a sweep",
+            "AWS/SQS",
+            "NumberOfMessagesSent",
+            {"QueueName": queue_name},
+        ),
+    )
+
+
+def _unreached(stack: Stack) -> tuple[Alarm, ...]:
+    """Of a stack that says who is notified."""
+    if not stack.notify.anybody:
+        return ()
+    says = "A user or a room could not be notified before an instance is terminated: see the sweep's log"
+    own = naming.metric_namespace(stack.name)
+    return (Alarm("unreached", says, own, "SweepUsersUnreached", {}),)
+
+
+def declare_alarms(
+    name: str,
+    stack: Stack,
+    *,
+    function_name: pulumi.Input[str],
+    queue_name: pulumi.Input[str],
+    topic_arn: pulumi.Input[str],
+    parent: pulumi.Resource,
+) -> None:
+    """Declare every alarm of the sweep.
+
+    Args:
+        queue_name: where events go that it did not take.
+    """
+    for alarm in alarms(stack, function_name, queue_name):
+        silent = alarm.at_least is None
+        aws.cloudwatch.MetricAlarm(
+            f"{name}-{alarm.label}",
+            name=f"{name}-{alarm.label}",
+            alarm_description=alarm.says,
+            namespace=alarm.namespace,
+            metric_name=alarm.metric,
+            dimensions=alarm.dimensions,
+            statistic="Sum",
+            comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
+            threshold=1 if alarm.at_least is None else alarm.at_least,
+            period=alarm.period_s,
+            evaluation_periods=1,
+            treat_missing_data="breaching" if silent else "notBreaching",
+            alarm_actions=[topic_arn],
+            tags=naming.tags(stack.name, stack.owner),
+            opts=pulumi.ResourceOptions(parent=parent),
+        )

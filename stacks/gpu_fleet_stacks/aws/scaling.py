@@ -1,0 +1,61 @@
+"""Ask for an instance more under load, for one less without.
+
+No alarm has an action of its own. The mover reads those for high load, and decides where an instance starts;
+the sweep reads those for low load, and terminates instances that are idle by its own evidence.
+"""
+
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.settings import Pool, Stack
+from gpu_fleet_stacks.settings.pools import (
+    GPU_METRIC,
+    PERIOD_S,
+    GroupPlan,
+    LoadAlarm,
+    alarm_name,
+    load_alarms,
+)
+
+
+def scale_by_load(
+    name: str,
+    stack: Stack,
+    pool: Pool,
+    *,
+    plan: GroupPlan,
+    group: aws.autoscaling.Group,
+    opts: pulumi.ResourceOptions,
+) -> None:
+    """Declare the alarms of one group.
+
+    Args:
+        name: prefix of the resources' logical names.
+    """
+    for alarm in load_alarms(plan):
+        metric = _metric(stack, pool, group, alarm)
+        aws.cloudwatch.MetricAlarm(
+            f"{name}-{alarm.label}",
+            name=alarm_name(stack, plan, alarm),
+            alarm_description=f"{metric['metric_name']} of pool {pool.name}: {alarm.asks}",
+            statistic="Average",
+            comparison_operator="GreaterThanThreshold" if alarm.high else "LessThanThreshold",
+            threshold=alarm.percent,
+            period=PERIOD_S,
+            evaluation_periods=alarm.for_s // PERIOD_S,
+            treat_missing_data="notBreaching",
+            tags=naming.tags(stack.name, stack.owner, pool=pool.name),
+            opts=opts,
+            **metric,
+        )
+
+
+def _metric(stack: Stack, pool: Pool, group: aws.autoscaling.Group, alarm: LoadAlarm) -> dict[str, Any]:
+    if alarm.of_gpus:
+        namespace, name, of = naming.metric_namespace(stack.name), GPU_METRIC, {"Pool": pool.name}
+        return {"namespace": namespace, "metric_name": name, "dimensions": of}
+    of_group = {"AutoScalingGroupName": group.name}
+    return {"namespace": "AWS/EC2", "metric_name": "CPUUtilization", "dimensions": of_group}

@@ -1,0 +1,206 @@
+"""An AWS environment: which component stands on which."""
+
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from gpu_fleet_stacks import naming, organization
+from gpu_fleet_stacks.aws import submit
+from gpu_fleet_stacks.aws.budget import Budget, BudgetArgs
+from gpu_fleet_stacks.aws.builds import ImageBuilds, ImageBuildsArgs
+from gpu_fleet_stacks.aws.capacity import Capacity, CapacityArgs, people_policy
+from gpu_fleet_stacks.aws.dashboard import Dashboard, DashboardArgs
+from gpu_fleet_stacks.aws.endpoints import Endpoints, EndpointsArgs
+from gpu_fleet_stacks.aws.firewall import ENDPOINTS, IMAGE_BUILDER, Firewall, FirewallArgs
+from gpu_fleet_stacks.aws.fleet import Fleet, FleetArgs
+from gpu_fleet_stacks.aws.image import Image, ImageArgs
+from gpu_fleet_stacks.aws.instance_logs import InstanceLogs, InstanceLogsArgs
+from gpu_fleet_stacks.aws.keys import Keys, KeysArgs
+from gpu_fleet_stacks.aws.network import Network, NetworkArgs
+from gpu_fleet_stacks.aws.people import People, PeopleArgs
+from gpu_fleet_stacks.aws.queue import QueueArgs, QueueController
+from gpu_fleet_stacks.aws.reaper import Reaper, ReaperArgs
+from gpu_fleet_stacks.aws.sessions import SessionDocuments
+from gpu_fleet_stacks.aws.storage import BUCKETS, Storage, StorageArgs
+from gpu_fleet_stacks.cost import notice
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import Stack
+
+# Every service a component of this half calls, by the provider's names: an emulator answers for all of them.
+EMULATED_SERVICES = (
+    "autoscaling",
+    "budgets",
+    "cloudtrail",
+    "cloudwatch",
+    "ec2",
+    "efs",
+    "events",
+    "fsx",
+    "iam",
+    "kms",
+    "lambda_",
+    "logs",
+    "s3",
+    "scheduler",
+    "sns",
+    "sqs",
+    "ssm",
+    "sts",
+)
+
+
+def build(stack: Stack) -> dict[str, Any]:
+    """Declare the whole environment.
+
+    Args:
+        stack: checked settings of an AWS stack.
+
+    Returns:
+        What the next command needs, by plain names; nothing in it is secret.
+
+    Raises:
+        OvercommitError: the worst month passes the budget; nothing was declared.
+    """
+    cost = notice.announce_cost(stack)
+    notice.announce_image(stack)
+    name = naming.prefixed(stack.name)
+    asks = organization.asks(stack)
+    own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
+    policy = sweep_archive.policy_text(stack)
+    keys = Keys(name, KeysArgs(stack), own)
+    network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
+    inside = FirewallArgs(stack, network.vpc_id, network.cidr, network.s3_prefix_list_id)
+    firewall = Firewall(name, inside, own)
+    subnet_ids = network.private_subnet_ids
+    surroundings: list[pulumi.Resource] = [network, firewall]
+    if stack.network.interface_endpoints:
+        group = firewall.group_ids[ENDPOINTS]
+        endpoints = EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group)
+        surroundings.append(Endpoints(name, endpoints, own))
+    storage = Storage(
+        name,
+        StorageArgs(stack, keys.key_arn, keys, subnet_ids, firewall.group_ids, firewall, policy),
+        own,
+    )
+    surroundings.append(storage)
+    if stack.logs.instances:
+        surroundings.append(InstanceLogs(name, InstanceLogsArgs(stack, keys.key_arn), own))
+    budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
+    image = Image(
+        name,
+        ImageArgs(
+            stack=stack,
+            key_arn=keys.key_arn,
+            subnet_ids=subnet_ids,
+            group_id=firewall.group_ids.get(IMAGE_BUILDER),
+            records_bucket_arn=storage.bucket_arns["records"],
+            topic_arn=budget.topic_arn,
+        ),
+        own,
+    )
+    queue: QueueController | None = None
+    if stack.queued:
+        queue = QueueController(
+            name,
+            QueueArgs(
+                stack=stack,
+                image_id=image.image_id,
+                key_arn=keys.key_arn,
+                autoscaling_role_arn=keys.autoscaling_role_arn,
+                subnet_id=subnet_ids[stack.network.home_zone],
+                group_ids=firewall.group_ids,
+                bucket_arns=storage.bucket_arns,
+                home=storage.home_dns_name,
+                surroundings=surroundings,
+            ),
+            own,
+        )
+    fleets = {
+        pool.name: Fleet(
+            naming.prefixed(stack.name, pool.name),
+            FleetArgs(
+                stack=stack,
+                pool=pool,
+                image_id=image.image_id,
+                key_arn=keys.key_arn,
+                autoscaling_role_arn=keys.autoscaling_role_arn,
+                subnet_ids=subnet_ids,
+                group_id=firewall.group_ids[pool.name],
+                bucket_arns=storage.bucket_arns,
+                home=storage.home_dns_name,
+                scratch=storage.scratch_dns_name,
+                scratch_mount_name=storage.scratch_mount_name,
+                surroundings=surroundings,
+                queue=queue.join if queue else None,
+            ),
+            own,
+        )
+        for pool in stack.pools
+    }
+    reaper = Reaper(
+        name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
+    )
+    buckets = storage.bucket_arns
+    moving = CapacityArgs(stack, keys.key_arn, buckets["records"], budget.topic_arn)
+    capacity = Capacity(name, moving, own)
+    if stack.access.directory is not None:
+        reading = PeopleArgs(
+            stack, stack.access.directory, keys.key_arn, buckets["records"], budget.topic_arn
+        )
+        People(name, reading, own)
+    if stack.image.built:
+        ImageBuilds(name, ImageBuildsArgs(stack, image.pipeline_arns, keys.key_arn, budget.topic_arn), own)
+    SessionDocuments(name, stack, own)
+    submit.declare(name, stack, own)
+    groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
+    dashboard = Dashboard(name, DashboardArgs(stack, groups), own)
+    return {
+        "region": stack.region,
+        "key_arn": keys.key_arn,
+        "vpc_id": network.vpc_id,
+        "private_subnet_ids": subnet_ids,
+        "security_group_ids": firewall.group_ids,
+        "bucket_uris": {kind: f"s3://{stack.bucket_name(kind)}" for kind in BUCKETS},
+        "home_dns_name": storage.home_dns_name,
+        "scratch_dns_name": storage.scratch_dns_name,
+        "topic_arn": budget.topic_arn,
+        "group_names": groups,
+        "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
+        "image_pipeline_id": image.pipeline_id,
+        "image_parameter": image.parameter,
+        "reaper_function_name": reaper.function_name,
+        "capacity_function_name": capacity.function_name,
+        "people_policy": people_policy(moving),
+        "policy": policy,
+        "instance_log": stack.instance_log,
+        "metric_namespace": naming.metric_namespace(stack.name),
+        "console_url": console_url(stack),
+        "dashboard_url": dashboard.url,
+        "cost": cost,
+    }
+
+
+def provider(stack: Stack) -> aws.Provider:
+    """The only provider: one region of one account, or an emulator that needs neither to be real."""
+    name = naming.prefixed(stack.name)
+    if stack.endpoint_url is None:
+        return aws.Provider(name, region=stack.region, allowed_account_ids=[stack.account_id])
+    services = (*EMULATED_SERVICES, *(("secretsmanager",) if stack.queued else ()))
+    return aws.Provider(
+        name,
+        region=stack.region,
+        access_key="emulator",
+        secret_key="emulator",  # noqa: S106 - an emulator takes any
+        endpoints=[aws.ProviderEndpointArgs(**dict.fromkeys(services, stack.endpoint_url))],
+        s3_use_path_style=True,
+        skip_credentials_validation=True,
+        skip_metadata_api_check=True,
+        skip_region_validation=True,
+    )
+
+
+def console_url(stack: Stack) -> str:
+    """Where a user sees the stack's groups in a browser."""
+    suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
+    return f"https://{stack.region}.console.{suffix}/ec2/home?region={stack.region}#AutoScalingGroups:"

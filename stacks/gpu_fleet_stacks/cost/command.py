@@ -1,0 +1,42 @@
+"""``gpu-fleet cost STACK``: the cost of a stack before it is deployed."""
+
+import json
+
+import click
+
+from gpu_fleet_stacks import listing
+from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.cost import page, view
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
+from gpu_fleet_stacks.settings import stack_files
+from gpu_fleet_stacks.settings.quantities import Volumes
+from gpu_fleet_stacks.settings.stack_argument import json_option, stack_argument
+
+PIPE_WIDTH = 140
+Gigabytes = click.IntRange(0, 1_000_000_000)
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet cost aws-dev --bucket-gb 2000")
+@stack_argument
+@click.option("--bucket-gb", type=Gigabytes, default=100, show_default=True, help="GB in all buckets.")
+@click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
+@click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
+@click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
+@json_option
+def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, *, as_json: bool) -> None:
+    """Show what a stack costs for an hour and a month, and what its budget leaves.
+
+    Ends with an error where the worst month passes the budget, as `pulumi up` would.
+    """
+    stack = stack_files.settings_of(name)
+    estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
+    said = warnings(estimated, prices.today())
+    if as_json:
+        document = {"stack": stack.name, "region": stack.region, "warnings": said}
+        click.echo(json.dumps(document | view.output(estimated, stack.budget.monthly), indent=1))
+    else:
+        listing.console(PIPE_WIDTH).print(page.page(estimated, stack.budget.monthly))
+        for warning in said:
+            click.echo(f"warning: {warning}", err=True)
+    hold_to_budget(estimated, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

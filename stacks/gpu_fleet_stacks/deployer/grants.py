@@ -1,0 +1,107 @@
+"""What a resource type takes of its deployer, and how grants become documents that a cloud takes."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_fleet_stacks.errors import StacksError
+
+Statement = dict[str, Any]
+Conditions = Mapping[str, Mapping[str, str | Sequence[str]]]
+
+# AWS counts no white space, and 10 managed policies go onto a role
+# (docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html); RAM says the same numbers of custom
+# policies (www.alibabacloud.com/help/en/ram/product-overview/limits).
+LONGEST_DOCUMENT = 6_144
+MOST_DOCUMENTS = 10
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Some actions on some resources.
+
+    Attributes:
+        actions: ``service:Action``, with spaces between.
+        resources: patterns with ``{stack}``, ``{region}`` and ``{account}``.
+        when: operator -> condition key -> value or values; the same placeholders.
+    """
+
+    actions: str
+    resources: tuple[str, ...] = ("*",)
+    when: Conditions = field(default_factory=dict)
+
+
+def filled(grant: Grant, names: Mapping[str, str]) -> Grant:
+    """The grant of one stack.
+
+    Args:
+        names: placeholder -> what stands there.
+    """
+    when = {
+        operator: {
+            _put(key, names): _put(value, names)
+            if isinstance(value, str)
+            else tuple(_put(item, names) for item in value)
+            for key, value in keys.items()
+        }
+        for operator, keys in grant.when.items()
+    }
+    return Grant(grant.actions, tuple(_put(resource, names) for resource in grant.resources), when)
+
+
+def _put(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def statements(grants: Iterable[Grant]) -> list[Statement]:
+    """One statement for all actions that share resources and conditions, in the order of their first."""
+    actions: dict[str, set[str]] = {}
+    shared: dict[str, Grant] = {}
+    for grant in grants:
+        key = json.dumps([grant.resources, grant.when])
+        shared.setdefault(key, grant)
+        actions.setdefault(key, set()).update(grant.actions.split())
+    return [_statement(sorted(actions[key]), grant) for key, grant in shared.items()]
+
+
+def _statement(actions: list[str], grant: Grant) -> Statement:
+    resources = list(grant.resources)
+    said: Statement = {
+        "Effect": "Allow",
+        "Action": actions,
+        "Resource": resources if len(resources) > 1 else resources[0],
+    }
+    if grant.when:
+        said["Condition"] = {operator: dict(keys) for operator, keys in grant.when.items()}
+    return said
+
+
+def documents(version: str, said: Sequence[Statement]) -> list[dict[str, Any]]:
+    """The statements in as few documents as their order allows.
+
+    Raises:
+        StacksError: more than one role can hold, or one statement is too long by itself.
+    """
+    parts: list[list[Statement]] = [[]]
+    for statement in said:
+        if (
+            parts[-1]
+            and length({"Version": version, "Statement": [*parts[-1], statement]}) > LONGEST_DOCUMENT
+        ):
+            parts.append([])
+        parts[-1].append(statement)
+    made = [{"Version": version, "Statement": part} for part in parts]
+    if len(made) > MOST_DOCUMENTS or any(length(document) > LONGEST_DOCUMENT for document in made):
+        raise StacksError(
+            f"{len(made)} policies, the longest of {max(map(length, made)):,} characters: a role takes "
+            f"{MOST_DOCUMENTS} of {LONGEST_DOCUMENT:,} each"
+        )
+    return made
+
+
+def length(document: Mapping[str, Any]) -> int:
+    """Characters without white space between them."""
+    return len(json.dumps(document, separators=(",", ":")))

@@ -1,0 +1,152 @@
+"""``python -m gpu_fleet_stacks.monitoring.grafana``: writes the Grafana dashboard beside this module.
+
+One page for any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
+temperatures and errors. The user chooses the two data sources and the stack at the top of the page.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet_stacks import files, naming
+from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of
+
+FILE = Path(__file__).with_name("gpu-fleet.json")
+# Grafana's grid has 24 columns; three panels a row.
+COLUMNS, HEIGHT = 24, 7
+WIDTH = COLUMNS // 3
+# Grafana 10 and newer read this version of the schema, and migrate it.
+SCHEMA_VERSION = 39
+CLOUDWATCH = {"type": "cloudwatch", "uid": "${cloudwatch}"}
+PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
+OWN = naming.metric_namespace("$stack")
+OF_STACK = '{stack="$stack"}'
+
+Panel = dict[str, Any]
+Target = dict[str, Any]
+
+
+def cloudwatch(metric: str, statistic: str, *, namespace: str = OWN, **dimensions: str) -> Target:
+    """Query one metric of CloudWatch; the dimension value ``*`` draws a line for each value."""
+    return {
+        "datasource": CLOUDWATCH,
+        "region": "$region",
+        "namespace": namespace,
+        "metricName": metric,
+        "statistic": statistic,
+        "dimensions": dimensions,
+        # metrics with other dimensions than the named ones are left out
+        "matchExact": True,
+        "period": "300",
+        "queryMode": "Metrics",
+        "metricQueryType": 0,
+        "metricEditorMode": 0,
+        "label": "${PROP('Dim.Pool')}" if "Pool" in dimensions else metric,
+    }
+
+
+def prometheus(expression: str, legend: str) -> Target:
+    """Query Prometheus."""
+    return {"datasource": PROMETHEUS, "expr": expression, "legendFormat": legend, "range": True}
+
+
+def graphs() -> Iterator[tuple[str, str, list[Target]]]:
+    """Yield title, unit and queries of every panel, in order."""
+    yield "Instances", "short", [prometheus('sum by (pool) (up{job="machine",stack="$stack"})', "{{pool}}")]
+    yield "GPUs rented, computing, idle", "short", list(_gpus())
+    shares = {"instances in use": mean_of(OWN, "ActiveFraction"), "GPUs computing": computing_share(OWN)}
+    by_agents = [
+        cloudwatch("ActiveFraction", "Average")
+        | {"metricEditorMode": 1, "expression": expression, "label": label}
+        for label, expression in shares.items()
+    ]
+    yield "In use and computing, as agents report", "percentunit", by_agents
+    yield "GPU temperature", "celsius", [prometheus(_hottest(), "{{pool}} {{instance}} GPU {{gpu}}")]
+    used, free = f"DCGM_FI_DEV_FB_USED{OF_STACK}", f"DCGM_FI_DEV_FB_FREE{OF_STACK}"
+    memory = f"max by (pool) ({used} / ({used} + {free}))"
+    yield "Memory of the fullest GPU", "percentunit", [prometheus(memory, "{{pool}}")]
+    errors = f"max by (instance, gpu) (DCGM_FI_DEV_XID_ERRORS{OF_STACK}) > 0"
+    yield "XID errors", "short", [prometheus(errors, "{{instance}} GPU {{gpu}}")]
+    month = ("MonthCost", "MonthForecast", "MonthBudget")
+    yield "Month's cost against the budget", "short", [cloudwatch(name, "Maximum") for name in month]
+    yield "Cost of an hour by pool", "short", [cloudwatch("HourCost", "Maximum", Pool="*")]
+    actions = ("SweepMachinesMarked", "SweepMachinesEnded", "SweepMachinesUnknown")
+    yield "What the sweep did", "short", [cloudwatch(name, "Sum") for name in actions]
+    health = ("SweepRuns", "SweepFailures", "SweepBreakerTrips", "FreezeStage")
+    yield "The sweep itself", "short", [cloudwatch(name, "Sum") for name in health]
+    rule = f"{naming.prefixed('$stack')}-spot-interruptions"
+    events = cloudwatch("TriggeredRules", "Sum", namespace="AWS/Events", RuleName=rule)
+    yield "Spot interruptions, whole account", "short", [events]
+    disk = 'node_filesystem_avail_bytes{stack="$stack",fstype=~"ext4|xfs"}'
+    size = 'node_filesystem_size_bytes{stack="$stack",fstype=~"ext4|xfs"}'
+    full = f"1 - min by (pool, mountpoint) ({disk} / {size})"
+    yield "Fullest disk", "percentunit", [prometheus(full, "{{pool}} {{mountpoint}}")]
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the whole dashboard in the form of Grafana's provisioning and import."""
+    return {
+        "uid": "gpu-fleet",
+        "title": "GPU fleet",
+        "tags": [naming.PROJECT],
+        "schemaVersion": SCHEMA_VERSION,
+        "timezone": "browser",
+        "refresh": "1m",
+        "time": {"from": "now-24h", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": [_panel(index, *graph) for index, graph in enumerate(graphs())],
+    }
+
+
+def _gpus() -> Iterator[Target]:
+    """Yield queries of a pool's GPUs: all, those that compute by their mean utilisation, and the rest."""
+    rented = f"count by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK})"
+    computing = f"sum by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK}) / 100"
+    yield prometheus(rented, "{{pool}} rented")
+    yield prometheus(computing, "{{pool}} computing")
+    yield prometheus(f"{rented} - {computing}", "{{pool}} idle")
+
+
+def _hottest() -> str:
+    """Return the query of the ten hottest GPUs; DCGM reports 9.2e18 for an unknown temperature."""
+    return f"topk(10, DCGM_FI_DEV_GPU_TEMP{OF_STACK} < 200)"
+
+
+def _variables() -> list[dict[str, Any]]:
+    sources = [
+        {"name": kind, "label": kind, "type": "datasource", "query": kind}
+        for kind in ("cloudwatch", "prometheus")
+    ]
+    texts = [
+        {"name": name, "type": "textbox", "query": value, "current": {"text": value, "value": value}}
+        for name, value in (("stack", "aws-dev"), ("region", "us-east-1"))
+    ]
+    return [*texts, *sources]
+
+
+def _panel(index: int, title: str, unit: str, targets: list[Target]) -> Panel:
+    return {
+        "id": index + 1,
+        "type": "timeseries",
+        "title": title,
+        "datasource": targets[0]["datasource"],
+        "gridPos": {
+            "x": index % 3 * WIDTH,
+            "y": index // 3 * HEIGHT,
+            "w": WIDTH,
+            "h": HEIGHT,
+        },
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "targets": [{"refId": chr(ord("A") + number), **target} for number, target in enumerate(targets)],
+    }
+
+
+def text() -> str:
+    """Return the file's content; equal code gives equal bytes."""
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    files.replace(FILE, text())

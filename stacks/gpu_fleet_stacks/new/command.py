@@ -1,0 +1,271 @@
+"""``gpu-fleet new STACK``: a stack file from a few questions or flags, checked before it is written."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.cost.lines import hold_to_budget
+from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.new import stack_file
+from gpu_fleet_stacks.new.stack_file import NewStack
+from gpu_fleet_stacks.settings import projects, reference
+
+
+@dataclass(frozen=True)
+class Question:
+    """One answer of a stack file.
+
+    Attributes:
+        field: of ``NewStack``; its flag is in ``flag``.
+        flag: how a command line gives it.
+        keys: the keys of the file that it decides: a problem below one of them is a problem of the answer.
+        default: what is taken for an empty answer, by the answers so far; None where one is needed.
+    """
+
+    field: str
+    flag: str
+    text: str
+    keys: tuple[str, ...]
+    default: Callable[[NewStack], str | None] = lambda _: None
+
+    @property
+    def is_list(self) -> bool:
+        """Several values, separated by commas."""
+        return self.field in ("zones", "types", "recipients")
+
+    def parsed(self, text: str) -> Any:
+        """The field's value.
+
+        Raises:
+            StacksError: it is no number where one is needed.
+        """
+        if self.is_list:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.field in ("max_size", "monthly"):
+            if not text.strip().isdecimal():
+                raise StacksError(f"{self.flag} {text!r}: must be a whole number")
+            return int(text)
+        return text.strip()
+
+
+QUESTIONS = (
+    Question("account_id", "--account", "Account id", ("account_id",)),
+    Question("zones", "--zone", "Zones", ("network.zones", "network.slots"), lambda so: ", ".join(so.zones)),
+    Question("cidr", "--cidr", "Network", ("network",), lambda so: so.cidr),
+    Question("pool", "--pool", "Name of the pool", ("pools[0].name",), lambda so: so.pool),
+    Question("types", "--type", "Instance types", ("pools[0]",), lambda so: ", ".join(so.types)),
+    Question(
+        "max_size", "--max-size", "Most instances at once", ("pools[0].size",), lambda so: str(so.max_size)
+    ),
+    Question("kms_instance_id", "--kms-instance", "KMS instance id", ("storage",)),
+    Question("image", "--image", "Image id", ("image",), lambda so: "" if so.cloud is Cloud.AWS else None),
+    Question("recipients", "--recipient", "E-mail addresses for alarms", ("budget.recipients",)),
+    Question(
+        "monthly",
+        "--monthly",
+        "Budget of a month",
+        ("budget",),
+        lambda so: str(stack_file.suggested_budget(so)),
+    ),
+    Question("owner", "--owner", "Owner of the stack", ("owner",), lambda so: so.owner),
+)
+NEXT = ("cost", "rehearse", "preflight", "preview", "up")
+# What only the user knows.
+NEEDED = {
+    Cloud.AWS: {"account_id", "recipients"},
+    Cloud.ALICLOUD: {"account_id", "recipients", "kms_instance_id", "image"},
+}
+# Asked on one cloud only; on the other one they stay as they are.
+ONLY_ON = {"kms_instance_id": Cloud.ALICLOUD}
+
+
+def applying(cloud: Cloud) -> tuple[Question, ...]:
+    """The questions of a cloud, in their order."""
+    return tuple(question for question in QUESTIONS if ONLY_ON.get(question.field, cloud) is cloud)
+
+
+def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
+    """The answers with one more.
+
+    Raises:
+        StacksError: naming the flag, the value and what is allowed.
+    """
+    answers = replace(so_far, **{question.field: question.parsed(text)})
+    problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
+    if problems:
+        said = "; ".join(f"{problem.value!r} {problem.allowed}" for problem in problems)
+        raise StacksError(f"{question.flag} {text!r}: {said}")
+    return answers
+
+
+def concerns(problem: Problem, question: Question) -> bool:
+    """Whether a problem of the file is one of this answer."""
+    return any(problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) for key in question.keys)
+
+
+def asked(so_far: NewStack, question: Question) -> NewStack:
+    """Ask a user until the answer is one that may stand in the file."""
+    while True:
+        default = question.default(so_far)
+        text = click.prompt(question.text, default=default, show_default=bool(default), err=True)
+        try:
+            return with_answer(so_far, question, text)
+        except StacksError as error:
+            click.echo(f"  {error}", err=True)
+
+
+def answered(so_far: NewStack, given: Mapping[str, str], *, interactive: bool) -> NewStack:
+    """Every answer, from flags or a user.
+
+    Raises:
+        StacksError: naming every flag that is missing or wrong.
+    """
+    wrong: list[str] = []
+    missing = {question for question in applying(so_far.cloud) if question.field in NEEDED[so_far.cloud]}
+    for question in applying(so_far.cloud):
+        if question.field in given:
+            try:
+                so_far = with_answer(so_far, question, given[question.field])
+            except StacksError as error:
+                wrong.append(str(error))
+        elif interactive:
+            _suggest(so_far, question)
+            so_far = asked(so_far, question)
+        elif not wrong and (default := question.default(so_far)) is not None:
+            so_far = with_answer(so_far, question, default)
+        elif question in missing:
+            wrong.append(f"{question.flag} is missing: {question.text}")
+    if wrong:
+        raise StacksError("\n       ".join(wrong))
+    return so_far
+
+
+def _suggest(so_far: NewStack, question: Question) -> None:
+    """Before types are asked for: some of the catalog, with what they cost."""
+    if question.field != "types":
+        return
+    for kind in stack_file.suggested(so_far.cloud, so_far.region):
+        price = (
+            f"{kind.price.amount_per_hour} {kind.price.currency} an hour" if kind.price else "price unknown"
+        )
+        click.echo(
+            f"  {kind.name}: {kind.gpu_count} x {kind.gpu_model} {kind.gpu_memory_gib} GiB, {price}", err=True
+        )
+
+
+def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
+    """A region of the cloud; raises StacksError naming near ones."""
+    known = regions.of_cloud(cloud)
+    while True:
+        if region is None and interactive:
+            region = click.prompt("Region", err=True)
+        if region in known:
+            return str(region)
+        near = ", ".join(get_close_matches(region or "", known, n=3, cutoff=0))
+        said = f"--region {region!r}: must be a region of {cloud}, such as {near}"
+        if not interactive:
+            raise StacksError("--region is missing" if region is None else said)
+        click.echo(f"  {said}", err=True)
+        region = None
+
+
+def at_terminal() -> bool:
+    """Whether there is a user to ask."""
+    return sys.stdin.isatty()
+
+
+OPTIONS = (
+    click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Where it is."),
+    click.option("--region", help="Say us-east-1 or cn-shenzhen."),
+    click.option("--account", "account_id", metavar="ID", help="Whose it is; every other is refused."),
+    click.option("--zone", "zones", multiple=True, help="Of the region; several by more of these flags."),
+    click.option("--cidr", help="Private network, say 10.20.0.0/16."),
+    click.option("--pool", help="Name of the first pool."),
+    click.option(
+        "--type", "types", multiple=True, help="Instance type of the pool; see gpu-fleet catalog list."
+    ),
+    click.option("--max-size", help="Most instances of the pool at once."),
+    click.option("--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: where keys rotate."),
+    click.option("--image", metavar="ID", help="Of an image; by default AWS's deep-learning image."),
+    click.option("--recipient", "recipients", multiple=True, metavar="MAIL", help="Who gets alarms."),
+    click.option("--monthly", help="Budget, in USD on AWS and CNY on Alibaba Cloud."),
+    click.option("--owner", help="Who answers for the stack."),
+)
+
+
+def answer_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that answer questions, for a command that writes a stack file."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def stack_text(name: str, flags: Mapping[str, Any], first_line: str) -> str:
+    """A stack file from flags, and from questions for what they leave out; `check` takes it.
+
+    Args:
+        flags: the values of ``OPTIONS``.
+
+    Raises:
+        StacksError: naming every flag that is missing or wrong, or the budget that does not do.
+    """
+    given = {
+        key: ",".join(value) if isinstance(value, tuple) else value for key, value in flags.items() if value
+    }
+    interactive = at_terminal()
+    cloud, region = given.pop("cloud", None), given.pop("region", None)
+    if cloud is None:
+        if not interactive:
+            raise StacksError(f"--cloud is missing; allowed: {', '.join(Cloud)}")
+        cloud = click.prompt("Cloud", type=click.Choice([str(known) for known in Cloud]), err=True)
+    chosen = Cloud(cloud)
+    start = stack_file.starting_from(name, chosen, region_of(chosen, region, interactive=interactive))
+    answers = answered(start, given, interactive=interactive)
+    stack = stack_file.settings_of(answers)
+    hold_to_budget(estimate(stack), stack.budget.monthly, allow_overcommit=False)
+    return stack_file.text_of(answers, first_line)
+
+
+def next_steps(name: str) -> str:
+    """What to do with a new stack file."""
+    return "\n".join(f"  gpu-fleet {verb} {name}" for verb in NEXT)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  gpu-fleet new research\n"
+    "  gpu-fleet new research --cloud aws --region us-east-1 --account 123456789012 \\\n"
+    "      --type g5.xlarge --recipient ml@example.com --print"
+)
+@click.argument("name", metavar="STACK")
+@answer_options
+@click.option("--print", "only_print", is_flag=True, help="Print the file instead of writing it.")
+def new(name: str, *, only_print: bool, **flags: Any) -> None:
+    """Write a stack file from flags, and from questions for what they leave out.
+
+    It is held to the rules of `gpu-fleet check` and to its budget before it is written; a file that is there
+    is never overwritten.
+    """
+    folder = projects.folder()
+    if folder is None and not only_print:
+        raise StacksError(projects.missing())
+    here = folder or Path.cwd()
+    path = here / f"Pulumi.{name}.yaml"
+    if not only_print and path.exists():
+        raise StacksError(f"{path} is there already; nothing was written")
+    text = stack_text(name, flags, reference.modeline(here))
+    if only_print:
+        click.echo(text, nl=False)
+        return
+    try:
+        with path.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError as error:
+        raise StacksError(f"{path} is there already; nothing was written") from error
+    click.echo(f"{path} is written; next:\n{next_steps(name)}")

@@ -1,0 +1,59 @@
+"""``gpu-fleet init DIR``: a repository of one's own, with its first stack."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_fleet_stacks import files
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.new import command, project
+from gpu_fleet_stacks.settings import projects, reference
+
+FIRST = "dev"
+SET_UP = (
+    "python3 -m venv .venv",
+    ".venv/bin/pip install -r requirements.txt",
+    "source .venv/bin/activate",
+)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  gpu-fleet init infra\n"
+    "  gpu-fleet init infra --stack research --cloud aws --region us-east-1 \\\n"
+    "      --account 123456789012 --recipient ml@example.com"
+)
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "-s", "--stack", "first", metavar="NAME", help="Also write its first stack file, as `new` does."
+)
+@command.answer_options
+def init(folder: Path, first: str | None, **flags: Any) -> None:
+    """Write what a platform team commits: project, program, requirement, workflow, and a first stack.
+
+    Every other command finds the project from any folder in it. A file that is there is kept.
+    """
+    if (folder / projects.FILE).exists():
+        raise StacksError(f"{folder / projects.FILE} is there already; nothing was written")
+    if first is None and command.at_terminal():
+        first = click.prompt("Name of the first stack", default=FIRST, err=True)
+    if first is None and any(flags.values()):
+        raise StacksError("--stack is missing: the other flags are of a first stack")
+    content = dict(project.files())
+    if first is not None:
+        first_line = f"{reference.MODELINE}{reference.FILE.name}"
+        content[f"{project.STACKS}/Pulumi.{first}.yaml"] = command.stack_text(first, flags, first_line)
+    for name, text in content.items():
+        click.echo(_put(folder / name, text))
+    steps = [f"cd {folder}", *SET_UP]
+    click.echo("next:\n" + "\n".join(f"  {step}" for step in steps))
+    click.echo(command.next_steps(first) if first else "  gpu-fleet new NAME")
+
+
+def _put(path: Path, text: str) -> str:
+    """Write a file where there is none; return what was done, as one line."""
+    if path.exists():
+        return f"kept     {path}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, text)
+    return f"written  {path}"

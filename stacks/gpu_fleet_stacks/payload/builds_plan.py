@@ -1,0 +1,28 @@
+"""Plan for the controller of image builds: ``builds.json``, beside the policy in its archive. Pure."""
+
+import json
+from collections.abc import Sequence
+
+from gpu_fleet_stacks.settings import Cloud, Stack
+
+KEEPER = "gpu_fleet_image.builds"  # a module for each cloud, with its handler
+PLAN_FILE = "builds.json"
+
+
+def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:
+    """Return the plan as JSON; ``gpu_fleet_image.builds.keeper.BuildsPlan`` describes each part.
+
+    Args:
+        stack: a stack that builds its image.
+        pipelines: their names; the first is the weekly one.
+    """
+    on_aws = stack.cloud is Cloud.AWS
+    content = {
+        "stack": stack.name,
+        "pipelines": list(pipelines),
+        "parameter": stack.image.built_parameter(stack.name) if on_aws else "",
+        "scan": stack.image.scan,
+        # Image Builder has its own schedule, an ECS pipeline has none
+        "weekly": not on_aws,
+    }
+    return json.dumps(content, indent=1)

@@ -1,0 +1,21 @@
+"""JSON documents in a stack's records bucket, alike on both clouds."""
+
+from collections.abc import Iterator
+
+from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.settings import Stack, people
+
+
+def stored_documents(stack: Stack, reaper_policy: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the suffix of each resource's name, the object's key, and its content.
+
+    Args:
+        reaper_policy: the sweep's policy as JSON; users' commands and instances read it.
+    """
+    yield "reaper-policy", sweep_archive.POLICY_KEY, reaper_policy
+    # Also where nobody has an account, so that earlier accounts are locked. With a directory, the
+    # directory's function writes it.
+    if stack.access.directory is None:
+        yield "accounts", sweep_archive.ACCOUNTS_KEY, people.roster_text(stack)
+    if stack.notify.anybody:  # addresses of users, for the sweep
+        yield "reaper-roster", sweep_archive.ROSTER_KEY, sweep_archive.roster_text(stack)

@@ -1,0 +1,200 @@
+"""User data: what cloud-init does on an instance at its first boot, as text.
+
+It writes ``instance.toml``. For an image that is not ours (``image.mode: bootstrap``, or ``baked`` while the
+first build has not ended) it also writes where the payload lies, the program that fetches it, and a unit that
+runs that program until it succeeds, and on an image that a build made does nothing.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.payload import built, instance_file
+from gpu_fleet_stacks.settings import Pool, Stack
+
+# EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
+LARGEST_BYTES = 16_384
+# Stands for names that are known only once what they name stands, where the size is looked at before. The
+# longest is a role's ARN: 64 characters after ``arn:aws-us-gov:iam::123456789012:role/``.
+LONGEST_NAME = "x" * 103
+LONGEST_QUEUE = instance_file.queue_json("controller", "255.255.255.255", LONGEST_NAME * 2)
+PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
+PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
+UNIT = "gpu-fleet-bootstrap.service"
+# Written by the last step of a build, and by no bootstrap.
+MANIFEST = "/usr/share/gpu-fleet/manifest.json"
+NOT_BOOTSTRAPPED = "ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped\n"
+UNIT_TEXT = f"""\
+[Unit]
+Description=Fetch the payload of this instance's stack and run its recipe
+{NOT_BOOTSTRAPPED}\
+After=network-online.target
+Wants=network-online.target
+# the network may come late, a disk be emptied, a payload be uploaded again: it is tried until it succeeds
+StartLimitIntervalSec=0
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/python3 -I {PROGRAM}
+Restart=on-failure
+RestartSec=15
+RestartPreventExitStatus=2 3
+TimeoutStartSec=infinity
+StandardOutput=journal+console
+StandardError=journal+console
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class _Text(str):
+    """A text over many lines, to be read in the user data as it is."""
+
+    __slots__ = ()
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML's safe dumper, with texts over many lines as blocks."""
+
+
+_Dumper.add_representer(
+    _Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
+)
+
+
+@cache
+def program() -> str:
+    """The text of the program that fetches the payload."""
+    return Path(__file__).with_name("fetch.py").read_text(encoding="utf-8")
+
+
+def unit_text(stack: Stack) -> str:
+    """The unit that bootstraps; where the stack follows its builds not on what one made. Pure."""
+    if not stack.image.follows_builds:
+        return UNIT_TEXT
+    return UNIT_TEXT.replace(NOT_BOOTSTRAPPED, f"{NOT_BOOTSTRAPPED}ConditionPathExists=!{MANIFEST}\n")
+
+
+def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[str, str]:
+    """What an instance learns of its payload. Pure.
+
+    Args:
+        bucket: the stack's records bucket.
+    """
+    return {
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "bucket": bucket,
+        "key": payload.object_key,
+        "sha256": payload.sha256,
+        "wheels": "index" if stack.network.reaches_internet else "bucket",
+    }
+
+
+def encoded(
+    stack: Stack,
+    pool: Pool,
+    scheme: str,
+    *,
+    home: str,
+    scratch: str,
+    user_role: str,
+    scratch_mount_name: str = "",
+    monitor_group: str = "",
+    queue: str = "",
+) -> str:
+    """Base64 of a pool's user data, with what its ``instance.toml`` says.
+
+    Args:
+        scheme: of the URIs of the stack's buckets, say ``s3``.
+        home, scratch, user_role, scratch_mount_name, monitor_group: as of ``instance_file.instance_toml``.
+        queue: what ``instance_file.queue_json`` says to nodes; empty on a stack without a queue.
+
+    Raises:
+        StacksError: as ``cloud_config``.
+    """
+    checkpoints, data, records = (stack.bucket_name(kind) for kind in ("checkpoints", "data", "records"))
+    text = instance_file.instance_toml(
+        stack,
+        pool,
+        f"{scheme}://{checkpoints}/{pool.name}",
+        f"{scheme}://{data}",
+        home=home,
+        scratch=scratch,
+        scratch_mount_name=scratch_mount_name,
+        monitor_group=monitor_group,
+        records_uri=f"{scheme}://{records}/reaper",
+        user_role=user_role,
+    )
+    return base64.b64encode(cloud_config(stack, pool, text, records, queue).encode()).decode()
+
+
+def controller_encoded(stack: Stack, scheme: str, *, home: str, queue: str) -> str:
+    """Base64 of the user data of the queue's controller.
+
+    Args:
+        scheme, home: as of ``encoded``.
+        queue: what ``instance_file.queue_json`` says to the controller.
+
+    Raises:
+        StacksError: as ``cloud_config``.
+    """
+    records = stack.bucket_name("records")
+    text = instance_file.controller_toml(stack, home=home, records_uri=f"{scheme}://{records}/reaper")
+    config = _config(stack, records, {instance_file.PATH: text, instance_file.QUEUE_PATH: queue})
+    return base64.b64encode(config.encode()).decode()
+
+
+def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str, queue: str = "") -> str:
+    """The whole user data of a pool.
+
+    Args:
+        pool: whose instances read it.
+        instance_toml: the text of ``instance.toml``.
+        bucket: the stack's records bucket, which holds the payload.
+        queue: the text of ``queue.json``; empty for none.
+
+    Raises:
+        StacksError: the cloud would refuse the size, or there is no payload.
+    """
+    joins = {instance_file.QUEUE_PATH: queue} if queue else {}
+    text = _config(stack, bucket, {instance_file.PATH: instance_toml, **joins})
+    size = len(text.encode())
+    if size > LARGEST_BYTES:
+        raise StacksError(
+            f"pools: user data of pool {pool.name!r} has {size} bytes, {LARGEST_BYTES} are allowed: "
+            f"name fewer than {len(pool.types)} types"
+        )
+    return text
+
+
+def _config(stack: Stack, bucket: str, files: Mapping[str, str]) -> str:
+    """Files, and the program that brings the payload where the stack's image lacks it."""
+    config: dict[str, Any] = {"write_files": [_file(path, content) for path, content in files.items()]}
+    payload = built.for_stack(stack)
+    if payload is not None:
+        document = payload_document(stack, bucket, payload)
+        config["write_files"] += [
+            _file(PAYLOAD_FILE, json.dumps(document, indent=1) + "\n"),
+            _file(PROGRAM, program(), "0755"),
+            _file(f"/etc/systemd/system/{UNIT}", unit_text(stack)),
+        ]
+        # cloud-init writes files long after systemd has read its units
+        config["runcmd"] = [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", UNIT],
+            ["systemctl", "start", "--no-block", UNIT],
+        ]
+    return "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def _file(path: str, content: str, permissions: str = "0644") -> dict[str, str]:
+    return {"path": path, "owner": "root:root", "permissions": permissions, "content": _Text(content)}

@@ -1,0 +1,131 @@
+"""Child processes that end with the rehearsal, however it ends."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu_fleet_stacks.rehearsal.errors import RehearsalError
+
+# torchrun needs a moment to end its workers; the rest is killed.
+GRACE_S = 10.0
+
+
+class ChildError(RehearsalError):
+    """A child process failed or took too long; the message holds the end of its output."""
+
+
+@contextmanager
+def child(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    inherit: bool = True,
+    cwd: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command as the leader of its own process group, and end the whole group with the block.
+
+    Args:
+        environment: variables beside the rehearsal's own.
+        inherit: False for a process that gets only ``environment``.
+        cwd: its working directory; the current one by default.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**(os.environ if inherit else {}), **(environment or {})},
+            start_new_session=True,
+            cwd=cwd,
+        )
+        try:
+            yield process
+        finally:
+            end_group(process)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ask the group to end, then kill it; do nothing when it has ended already."""
+    signal_group(process, signal.SIGTERM)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        # the leader may have ended before its children: the group keeps its number
+        signal_group(process, signal.SIGKILL)
+        process.wait()
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal every process of the child's group, if any is left."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def run(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 120,
+    *,
+    inherit: bool = True,
+    cwd: Path | None = None,
+) -> None:
+    """Run a command to its end; arguments as in ``child``.
+
+    Raises:
+        ChildError: its exit code is not 0 or it takes too long; the message holds the end of its output.
+    """
+    with child(command, log, environment, inherit=inherit, cwd=cwd) as process:
+        finish(process, command, log, timeout_s)
+
+
+def finish(process: subprocess.Popen[bytes], command: Sequence[str], log: Path, timeout_s: float) -> None:
+    """Wait for a child.
+
+    Raises:
+        ChildError: its exit code is not 0 or it takes too long; the message holds the end of its output.
+    """
+    try:
+        code: int | str = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        code = f"none after {timeout_s:.0f} s"
+    if code != 0:
+        raise ChildError(f"{' '.join(command)}\nexit code {code}; the end of {log}:\n{tail(log)}")
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextmanager
+def ended_like_by_keyboard() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C while a block runs, so that every ``finally`` runs.
+
+    SIGINT is set too: a shell ignores it for a command in the background, and Python keeps that. Only the
+    main thread may set signal handlers; in another thread (tests) this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(f"signal {number}")
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

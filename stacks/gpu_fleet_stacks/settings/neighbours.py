@@ -1,0 +1,55 @@
+"""Check that no two stacks of an account share a physical name. Pure.
+
+A name is ``gpu-fleet-<stack>-<pool>...``. So stack ``aws`` with pool ``dev-dev`` and stack ``aws-dev`` with
+pool ``dev`` have groups, alarms and rules of the same names. Deployed names must not change, so such a pair
+is refused. Resources that a stack has once (buckets, budget, dashboard, the scaling role) are named by the
+stack alone. Only a stack of the same name in another region could share those, and ``preflight`` looks for
+it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.settings import Grouping, Pool, Stack
+
+
+def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
+    """Return the labels of the pool's scaling groups: the pool's name, with the zone where each has one."""
+    if pool.grouping is Grouping.SINGLE:
+        return (pool.name,)
+    return tuple(f"{pool.name}-{zone}" for zone in stack.zones_of(pool))
+
+
+def one_group_each(stack: Stack) -> Iterator[Problem]:
+    """Refuse two pools of a stack with a group of the same name."""
+    labels = Counter(label for pool in stack.pools for label in set(group_labels(stack, pool)))
+    names = {pool.name for pool in stack.pools}
+    for label, count in labels.items():
+        if count > 1 and label in names:
+            allowed = "is also the name of another pool's group in a zone; choose another name"
+            yield Problem("pools", label, allowed)
+
+
+def clashes(stack: Stack, others: Iterable[Stack]) -> Iterator[Problem]:
+    """Yield a problem for each pool whose group has a name of another stack in the account and region.
+
+    Args:
+        stack: the stack to check.
+        others: the stacks beside it, of any account.
+    """
+    own = {naming.prefixed(stack.name, label): pool.name for pool, label in _groups(stack)}
+    for other in others:
+        place = (other.cloud, other.account_id, other.region)
+        if other.name == stack.name or place != (stack.cloud, stack.account_id, stack.region):
+            continue
+        for pool, label in _groups(other):
+            name = naming.prefixed(other.name, label)
+            if name in own:
+                theirs = f"pool {pool.name!r} of stack {other.name!r} would be named {name} as well"
+                yield Problem("pools", own[name], f"{theirs}; rename the one that is not deployed yet")
+
+
+def _groups(stack: Stack) -> Iterator[tuple[Pool, str]]:
+    return ((pool, label) for pool in stack.pools for label in group_labels(stack, pool))

@@ -1,0 +1,229 @@
+"""Rules for the keys of one pool, among themselves and with the catalog."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog import Cloud, InstanceType
+from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
+
+RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
+_ID, _GROUP = r"cr-[0-9a-f]{17}", r"arn:aws(-us-gov)?:resource-groups:[a-z0-9-]+:\d{12}:group/[\w.-]{1,128}"
+_GROUPS = "the ARN of a resource group of reservations (arn:aws:resource-groups:...:group/NAME)"
+_ASSURED = (
+    r"(eap|crp)-[a-z0-9]+",
+    "must be the id of an elasticity assurance (eap-...) or reservation (crp-...)",
+)
+# Cloud, whether it is for a capacity block -> what a reservation is called, and how that is said.
+RESERVATION_FORMS = {
+    (Cloud.AWS, False): (
+        f"{_ID}|{_GROUP}",
+        f"must be the id of a capacity reservation (cr-...), or {_GROUPS}",
+    ),
+    (Cloud.AWS, True): (_ID, "must be the id of a capacity block (cr-...)"),
+    (Cloud.ALICLOUD, False): _ASSURED,
+    (Cloud.ALICLOUD, True): _ASSURED,
+}
+
+
+def known_types(pool: Pool) -> list[InstanceType]:
+    """Return the pool's types that are in the catalog; another rule reports the others."""
+    return [kind for name in pool.types if (kind := catalog.load().find(name)) is not None]
+
+
+def _each_type_once(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    for name, count in Counter(pool.types).items():
+        if count > 1:
+            yield Problem(f"{key}.types", name, f"named {count} times; each type once")
+
+
+def _known(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    known = catalog.load()
+    unknown = [(index, name) for index, name in enumerate(pool.types) if known.find(name) is None]
+    for index, name in unknown:
+        nearest = ", ".join(known.suggest(name, cloud=stack.cloud))
+        yield Problem(f"{key}.types[{index}]", name, f"unknown instance type; the nearest are {nearest}")
+
+
+def _of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    known = catalog.load()
+    for index, name in enumerate(pool.types):
+        kind = known.find(name)
+        if kind is not None and kind.cloud is not stack.cloud:
+            nearest = ", ".join(known.suggest(name, cloud=stack.cloud))
+            allowed = f"a type of {kind.cloud}; this stack is on {stack.cloud}, which has {nearest}"
+            yield Problem(f"{key}.types[{index}]", name, allowed)
+
+
+def _size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    size = pool.size
+    if not size.min <= size.desired <= size.max:
+        sizes = f"min {size.min}, desired {size.desired}, max {size.max}"
+        yield Problem(f"{key}.size", sizes, "must hold min <= desired <= max")
+
+
+def _spare(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if pool.size.min + pool.spare > pool.size.max:
+        sizes = f"size.min {pool.size.min}, size.max {pool.size.max}"
+        yield Problem(f"{key}.spare", pool.spare, f"must leave room between {sizes}")
+    if pool.spare and not stack.image.managed:
+        yield Problem(f"{key}.spare", pool.spare, "0 where image.mode is none: nothing of ours runs there")
+
+
+def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    where = f"{key}.reservation_id"
+    if pool.market in RESERVED_MARKETS and pool.reservation_id is None:
+        yield Problem(where, None, f"required where market is {pool.market}")
+    if pool.market not in RESERVED_MARKETS and pool.reservation_id is not None:
+        allowed = (
+            f"cannot go with market {pool.market}; use market reservation or capacity-block, or leave it out"
+        )
+        yield Problem(where, pool.reservation_id, allowed)
+
+
+def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """By its form alone; ``preflight`` asks whether there is one."""
+    form, allowed = RESERVATION_FORMS[stack.cloud, pool.market is Market.CAPACITY_BLOCK]
+    if pool.reservation_id is not None and re.fullmatch(form, pool.reservation_id) is None:
+        yield Problem(f"{key}.reservation_id", pool.reservation_id, allowed)
+
+
+def _reserved_type(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.market in RESERVED_MARKETS and len(pool.types) > 1:
+        yield Problem(f"{key}.types", list(pool.types), f"one type only with market {pool.market}")
+
+
+def _base_of_spot(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.on_demand_base and pool.market is not Market.SPOT:
+        yield Problem(f"{key}.on_demand_base", pool.on_demand_base, "only for market spot")
+
+
+def _fallback_of_spot(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.on_demand_fallback and pool.market is not Market.SPOT:
+        yield Problem(f"{key}.on_demand_fallback", True, "only for market spot")
+
+
+def _base_within_size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.on_demand_base > pool.size.max:
+        yield Problem(f"{key}.on_demand_base", pool.on_demand_base, f"must not pass size.max {pool.size.max}")
+
+
+def _adapters_of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if stack.cloud is Cloud.ALICLOUD and pool.efa:
+        yield Problem(f"{key}.efa", True, "is of AWS; on Alibaba Cloud use erdma")
+    if stack.cloud is Cloud.AWS and pool.erdma:
+        yield Problem(f"{key}.erdma", True, "is of Alibaba Cloud; on AWS use efa")
+
+
+def _efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    lacking = [kind.name for kind in known_types(pool) if not kind.efa_interfaces]
+    if pool.efa and lacking:
+        yield Problem(f"{key}.efa", True, f"needs types with such adapters; {', '.join(lacking)} has none")
+
+
+def _erdma(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    lacking = [kind.name for kind in known_types(pool) if not kind.erdma_interfaces]
+    if pool.erdma and lacking:
+        yield Problem(f"{key}.erdma", True, f"needs types with such adapters; {', '.join(lacking)} has none")
+
+
+def _type_of_efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.efa and len(pool.types) > 1:
+        yield Problem(
+            f"{key}.types", list(pool.types), "one type only where efa is true: its cards are of the type"
+        )
+
+
+def _zone_of_efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.efa and pool.grouping is Grouping.SINGLE and len(pool.zones) != 1:
+        allowed = "must be per_zone, or name one zone: EFA traffic never leaves a zone"
+        yield Problem(f"{key}.groups", str(pool.grouping), allowed)
+
+
+def _mig(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """Require that every type has the profile: one unit partitions every instance of the pool."""
+    where, wanted = f"{key}.mig_profile", pool.mig_profile
+    if wanted is None:
+        return
+    for kind in known_types(pool):
+        known = kind.mig_profiles
+        if wanted not in known:
+            what = f"{kind.gpu_model or 'GPUs'} with {kind.gpu_memory_gib} GiB"
+            has = ", ".join(known) or "no such instances: MIG begins with A100"
+            yield Problem(where, wanted, f"{kind.name} has {what}, which know {has}")
+
+
+def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    for index, zone in enumerate(pool.zones):
+        if zone not in stack.network.zones:
+            allowed = f"must be one of network.zones: {', '.join(stack.network.zones)}"
+            yield Problem(f"{key}.zones[{index}]", zone, allowed)
+
+
+def _reserved_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """Else a group that no reservation is for would count in the worst month, and find no capacity."""
+    if pool.market in RESERVED_MARKETS and len(stack.zones_of(pool)) != 1:
+        yield Problem(f"{key}.zones", list(pool.zones), "what is reserved lies in one zone: name it")
+
+
+def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if pool.volume_gib < stack.image.size_gib:
+        allowed = f"smaller than the image: at least image.size_gib {stack.image.size_gib}"
+        yield Problem(f"{key}.volume_gib", pool.volume_gib, allowed)
+
+
+def _too_old(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    too_old = [kind.name for kind in known_types(pool) if not kind.runs_bundled_image]
+    if too_old and (stack.image.bundled or stack.image.mode is ImageMode.BAKED):
+        allowed = (
+            f"the bundled image's open kernel modules need Turing or newer; {', '.join(too_old)} is older"
+        )
+        yield Problem(f"{key}.types", list(pool.types), allowed)
+
+
+def _stop_of_market(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.idle.action is IdleAction.STOP and pool.market is not Market.ON_DEMAND:
+        yield Problem(f"{key}.idle.action", "stop", f"must be terminate for market {pool.market}")
+
+
+def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """Refuse a stop of types with local disks: a stop keeps only the root volume."""
+    if pool.idle.action is not IdleAction.STOP:
+        return
+    with_scratch = [kind.name for kind in known_types(pool) if kind.instance_store_scratch]
+    if with_scratch:
+        allowed = (
+            f"must be terminate: a stop empties the local disks of {', '.join(with_scratch)} all the same"
+        )
+        yield Problem(f"{key}.idle.action", "stop", allowed)
+
+
+def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """Check the idle command, as the agent does: its program must be changeable by root alone.
+
+    Whoever can change the program decides about every user's instance.
+    """
+    changeable = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/scratch/", "/dev/shm/", "/run/user/")  # noqa: S108 - refused, not used
+    if pool.idle.command and not pool.idle.command[0].startswith("/"):
+        yield Problem(f"{key}.idle.command", list(pool.idle.command), "must begin with an absolute path")
+    elif pool.idle.command and pool.idle.command[0].startswith(changeable):
+        allowed = "must lie where root alone can change it, such as /usr/local/bin"
+        yield Problem(f"{key}.idle.command", list(pool.idle.command), allowed)
+
+
+RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
+    *(_each_type_once, _known, _of_cloud, _size, _spare, _reservation, _reservation_form, _reserved_type),
+    *(
+        _base_of_spot,
+        _fallback_of_spot,
+        _base_within_size,
+        _adapters_of_cloud,
+        _efa,
+        _erdma,
+        _type_of_efa,
+        _zone_of_efa,
+    ),
+    *(_mig, _zones, _reserved_zone, _volume, _too_old, _stop_of_market, _stop_with_disks, _command),
+)

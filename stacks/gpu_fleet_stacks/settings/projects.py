@@ -1,0 +1,101 @@
+"""The project that a command is called in: a folder with the Pulumi.yaml of gpu-fleet, and its stack files.
+
+``gpu-fleet init`` writes one; a checkout of gpu-fleet is one as well.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.errors import StacksError
+
+FILE = "Pulumi.yaml"
+# Names the project, or a folder of stack files alone; `gpu-fleet --dir` sets it.
+VARIABLE = "GPU_FLEET_DIR"
+PATTERN = "Pulumi.*.yaml"
+OWN = Path(__file__).resolve().parents[3]
+NAME = re.compile(rf"^name:\s*(['\"]?){naming.PROJECT}\1\s*(?:#.*)?$", re.MULTILINE)
+CONFIG_FOLDER = re.compile(r"^stackConfigDir:\s*(['\"]?)([^'\"#\n]+?)\1\s*(?:#.*)?$", re.MULTILINE)
+
+
+def folder() -> Path | None:
+    """Return where the stack files lie; None where there is no project.
+
+    It is the folder that is named or the working directory, where that holds stack files; else that of the
+    nearest project upward; outside of any project that of the checkout which this gpu-fleet is, if it is one.
+
+    Raises:
+        StacksError: ``GPU_FLEET_DIR`` names no folder.
+    """
+    named = os.environ.get(VARIABLE, "")
+    start = Path(named).absolute() if named else Path.cwd()
+    if not start.is_dir():
+        raise StacksError(f"{VARIABLE} (--dir) = {named!r}: there is no such folder")
+    if any(start.glob(PATTERN)):
+        return start
+    above = next(_upward(start), None)
+    if above is None and named:
+        return start
+    project = above or next(_upward(OWN), None)
+    return stack_folder_of(project) if project else None
+
+
+def root() -> Path:
+    """Return the folder with Pulumi.yaml, in which the Pulumi CLI runs.
+
+    Raises:
+        StacksError: there is none, or its stack files are others than those that were named.
+    """
+    stacks = folder()
+    if stacks is not None:
+        for project in _upward(stacks):
+            if stack_folder_of(project).resolve() == stacks.resolve():
+                return project
+    raise StacksError(f"{missing()}; Pulumi runs in a project alone")
+
+
+def stack_folder() -> Path:
+    """Return where the stack files lie.
+
+    Raises:
+        StacksError: there is no project.
+    """
+    stacks = folder()
+    if stacks is None:
+        raise StacksError(missing())
+    return stacks
+
+
+def build_folder() -> Path:
+    """Return where commands write what can be made again: in the project, else where they are called."""
+    stacks = folder()
+    return next(_upward(stacks) if stacks else iter(()), Path.cwd()) / "build"
+
+
+def missing() -> str:
+    """Return what to say where there is no project."""
+    start = os.environ.get(VARIABLE) or Path.cwd()
+    return (
+        f"no project of gpu-fleet in {start} or above it: `gpu-fleet init DIR` makes one, and --dir or "
+        f"{VARIABLE} names one"
+    )
+
+
+def stack_folder_of(project: Path) -> Path:
+    """Return the folder of a project's stack files: Pulumi's ``stackConfigDir``."""
+    said = CONFIG_FOLDER.search(_text(project))
+    return project / said[2] if said else project
+
+
+def _upward(start: Path) -> Iterator[Path]:
+    """Yield every project in or above a folder, the nearest first."""
+    return (place for place in (start, *start.parents) if NAME.search(_text(place)))
+
+
+def _text(place: Path) -> str:
+    try:
+        return (place / FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

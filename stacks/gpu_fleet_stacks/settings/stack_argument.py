@@ -1,0 +1,145 @@
+"""The stack that a command is about: an argument or ``-s``, else ``GPU_FLEET_STACK``, else the only one."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from gpu_fleet_stacks.settings import projects, stack_files
+
+VARIABLE = "GPU_FLEET_STACK"
+NAMED = "gpu-fleet.stack"  # in the context's meta: what the flag says
+AFTER = "--"
+
+
+def _choose(folder: Path, ctx: click.Context | None) -> None:
+    """Look for stack files in a folder until the command has ended; programs that it starts do so too."""
+    before = os.environ.get(projects.VARIABLE)
+    os.environ[projects.VARIABLE] = str(folder)
+    if ctx is not None:
+        ctx.call_on_close(lambda: _restore(before))
+
+
+def _restore(before: str | None) -> None:
+    os.environ.pop(projects.VARIABLE)
+    if before is not None:
+        os.environ[projects.VARIABLE] = before
+
+
+class StackName(click.ParamType[str]):
+    """A stack by its name, or by its file's path; a shell completes names.
+
+    A missing file is reported when it is read.
+    """
+
+    name = "stack"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; a path also chooses the folder in which every other file is looked for."""
+        path = Path(value).expanduser()
+        if len(path.parts) == 1 and not value.endswith(".yaml"):
+            return value
+        if not path.match(projects.PATTERN):
+            self.fail(f"{value!r}: a stack file is named Pulumi.NAME.yaml", param, ctx)
+        if not path.is_file():
+            self.fail(f"{value!r}: there is no such file", param, ctx)
+        _choose(path.absolute().parent, ctx)
+        return stack_files.name_of(path)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        param: click.Parameter,  # noqa: ARG002 - the same
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Return the stacks whose names begin with the text."""
+        return [CompletionItem(name) for name in stack_files.names() if name.startswith(incomplete)]
+
+
+def stack_argument(command: Callable[..., None], default: str = "") -> Callable[..., None]:
+    """Give a command its stack, as the parameter ``name``.
+
+    Args:
+        default: a stack that is meant where several are there and none is named.
+    """
+
+    def chosen(ctx: click.Context, _: click.Parameter, positional: str | None) -> str | None:
+        flag = ctx.meta.get(NAMED)
+        if positional and flag and positional != flag:
+            said = f"two stacks are named, {positional!r} and --stack {flag!r}; name one"
+            raise click.UsageError(said, ctx)
+        if ctx.resilient_parsing:
+            return positional or flag
+        return positional or flag or unnamed(ctx, default)
+
+    argument = click.argument("name", metavar="[STACK]", type=StackName(), required=False, callback=chosen)
+    return argument(stack_option(command))
+
+
+def stack_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flag alone; ``named`` says what it was given."""
+    return click.option(
+        *("-s", "--stack", "named"),
+        metavar="STACK",
+        type=StackName(),
+        is_eager=True,
+        expose_value=False,
+        callback=lambda ctx, _, value: ctx.meta.update({NAMED: value}),
+        help=f"The same by a flag; by default {VARIABLE}, else the only stack here.",
+    )(command)
+
+
+def stack_and_word(words: Sequence[str]) -> tuple[str, str | None]:
+    """Return the stack and the other word of a command line that has both, either or none.
+
+    Raises:
+        click.UsageError: there is a word too many, or no stack.
+    """
+    ctx = click.get_current_context()
+    flag, others = ctx.meta.get(NAMED), list(words)
+    if flag is None and others and (len(others) > 1 or others[0] in stack_files.names()):
+        flag = others.pop(0)
+    if len(others) > 1:
+        raise click.UsageError(f"{others[1]!r} is one word too many", ctx)
+    return flag or unnamed(ctx), others[0] if others else None
+
+
+def unnamed(ctx: click.Context, default: str = "") -> str:
+    """Return the stack that is meant where a command line names none.
+
+    Raises:
+        click.UsageError: it is not known which; the message names those that are there.
+    """
+    if from_environment := os.environ.get(VARIABLE):
+        return StackName().convert(from_environment, None, ctx)
+    known = stack_files.names()
+    if len(known) == 1:
+        return known[0]
+    if default in known:
+        return default
+    there = f"there are {', '.join(known)}" if known else projects.missing()
+    raise click.UsageError(f"STACK is missing: {there}; {VARIABLE} names one for every command", ctx)
+
+
+class PassingOn(click.Command):
+    """A command whose words after ``--`` are another program's, its parameter ``arguments``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take this command's own words; the others are none of its arguments."""
+        own, others = (args, []) if AFTER not in args else (args[: (at := args.index(AFTER))], args[at + 1 :])
+        rest = super().parse_args(ctx, own)
+        ctx.params["arguments"] = (*ctx.params["arguments"], *others)
+        return rest
+
+
+def json_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``-o json``, as the parameter ``as_json``."""
+    return click.option(
+        *("-o", "--output", "as_json"),
+        type=click.Choice(["table", "json"]),
+        default="table",
+        callback=lambda _, __, form: form == "json",
+        help="For programs: json, with the keys of docs/platform.md.",
+    )(command)

@@ -1,0 +1,125 @@
+"""The stack files of a project: their list, and what is in them."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.settings import Stack, namespaces, neighbours, projects, reader, yaml_errors, yaml_text
+
+
+def names() -> list[str]:
+    """Return the stacks that have a file, in alphabetical order; none where there is no project.
+
+    Raises:
+        StacksError: ``GPU_FLEET_DIR`` names no folder.
+    """
+    folder = projects.folder()
+    return sorted(map(name_of, folder.glob(projects.PATTERN))) if folder else []
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a stack by its file's."""
+    return path.name.removeprefix("Pulumi.").removesuffix(".yaml")
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a stack.
+
+    Raises:
+        StacksError: there is none; the message names the existing stacks, or how to make the first.
+    """
+    folder, known = projects.folder(), names()
+    if folder is None:
+        raise StacksError(f"no stack {name!r}: {projects.missing()}")
+    if not known:
+        raise StacksError(f"no stack {name!r}: no stack file in {folder}; `gpu-fleet new {name}` writes one")
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise StacksError(f"no stack {name!r}: there are {', '.join(known)}{hint}")
+    return folder / f"Pulumi.{name}.yaml"
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """Return the ``config`` mapping of a stack file, with full keys such as ``gpu-fleet:region``.
+
+    Raises:
+        StacksError: the file cannot be read or holds no such mapping.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise StacksError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        content = yaml_text.read(raw.decode("utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise StacksError(f"{path} cannot be read: {yaml_errors.explained(error, raw)}") from error
+    if not isinstance(content, dict):
+        raise StacksError(f"{path}: must be a mapping with the key 'config'")
+    if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
+        raise StacksError(f"{path}: {beside[0]!r} stands beside 'config:'; must stand below it")
+    if content.get("config") is None:
+        raise StacksError(f"{path}: 'config:' is missing or empty; every key stands below it, indented")
+    config = content["config"]
+    if not isinstance(config, dict):
+        raise StacksError(f"{path}: 'config' must be a mapping of keys to values")
+    odd = [key for key in config if not isinstance(key, str)]
+    if odd:
+        raise StacksError(f"{path}: config.{odd[0]!r}: a key must be text, such as 'gpu-fleet:region'")
+    return config
+
+
+def place_of(name: str) -> dict[str, str]:
+    """Return a stack's cloud, region, account_id, and endpoint_url of an emulator or an empty text.
+
+    Raises:
+        StacksError: the message names everything that is wrong with its file.
+    """
+    stack = settings_of(name)
+    return {
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "account_id": stack.account_id,
+        "endpoint_url": stack.endpoint_url or "",
+    }
+
+
+def pools_of(name: str) -> list[str]:
+    """Return the names of a stack's pools, in the order of its file; errors as in ``settings_of``."""
+    return [pool.name for pool in settings_of(name).pools]
+
+
+def settings_of(name: str) -> Stack:
+    """Return a stack's settings, read and checked without Pulumi.
+
+    Raises:
+        StacksError: the message names everything that is wrong with its file.
+    """
+    return reader.from_config(name, config_of(path_of(name)))
+
+
+def alone_of(name: str) -> Stack:
+    """Return a stack's settings, also checked against the stack files beside it.
+
+    Another file that is invalid is skipped; its own check reports it.
+
+    Raises:
+        StacksError: as in ``settings_of``, or a stack shares a physical name; the message names it.
+    """
+    stack = settings_of(name)
+    if problems := tuple(neighbours.clashes(stack, _readable(name))):
+        raise SettingsError(name, problems)
+    return stack
+
+
+def _readable(name: str) -> Iterator[Stack]:
+    """Yield the stacks of every other valid file."""
+    for other in names():
+        if other != name:
+            with suppress(StacksError):
+                yield settings_of(other)
