@@ -133,7 +133,9 @@ def lock() -> int:
         ]
         subprocess.run([*command, "--output-file", target, *sources], cwd=TOP, check=True, env=_environment())
         split(TOP / target, TOP / TORCH_PYPI if target == LOCK else Path(os.devnull))
-    return subprocess.run([sys.executable, "-m", "gpu_fleet_image.wheels"], cwd=TOP, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_fleet_image.recipe.wheels"], cwd=TOP, check=False
+    ).returncode
 
 
 def split(listing: Path, torch: Path) -> None:

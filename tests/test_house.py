@@ -152,8 +152,8 @@ BROKEN = [
     (pins.torch, "torch-cpu.lock:1: has torch 2.0", LOCKS),
     (
         pins.wheels,
-        "image/gpu_fleet_image/wheels/debian-12.txt:1: a 1",
-        {"image/gpu_fleet_image/wheels/debian-12.txt": "a==1\n"},
+        "image/gpu_fleet_image/recipe/wheels/debian-12.txt:1: a 1",
+        {"image/gpu_fleet_image/recipe/wheels/debian-12.txt": "a==1\n"},
     ),
     (pins.beside_the_locks, "pyproject.toml:1: the extra", {"pyproject.toml": DATA, "tests/a.py": ""}),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole names", action("a", '"A"')),

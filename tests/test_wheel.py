@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image.wheels import pins
+from gpu_fleet_image.recipe.wheels import pins
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.payload import built
 
@@ -24,7 +24,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
 # What users' commands are made of: they need no extra.
 ROOMS = tuple(
-    f"gpu_fleet_image/{name}" for name in ("capacity", "console", "instance", "queue", "reaper", "runs")
+    f"gpu_fleet_image/{name}"
+    for name in (
+        "console",
+        "controllers/meter",
+        "controllers/mover",
+        "controllers/sweep",
+        "core",
+        "instance/agent",
+        "providers",
+        "queue",
+    )
 )
 FOLDERS = ("image/gpu_fleet_image", "stacks/gpu_fleet_stacks", "training/gpu_fleet", "training/examples")
 INSTALLED = {"training/examples/": "gpu_fleet_image/examples/", "image/": "", "stacks/": "", "training/": ""}
@@ -64,7 +74,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    stale = source / "build/lib/gpu_fleet_image/reaper/removed_since.py"
+    stale = source / "build/lib/gpu_fleet_image/core/removed_since.py"
     stale.parent.mkdir(parents=True)
     stale.touch()
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target)

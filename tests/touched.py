@@ -36,7 +36,9 @@ EVERYTHING = re.compile(
 READERS = {
     r".*\.md": r"tests/(.*/)?test_readme\.py",
     r"training/examples/.*": r"tests/training/.*",
-    r"image/(steps|rootfs|keys)/.*": r"tests/(image|queue|logs|runs)/.*|tests/stacks/test_first_boot\.py",
+    r"image/gpu_fleet_image/recipe/(steps|rootfs|keys)/.*": (
+        r"tests/(image|queue|logs|runs)/.*|tests/stacks/test_first_boot\.py"
+    ),
     r"Makefile|Pulumi\.yaml|\.pre-commit-config\.yaml|\.(ci|github)/.*": (
         r"tests/test_\w+\.py|tests/stacks/test_project_file\.py"
     ),

@@ -13,20 +13,26 @@ from collections.abc import Iterable, Iterator
 from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of
 
 HERE = ".ci/checks/arrows.py"
+# room of the image -> the rooms of it that its modules may know; the recipe runs on a builder
+KNOWS = {
+    "core": (),
+    "providers": ("core",),
+    "queue": ("core", "providers"),
+    "instance": ("core", "providers", "queue"),
+    "controllers": ("core", "providers"),
+    "console": ("core", "providers", "queue", "instance", "controllers"),
+    "recipe": ("core",),
+}
+IMAGE = "image/gpu_fleet_image"
 # folder -> what its modules import nothing of
 FORBIDDEN = {
     "stacks": ("tests", "gpu_fleet"),
     "training/gpu_fleet": ("tests", "gpu_fleet_stacks", "gpu_fleet_image"),
     "image": ("tests", "gpu_fleet_stacks", "gpu_fleet"),
-    "image/gpu_fleet_image/instance": (
-        "gpu_fleet_image.reaper",
-        "gpu_fleet_image.readiness",
-        "gpu_fleet_image.console",
-    ),
-    "image/gpu_fleet_image/readiness": ("gpu_fleet_image.reaper", "gpu_fleet_image.console"),
-    "image/gpu_fleet_image/runs": ("gpu_fleet_image.readiness", "gpu_fleet_image.console"),
-    "image/gpu_fleet_image/reaper": ("gpu_fleet_image.runs", "gpu_fleet_image.gpus"),
-    "image/gpu_fleet_image/capacity": ("gpu_fleet_image.runs",),
+    **{
+        f"{IMAGE}/{room}": tuple(f"gpu_fleet_image.{other}" for other in KNOWS if other not in (room, *known))
+        for room, known in KNOWS.items()
+    },
     "stacks/gpu_fleet_stacks/aws": (
         "gpu_fleet_stacks.alicloud",
         "pulumi_alicloud",
@@ -38,16 +44,7 @@ Arrows = dict[str, set[str]]
 
 OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "tests")
 # A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
-PAYLOAD, OF_IMAGE = (
-    "stacks/gpu_fleet_stacks/payload/",
-    (
-        "gpu_fleet_image.payload",
-        "gpu_fleet_image.errors",
-        "gpu_fleet_image.places",
-        "gpu_fleet_image.wheel_store",
-        "gpu_fleet_image.wheels",
-    ),
-)
+PAYLOAD, OF_IMAGE = "stacks/gpu_fleet_stacks/payload/", ("gpu_fleet_image.core", "gpu_fleet_image.recipe")
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
 OF_PROGRAM = (
     *(
@@ -81,7 +78,8 @@ IMPURE = (
 OUTSIDE = ("pulumi", "pulumi_aws", "pulumi_alicloud", "boto3")
 READER = "stacks/gpu_fleet_stacks/settings/reader.py"
 CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
-# Its modules go to every instance and load before any command does.
+# The modules of the console itself go to every instance and load before any command does.
+IN_CONSOLE = 3
 OF_CONSOLE = ("gpu_fleet_image.console", "click", *sys.stdlib_module_names)
 # At the top of stacks/ is only what several rooms need and none owns.
 TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization", "program")
@@ -91,7 +89,10 @@ TOP = {f"stacks/gpu_fleet_stacks/{name}.py" for name in TOP_NAMES}
 # own throw-away stack's.
 RAISES = re.compile("set_desired_capacity|ExecuteScalingRule|ScaleWithAdjustment|execute_policy")
 MAY_RAISE = (
-    *("image/gpu_fleet_image/capacity/aws.py", "image/gpu_fleet_image/capacity/alicloud.py"),
+    *(
+        "image/gpu_fleet_image/controllers/mover/aws.py",
+        "image/gpu_fleet_image/controllers/mover/alicloud.py",
+    ),
     *(
         "stacks/gpu_fleet_stacks/acceptance/aws.py",
         "stacks/gpu_fleet_stacks/acceptance/alicloud.py",
@@ -102,7 +103,8 @@ MAY_RAISE = (
 LAYERED = (
     "stacks/gpu_fleet_stacks",
     "image/gpu_fleet_image",
-    "image/gpu_fleet_image/reaper",
+    "image/gpu_fleet_image/instance",
+    "image/gpu_fleet_image/controllers",
     "training/gpu_fleet",
 )
 PRODUCT = ("stacks", "image", "training/gpu_fleet")
@@ -115,6 +117,7 @@ ONE_THING = {
     "FleetCallback": "what users import for their library: Hugging Face's Trainer, Lightning",
     "Groups": "what the mover needs of a cloud, and the clouds that have it",
     "Heartbeats": "what a sweep needs of a cloud, and the clouds that have it",
+    "Hook": "what the agent completes of a cloud, and the cloud that has it beside the agent",
     "Instances": "what a sweep needs of a cloud, and the clouds that have it",
     "Job": "what a user submits, and what of it an instance needs: rooms that may not import each other",
     "Leftovers": "what a sweep needs of a cloud, and the clouds that have it",
@@ -141,7 +144,9 @@ def environments(checkout: Checkout) -> Iterator[Finding]:
 
 def console(checkout: Checkout) -> Iterator[Finding]:
     """A module of the console that imports more than click."""
-    for module in checkout.modules("image/gpu_fleet_image/console"):
+    for module in (
+        module for module in checkout.modules(f"{IMAGE}/console") if module.path.count("/") == IN_CONSOLE
+    ):
         yield from foreign(module, [name for name in module.imports if not _is_of(name, OF_CONSOLE)])
 
 

@@ -11,7 +11,12 @@ from collections.abc import Iterator
 
 from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_of
 
-PACKAGES = ("training/gpu_fleet", "image/gpu_fleet_image", "stacks/gpu_fleet_stacks")
+PACKAGES = (
+    "training/gpu_fleet",
+    "image/gpu_fleet_image",
+    "image/gpu_fleet_image/controllers",
+    "stacks/gpu_fleet_stacks",
+)
 WITH_README = ("stacks", "image", "training", "tests")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -38,7 +43,7 @@ NOT_HERE = {
     "image/gpu_fleet_image/queue/README.md": dict.fromkeys(
         (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
     ),
-    "image/gpu_fleet_image/reaper/README.md": dict.fromkeys(
+    "image/gpu_fleet_image/controllers/sweep/README.md": dict.fromkeys(
         ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
         "in the bucket",
     ),

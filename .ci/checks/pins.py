@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import environment
 from checks.sources import Checkout, Finding, NothingToCheckError, line_of
-from gpu_fleet_image.wheels import CPU_TORCH, PYTHONS, pins
+from gpu_fleet_image.recipe.wheels import CPU_TORCH, PYTHONS, pins
 
 REQUIREMENTS = sorted(path for paths in environment.REQUIREMENTS.values() for path in paths)
 LOCKS = (*environment.REQUIREMENTS, environment.TORCH_PYPI, environment.TORCH_CPU)
@@ -69,7 +69,7 @@ def torch(checkout: Checkout) -> Iterator[Finding]:
 def wheels(checkout: Checkout) -> Iterator[Finding]:
     """A version that an image carries and no test has seen; a lock may have one for each Python."""
     tested = "".join(checkout.text(lock) for lock in (environment.LOCK, environment.TORCH_PYPI))
-    for listing in (f"image/gpu_fleet_image/wheels/{base}.txt" for base in PYTHONS):
+    for listing in (f"image/gpu_fleet_image/recipe/wheels/{base}.txt" for base in PYTHONS):
         text = checkout.text(listing)
         if not (carried := pins(text)):
             yield Finding(listing, 1, "names no wheel")

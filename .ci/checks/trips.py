@@ -36,50 +36,51 @@ TRIPS = {
         "training/gpu_fleet/parallel/spread.py",
         "training/gpu_fleet/evaluation.py",
     ],
-    "image/gpu_fleet_image/reaper/README.md": [
-        "image/gpu_fleet_image/reaper/agent/sensors/gpu.py",
-        "image/gpu_fleet_image/reaper/agent/sensors/look.py",
-        "image/gpu_fleet_image/reaper/agent/loop.py",
-        "image/gpu_fleet_image/reaper/agent/judge.py",
-        "image/gpu_fleet_image/reaper/agent/command.py",
-        "image/gpu_fleet_image/reaper/agent/publish.py",
-        "image/gpu_fleet_image/reaper/sweep/evidence.py",
-        "image/gpu_fleet_image/reaper/aws/metrics.py",
-        "image/gpu_fleet_image/reaper/sweep/verdict.py",
-        "image/gpu_fleet_image/reaper/sweep/sweep.py",
-        "image/gpu_fleet_image/reaper/handshake.py",
-        "image/gpu_fleet_image/reaper/agent/answers.py",
-        "image/gpu_fleet_image/reaper/agent/listening.py",
-        "image/gpu_fleet_image/reaper/sweep/carry_out.py",
-        "image/gpu_fleet_image/reaper/aws/instances.py",
+    "image/gpu_fleet_image/controllers/sweep/README.md": [
+        "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
+        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/loop.py",
+        "image/gpu_fleet_image/instance/agent/judge.py",
+        "image/gpu_fleet_image/instance/agent/command.py",
+        "image/gpu_fleet_image/instance/agent/publish.py",
+        "image/gpu_fleet_image/controllers/sweep/evidence.py",
+        "image/gpu_fleet_image/providers/aws/metrics.py",
+        "image/gpu_fleet_image/controllers/sweep/verdict.py",
+        "image/gpu_fleet_image/controllers/sweep/sweep.py",
+        "image/gpu_fleet_image/core/handshake.py",
+        "image/gpu_fleet_image/instance/agent/answers.py",
+        "image/gpu_fleet_image/instance/agent/listening.py",
+        "image/gpu_fleet_image/controllers/sweep/carry_out.py",
+        "image/gpu_fleet_image/providers/aws/instances.py",
     ],
 }
 # What hands a trip on where no import does: the text that both files hold.
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/gpu_fleet_stacks/settings/schema.py"): "network",
     (
-        "image/gpu_fleet_image/reaper/agent/sensors/look.py",
-        "image/gpu_fleet_image/reaper/agent/loop.py",
+        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/loop.py",
     ): "sample(",
     (
-        "image/gpu_fleet_image/reaper/agent/publish.py",
-        "image/gpu_fleet_image/reaper/sweep/evidence.py",
+        "image/gpu_fleet_image/instance/agent/publish.py",
+        "image/gpu_fleet_image/controllers/sweep/evidence.py",
     ): "METRIC_SECONDS_SINCE_ACTIVITY",
     (
-        "image/gpu_fleet_image/reaper/sweep/evidence.py",
-        "image/gpu_fleet_image/reaper/aws/metrics.py",
+        "image/gpu_fleet_image/controllers/sweep/evidence.py",
+        "image/gpu_fleet_image/providers/aws/metrics.py",
     ): "Heartbeats",
     (
-        "image/gpu_fleet_image/reaper/sweep/carry_out.py",
-        "image/gpu_fleet_image/reaper/aws/instances.py",
+        "image/gpu_fleet_image/controllers/sweep/carry_out.py",
+        "image/gpu_fleet_image/providers/aws/instances.py",
     ): "terminate",
 }
+SWEEP = "image/gpu_fleet_image/controllers/sweep"
 # Stops that the one before reaches through an object alone -> the stop that brings it.
 BY_AN_OBJECT = {
     "training/gpu_fleet/parallel/spread.py": "training/gpu_fleet/prepared_run.py",
     "training/gpu_fleet/evaluation.py": "training/gpu_fleet/loop.py",
-    "image/gpu_fleet_image/reaper/sweep/verdict.py": "image/gpu_fleet_image/reaper/sweep/evidence.py",
-    "image/gpu_fleet_image/reaper/sweep/carry_out.py": "image/gpu_fleet_image/reaper/sweep/sweep.py",
+    f"{SWEEP}/verdict.py": f"{SWEEP}/evidence.py",
+    f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }
 # A folder that hands on what one of its modules has.
 FACES = {

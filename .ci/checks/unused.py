@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 from checks.sources import Checkout, Finding, Module, line_of
 
-CONFIGURATION = ("image/gpu_fleet_image/rootfs", "image/gpu_fleet_image/steps")
-CONFIGURATION_FILES = ("pyproject.toml", "Makefile", "image/gpu_fleet_image/provision.sh")
+CONFIGURATION = ("image/gpu_fleet_image/recipe/rootfs", "image/gpu_fleet_image/recipe/steps")
+CONFIGURATION_FILES = ("pyproject.toml", "Makefile", "image/gpu_fleet_image/recipe/provision.sh")
 BY_CLICK = re.compile(r"\b(command|group)\b")
 # By its name or its room's: a module that is chosen by the cloud's name, or that another program calls.
 CALLED_BY_NAME = {
     **dict.fromkeys(
         ("connect", "instances", "caller", "account_id", "AgentCloud"),
-        "image/gpu_fleet_image/reaper: by cloud",
+        "image/gpu_fleet_image/providers: by cloud",
     ),
     "handle": "Lambda, Function Compute; what the mover finds of a cloud",
-    **dict.fromkeys(("send", "addresses"), "image/gpu_fleet_image/runs: by cloud"),
+    **dict.fromkeys(("send", "addresses"), "image/gpu_fleet_image/console/runs: by cloud"),
     "ask": "catalog refresh: by cloud",
     "look": "preflight: by cloud",
     "AlicloudAccount": "acceptance: by cloud",

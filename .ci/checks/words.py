@@ -44,23 +44,22 @@ NO_TEXTS = (".py", ".json", ".lock")
 # file -> text that holds such a word, and why it may
 EXCEPTIONS = {
     "CHANGELOG.md": {"instance where they said machine": "the change itself"},
-    "image/gpu_fleet_image/wheels.py": {
+    "image/gpu_fleet_image/recipe/wheels.py": {
         "so the machine has no CUDA of its own": "the bytes of the list name wheels in deployed buckets",
     },
-    "image/gpu_fleet_image/wheels/ubuntu-24.04.txt": {
+    "image/gpu_fleet_image/recipe/wheels/ubuntu-24.04.txt": {
         "so the machine has no CUDA of its own": "the same bytes"
     },
-    "image/gpu_fleet_image/packages.toml": {"[machine]": "a name of deployed images' package groups"},
-    "image/gpu_fleet_image/steps/10-base.sh": {"install_group machine": "the same"},
-    "image/gpu_fleet_image/steps/90-seal.sh": {"machine-id": "systemd's own name"},
-    "image/gpu_fleet_image/reaper/people/status.py": {"told apart": "tell apart, set off from one another"},
-    "image/gpu_fleet_image/reaper/agent/listening.py": {"told apart": "the same"},
+    "image/gpu_fleet_image/recipe/packages.toml": {"[machine]": "a name of deployed images' package groups"},
+    "image/gpu_fleet_image/recipe/steps/10-base.sh": {"install_group machine": "the same"},
+    "image/gpu_fleet_image/recipe/steps/90-seal.sh": {"machine-id": "systemd's own name"},
+    "image/gpu_fleet_image/console/users/status.py": {"told apart": "tell apart, set off from one another"},
+    "image/gpu_fleet_image/instance/agent/listening.py": {"told apart": "the same"},
     "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
     "stacks/gpu_fleet_stacks/settings/schema.py": {"people: login name": "the key access.people"},
     "stacks/gpu_fleet_stacks/monitoring/grafana.py": {
         'job="machine"': "a label of the scrapes of stacks that are deployed"
     },
-    "image/gpu_fleet_image/reaper/README.md": {"people/": "the name of a folder"},
     "stacks/gpu_fleet_stacks/aws/README.md": {
         "    people:": "a key of the stack file",
         "`people.py`": "a module's name",

@@ -121,7 +121,7 @@ def run_document(stack: str) -> str:
 
 
 # What the parameters of that document may be; instances hold them against the same
-# (image/gpu_fleet_image/runs/model.py).
+# (image/gpu_fleet_image/core/runs.py).
 RUN_PARAMETERS = {
     "Account": "[a-z][a-z0-9_-]{0,30}",
     "Run": "[a-z][a-z0-9-]{0,62}",

@@ -22,8 +22,8 @@ from unittest.mock import patch
 from moto.backends import get_backend
 from moto.ssm.models import Command
 
-from gpu_fleet_image.readiness.__main__ import write_report
-from gpu_fleet_image.readiness.checks import CheckResult
+from gpu_fleet_image.instance.gate.__main__ import write_report
+from gpu_fleet_image.instance.gate.checks import CheckResult
 from gpu_fleet_stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from gpu_fleet_stacks.rehearsal import cast, first_boot, instances, processes, sweeps
 from gpu_fleet_stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player

@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from gpu_fleet_image.reaper.alicloud.session import PRODUCTS as REAPERS
+from gpu_fleet_image.providers.alicloud.session import PRODUCTS as REAPERS
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.acceptance import alicloud, plan, variant
 from gpu_fleet_stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core.model import TAG_REAP_AFTER
+from gpu_fleet_image.core.times import format_time
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from tests.reaper.one_instance import client, one_instance
 
@@ -113,7 +113,7 @@ def cloud(tags: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
 @contextmanager
 def agent(environment: dict[str, str]) -> Iterator[psutil.Process]:
     """An agent on the wall's time that has published its first heartbeat."""
-    with running([sys.executable, "-m", "gpu_fleet_image.reaper", "agent"], environment) as process:
+    with running([sys.executable, "-m", "gpu_fleet_image.console", "agent"], environment) as process:
         while not Path(environment["GPU_FLEET_RUN_DIR"], "activity.json").exists():
             time.sleep(1)
         yield process

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu_fleet_image import build, build_requirements
+from gpu_fleet_image.recipe import build, build_requirements
 from tests.image import plain_disk
 from tests.image.first_boot import FirstHeartbeat, entries, until_heartbeat
 from tests.image.stand_ins import nvml

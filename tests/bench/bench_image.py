@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image import bake, build, build_requirements, disk, file_list, lock, payload
+from gpu_fleet_image.recipe import bake, build, build_requirements, disk, file_list, lock, payload
 from tests.image.virtual_machine import VirtualMachine
 
 GOAL_BAKE_S = 240.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu_fleet_image import build_requirements
+from gpu_fleet_image.recipe import build_requirements
 from tests.queue.queue_mutants import MUTANTS, first_to_see
 from tests.queue.queue_world import Tally
 from tests.queue.real_schedules import RealSchedule, lose_controller, report

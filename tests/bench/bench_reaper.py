@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from tests.bench.reaper_cloud import PERIOD_S, STACK
 from tests.reaper.custodian_cases import CASES
 from tests.reaper.fault_state_machine import LONG_RUN, FaultStateMachine
@@ -113,7 +113,7 @@ def sweep(server: Server) -> tuple[int, float, list[str]]:
         command = [
             sys.executable,
             "-m",
-            "gpu_fleet_image.reaper",
+            "gpu_fleet_image.console",
             "sweep",
             "--policy",
             str(policy),

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from gpu_fleet_image.reaper.sweep import evidence as observe
+from gpu_fleet_image.controllers.sweep import evidence as observe
 from tests.reaper.fault_state_machine import FaultStateMachine
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.test_alicloud_faults import CLOUD, AlicloudFaultStateMachine

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from gpu_fleet_image.console.cli import main as gpu_fleet
-from gpu_fleet_image.instance.errors import InstanceError
-from gpu_fleet_image.reaper.sweep import handler
+from gpu_fleet_image.controllers.sweep import handler
+from gpu_fleet_image.core.errors import InstanceError
 from tests.reaper.live import POOL, Instance, Live, live_aws, refusal
 from tests.reaper.oracle import Rules, Span, Timeline, wrongs_of
 

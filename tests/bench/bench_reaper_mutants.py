@@ -38,7 +38,7 @@ from _pytest.runner import runtestprotocol
 from hypothesis import Phase, settings
 from rich.console import Console
 
-from gpu_fleet_image.reaper.calls import batches
+from gpu_fleet_image.core.calls import batches
 from tests.reaper.findings import FINDINGS, Finding
 from tests.reaper.mutants import Mutant, broken, explained, home, negations, probe
 from tests.reaper.plays import CLOUDS, PLAYS, perform

@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 
 STACK = "bench"
 DISTANCE_S = 0.02

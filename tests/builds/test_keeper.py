@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.builds.keeper import (
+from gpu_fleet_image.controllers.builds.keeper import (
     HANGS_AFTER,
     SILENT_AFTER,
     TRIED_FOR,
@@ -23,7 +23,7 @@ from gpu_fleet_image.builds.keeper import (
     look_after,
     round_of,
 )
-from gpu_fleet_image.reaper.errors import ConfigurationError
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SUNDAY = datetime(2026, 11, 22, 2, 0, tzinfo=UTC)  # three in Berlin

@@ -6,16 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.builds import alicloud as keeper
-from gpu_fleet_image.builds import keeper as rules
-from gpu_fleet_image.builds.keeper import METRIC, token
+from gpu_fleet_image.controllers.builds import alicloud as keeper
+from gpu_fleet_image.controllers.builds import keeper as rules
+from gpu_fleet_image.controllers.builds.keeper import METRIC, token
 from gpu_fleet_stacks.alicloud import builds as declaring
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.payload import image_files
 from tests.stacks import alicloud_account, alicloud_examples
 
 STACK = alicloud_examples.stack(
-    image={"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/packages.toml", "mode": "baked"}
+    image={
+        "id": "m-1",
+        "base_id": "m-2",
+        "payload": "image/gpu_fleet_image/recipe/packages.toml",
+        "mode": "baked",
+    }
 )
 NAME = image_files.ecs_pipeline_name(STACK)
 BEGAN = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%MZ")  # as ECS writes times

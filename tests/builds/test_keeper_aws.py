@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.builds import aws as keeper
-from gpu_fleet_image.builds.keeper import METRIC, token
-from gpu_fleet_image.reaper.aws import connect as connecting
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.controllers.builds import aws as keeper
+from gpu_fleet_image.controllers.builds.keeper import METRIC, token
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.providers.aws import connect as connecting
 from gpu_fleet_stacks.aws import builds as declaring
 from gpu_fleet_stacks.calls.aws import Aws
 from gpu_fleet_stacks.images.aws import AwsBuilds
@@ -212,8 +212,8 @@ def test_the_archive_has_every_module_that_the_function_imports():
     paths = declaring.bundle(SCANNED).assets
 
     assert {
-        "gpu_fleet_image/builds/aws.py",
-        "gpu_fleet_image/builds/keeper.py",
+        "gpu_fleet_image/controllers/builds/aws.py",
+        "gpu_fleet_image/controllers/builds/keeper.py",
         "policy.json",
         "builds.json",
     } <= set(paths)

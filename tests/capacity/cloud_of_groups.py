@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 
-from gpu_fleet_image.capacity.model import Coming, MoverState, Request, Trouble
-from gpu_fleet_image.capacity.placement import (
+from gpu_fleet_image.controllers.mover.placement import (
     Action,
     MoneyLeft,
     PlacementDecision,
@@ -16,10 +15,11 @@ from gpu_fleet_image.capacity.placement import (
     decide,
     totals,
 )
-from gpu_fleet_image.capacity.queue_need import PoolNeed
-from gpu_fleet_image.reaper import policy as policies
-from gpu_fleet_image.reaper.model import TAG_POOL, Group, Instance
-from gpu_fleet_image.reaper.policy import Policy
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.capacity import Coming, MoverState, Request, Trouble
+from gpu_fleet_image.core.model import TAG_POOL, Group, Instance
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.queue_need import PoolNeed
 from tests.reaper.moto_fleet import policy_json, pool_policy
 
 START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)

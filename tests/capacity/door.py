@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 
-from gpu_fleet_image.reaper.metrics import METRIC_GATE_PASSED, namespace
+from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 
 REGION = "us-east-1"

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpu_fleet_image.capacity import alicloud, aws
-from gpu_fleet_image.reaper.calls import Calls
+from gpu_fleet_image.controllers.mover import alicloud, aws
+from gpu_fleet_image.core.calls import Calls
 from tests.reaper.alicloud_server import clients, serving
 from tests.stacks.aws_account import Account
 

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.capacity import growth
-from gpu_fleet_image.capacity.placement import MoneyLeft
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.controllers.mover import growth
+from gpu_fleet_image.controllers.mover.placement import MoneyLeft
+from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.capacity.cloud_of_groups import START
 
 MONEY = MoneyLeft(Decimal("12.50"), {"train": Decimal("1.006"), "dev": None}, frozenset({"dev"}))

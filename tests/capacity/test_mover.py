@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpu_fleet_image.capacity import growth, mover
-from gpu_fleet_image.capacity.model import QUEUED, Coming, MoverState
-from gpu_fleet_image.capacity.mover import _Mover
-from gpu_fleet_image.capacity.placement import Action, PlacementDecision
-from gpu_fleet_image.capacity.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.model import Group, Inventory
-from gpu_fleet_image.reaper.store import StoredObject
+from gpu_fleet_image.controllers.mover import growth, mover
+from gpu_fleet_image.controllers.mover.mover import _Mover
+from gpu_fleet_image.controllers.mover.placement import Action, PlacementDecision
+from gpu_fleet_image.core.capacity import QUEUED, Coming, MoverState
+from gpu_fleet_image.core.model import Group, Inventory
+from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import StoredObject
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START, policy
 from tests.reaper.metered import budget, prices
 

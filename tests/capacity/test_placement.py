@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_fleet_image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
-from gpu_fleet_image.capacity.model import asked as asked_by
-from gpu_fleet_image.capacity.placement import COOL_OFF, SILENT, WAIT, Action
-from gpu_fleet_image.capacity.queue_need import PoolNeed
-from gpu_fleet_image.reaper.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.controllers.mover.placement import COOL_OFF, SILENT, WAIT, Action
+from gpu_fleet_image.core.capacity import SPARE, TAG_TAKEN, Fate, state_of
+from gpu_fleet_image.core.capacity import asked as asked_by
+from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
+from gpu_fleet_image.core.queue_need import PoolNeed
+from gpu_fleet_image.core.times import format_time
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
 
 A, B = LABELS

@@ -2,8 +2,8 @@
 
 from decimal import Decimal
 
-from gpu_fleet_image.capacity.placement import Action
-from gpu_fleet_image.capacity.queue_need import PoolNeed
+from gpu_fleet_image.controllers.mover.placement import Action
+from gpu_fleet_image.core.queue_need import PoolNeed
 from tests.capacity.cloud_of_groups import LABELS, Cloud, policy
 
 A, B = LABELS

@@ -14,9 +14,9 @@ from moto.autoscaling.models import FakeAutoScalingGroup
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 
-from gpu_fleet_image.capacity.command import LOOK_EVERY_S, Desk
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.console.users.take import LOOK_EVERY_S, Desk
+from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_stacks.rehearsal import sweeps
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from tests.capacity.door import BUCKET, REGION, Door

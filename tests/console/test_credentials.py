@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.aws import session
+from gpu_fleet_image.providers.aws import session
 from tests.console.commands import LEAVES
 
 WORDS = {

@@ -12,12 +12,12 @@ import sys
 
 import pytest
 
-from gpu_fleet_image.credentials import service
-from gpu_fleet_image.instance.metadata import SERVICES
-from gpu_fleet_image.payload import PROJECT
-from gpu_fleet_image.readiness import user_access
+from gpu_fleet_image.core.metadata import SERVICES
+from gpu_fleet_image.instance.credentials import service
+from gpu_fleet_image.instance.gate import user_access
+from gpu_fleet_image.recipe.payload import PROJECT
 
-ROOTFS = PROJECT / "image/gpu_fleet_image/rootfs"
+ROOTFS = PROJECT / "image/gpu_fleet_image/recipe/rootfs"
 RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
 ENVIRONMENT = ROOTFS / "etc/environment.d/60-gpu-fleet.conf"
 ACCOUNTS = {"gpu-fleet-logs": 980, "gpu-fleet-credentials": 981}

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.credentials import callers, service
-from gpu_fleet_image.credentials.aws import AwsUserRole
-from gpu_fleet_image.credentials.service import CredentialsServer
-from gpu_fleet_image.credentials.sessions import SessionKeys, Sessions
-from gpu_fleet_image.instance.metadata import Metadata
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.credentials import callers, service
+from gpu_fleet_image.instance.credentials.aws import AwsUserRole
+from gpu_fleet_image.instance.credentials.service import CredentialsServer
+from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 
@@ -373,12 +373,8 @@ def test_on_alibaba_cloud_users_programs_read_the_keys_that_the_environment_lead
     """As rclone does it, whose SDK asks a program of ours."""
     with serving(Role()) as port:
         where = {"ALIBABA_CLOUD_CREDENTIALS_URI": f"http://127.0.0.1:{port}/credentials"}
-        done = as_account(
-            ADA, "from gpu_fleet_image.instance.alicloud_credentials import main; main()", **where
-        )
-        refused = as_account(
-            0, "from gpu_fleet_image.instance.alicloud_credentials import main; main()", **where
-        )
+        done = as_account(ADA, "from gpu_fleet_image.core.alicloud_credentials import main; main()", **where)
+        refused = as_account(0, "from gpu_fleet_image.core.alicloud_credentials import main; main()", **where)
 
     assert json.loads(done.stdout)["AccessKeyId"] == "id-ada", done.stderr
     assert "root has the instance's own role" in refused.stderr

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.credentials.alicloud import AlicloudUserRole, session_policy
-from gpu_fleet_image.credentials.errors import NoSessionError, NotServedError
-from gpu_fleet_image.credentials.sessions import SessionKeys, Sessions, account_in, session_name
-from gpu_fleet_image.instance.metadata import Metadata
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.runs.model import ACCOUNT
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.runs import ACCOUNT
+from gpu_fleet_image.instance.credentials.alicloud import AlicloudUserRole, session_policy
+from gpu_fleet_image.instance.credentials.errors import NoSessionError, NotServedError
+from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions, account_in, session_name
 from tests.reaper import alicloud_server
 from tests.reaper.metadata_server import metadata_server
 

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from gpu_fleet_image import bake, build, build_requirements, payload
-from gpu_fleet_image.errors import RequirementError
+from gpu_fleet_image.recipe import bake, build, build_requirements, payload
+from gpu_fleet_image.recipe.errors import RequirementError
 from tests.image import plain_disk
 from tests.image.progress import report
 

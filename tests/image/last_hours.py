@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
+from gpu_fleet_image.core.model import TAG_REAP_AFTER
 from gpu_fleet_stacks.settings import Pool
 from tests.image import first_boot
 from tests.image.virtual_machine import VirtualMachine

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_fleet_image import bake, build, build_requirements, disk
-from gpu_fleet_image.errors import BakeError
+from gpu_fleet_image.recipe import bake, build, build_requirements, disk
+from gpu_fleet_image.recipe.errors import BakeError
 
 SUITE = "bookworm"
 PACKAGES = (

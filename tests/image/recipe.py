@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from gpu_fleet_image import payload
+from gpu_fleet_image.recipe import payload
 
 # 1,340 files of Python, which no step asks for until it runs some
 PYTHON = ("python/", "vendor/")

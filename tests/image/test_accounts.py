@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.accounts.changes import (
+from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.core.roster import Person, RosterError, parse
+from gpu_fleet_image.instance.accounts.changes import (
     ADMINS,
     EXPIRED_DAY,
     NEVER_EXPIRES,
@@ -25,10 +27,8 @@ from gpu_fleet_image.accounts.changes import (
     WriteKeys,
     changes,
 )
-from gpu_fleet_image.accounts.command import carried_out, roster
-from gpu_fleet_image.accounts.roster import Person, RosterError, parse
-from gpu_fleet_image.accounts.system import NotDoneError, System, _ending, local_accounts
-from gpu_fleet_image.instance.errors import CloudError
+from gpu_fleet_image.instance.accounts.command import carried_out, roster
+from gpu_fleet_image.instance.accounts.system import NotDoneError, System, _ending, local_accounts
 from gpu_fleet_stacks.settings import people
 from tests.stacks.examples import stack
 
@@ -260,7 +260,7 @@ def test_a_change_that_fails_is_named_and_the_next_is_made(system, monkeypatch):
         if command[-1] == "ada":
             raise subprocess.CalledProcessError(9, command, stderr=b"useradd: cannot lock /etc/passwd")
 
-    monkeypatch.setattr("gpu_fleet_image.accounts.command.system.local_accounts", lambda **_: EMPTY)
+    monkeypatch.setattr("gpu_fleet_image.instance.accounts.command.system.local_accounts", lambda **_: EMPTY)
     unprivileged = monkeypatch.setattr("os.chown", lambda *_, **__: None)
     assert unprivileged is None
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import boto3
 import pytest
 
-from gpu_fleet_image import lock
-from gpu_fleet_image.reaper import metrics
+from gpu_fleet_image.core import metrics
+from gpu_fleet_image.recipe import lock
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import environment, moto_server

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import bootstrap, payload
-from gpu_fleet_image.bootstrap import RecipePlace, marked
+from gpu_fleet_image.recipe import bootstrap, payload
+from gpu_fleet_image.recipe.bootstrap import RecipePlace, marked
 from gpu_fleet_stacks.payload import wheels_command
 from tests.image.recipe import do_nothing, lay_down
 
-ORDER = (payload.PROJECT / "image" / "gpu_fleet_image" / "steps" / "ORDER").read_text()
+ORDER = (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps" / "ORDER").read_text()
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_missing_package_says_soon_that_no_archive_answers(recipe, root_user, 
 
 
 def test_the_recipe_installs_the_trainer_from_the_list_that_the_command_uploads():
-    step = (payload.PROJECT / "image" / "gpu_fleet_image" / "steps" / "70-trainer.sh").read_text()
+    step = (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps" / "70-trainer.sh").read_text()
 
-    assert 'gpu_fleet_image.trainer_wheels "$PAYLOAD/wheels" "$BASE"' in step
+    assert 'gpu_fleet_image.instance.trainer_wheels "$PAYLOAD/wheels" "$BASE"' in step
     assert (wheels_command.LISTS / f"{wheels_command.BASE}.txt").is_file()

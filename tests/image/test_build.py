@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_image import bake, build, build_requirements, payload
-from gpu_fleet_image.errors import BakeError, RequirementError
+from gpu_fleet_image.recipe import bake, build, build_requirements, payload
+from gpu_fleet_image.recipe.errors import BakeError, RequirementError
 
 
 @pytest.fixture

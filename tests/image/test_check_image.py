@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import build_requirements, payload
+from gpu_fleet_image.recipe import build_requirements, payload
 
-CHECK = payload.PROJECT / "image/gpu_fleet_image/rootfs/usr/libexec/gpu-fleet/check-image"
+CHECK = payload.PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/check-image"
 
 
 # The gate's own judgement, of as many GPUs as would answer it; every other module says yes.
 GATE = """
 import sys
 sys.path[:0] = ["{top}", *{path}]
-if sys.argv[1] == "gpu_fleet_image.readiness":
-    from gpu_fleet_image.readiness import __main__ as gate
-    from gpu_fleet_image.readiness.checks import ProbedGpu, ProbedInstance
+if sys.argv[1] == "gpu_fleet_image.instance.gate":
+    from gpu_fleet_image.instance.gate import __main__ as gate
+    from gpu_fleet_image.instance.gate.checks import ProbedGpu, ProbedInstance
     gpus = tuple(ProbedGpu(str(number), 24) for number in range({gpus}))
     gate._look = lambda copies: ProbedInstance(gpus)
     sys.exit(gate.main())
@@ -113,13 +113,13 @@ def test_nccl_has_a_rank_for_each_gpu_and_none_for_a_switch(check):
 
     assert said == ["event=check name=gpus ok=true"]
     (call,) = calls
-    assert call.endswith("--standalone --nproc-per-node 2 -m gpu_fleet_image.readiness.all_reduce nccl")
+    assert call.endswith("--standalone --nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce nccl")
 
 
 def test_a_gpu_alone_is_tried_by_two_ranks_of_gloo(check):
     _, (call,) = check([GPU], 1, "booted")
 
-    assert call.endswith("--nproc-per-node 2 -m gpu_fleet_image.readiness.all_reduce gloo")
+    assert call.endswith("--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce gloo")
 
 
 def test_a_gpu_that_the_driver_lacks_fails_the_build(check):
@@ -143,7 +143,7 @@ def test_ranks_add_up_by_gloo():
     launched = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("-m", "gpu_fleet_image.readiness.all_reduce", "gloo"),
+            *("-m", "gpu_fleet_image.instance.gate.all_reduce", "gloo"),
         ],
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from gpu_fleet_image import build_requirements, lock, payload
+from gpu_fleet_image.recipe import build_requirements, lock, payload
 from tests.image import archives, recipe
 
 VERSIONS = "versions/ubuntu-24.04.tsv"
@@ -300,7 +300,7 @@ def maker(cloud_builder, tmp_path, keys):
     )
 
     def run(signer, committed, version="4.*"):
-        packages = tomllib.loads((payload.PROJECT / "image/gpu_fleet_image/packages.toml").read_text())
+        packages = tomllib.loads((payload.PROJECT / "image/gpu_fleet_image/recipe/packages.toml").read_text())
         names = packages["dcgm"]["ubuntu-24.04"]
         archives.publish(folder, {name: ["4.1-1", "4.10-1", "5.0-1"] for name in names}, signer)
         (tmp_path / "keys/nvidia-cuda.asc").write_text(committed)

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from gpu_fleet_image import build
+from gpu_fleet_image.recipe import build
 from tests.image.progress import report
 
 pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(1500)]
@@ -20,7 +20,7 @@ CHROOT = "/usr/sbin/chroot"
 
 @pytest.fixture(scope="module")
 def archive(files):
-    """The OCI archive as `python -m gpu_fleet_image.build oci` leaves it."""
+    """The OCI archive as `python -m gpu_fleet_image.recipe.build oci` leaves it."""
     return build.oci_archive(files, build.OUTPUT, report).folder / "trainer.tar"
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.accounts import directory as directories
-from gpu_fleet_image.accounts import roster
-from gpu_fleet_image.accounts.directory import (
+from gpu_fleet_image.controllers.directory import directory as directories
+from gpu_fleet_image.controllers.directory.directory import (
     NUMBERS,
     Directory,
     MemberAccount,
@@ -17,7 +16,8 @@ from gpu_fleet_image.accounts.directory import (
     merge,
     parse_book,
 )
-from gpu_fleet_image.instance.errors import ConfigurationError
+from gpu_fleet_image.core import roster
+from gpu_fleet_image.core.errors import ConfigurationError
 
 VISION = TeamGroup("vision", 31_000, "group-1", admin=False)
 ROOTS = TeamGroup("operations", 31_001, "group-2", admin=True)

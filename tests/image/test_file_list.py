@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_image import file_list
+from gpu_fleet_image.recipe import file_list
 
 
 @pytest.fixture

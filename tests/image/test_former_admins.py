@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from gpu_fleet_image.accounts.changes import ADMINS, PEOPLE, LocalAccount, LocalAccounts
-from gpu_fleet_image.accounts.rights import NO_LOGIN, Rights, end_former_admins, everything, former
+from gpu_fleet_image.instance.accounts.changes import ADMINS, PEOPLE, LocalAccount, LocalAccounts
+from gpu_fleet_image.instance.accounts.rights import NO_LOGIN, Rights, end_former_admins, everything, former
 
 GROUP = 989
 ADMIN = LocalAccount("ada", 5001, 5001, "/bin/bash", frozenset({PEOPLE, ADMINS}))

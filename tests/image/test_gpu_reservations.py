@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_image.accounts import start_run
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.gpus import book_file, devices
-from gpu_fleet_image.gpus.book import GpuBook, Reservation
-from gpu_fleet_image.gpus.errors import GpuReservationError
+from gpu_fleet_image.instance.accounts import start_run
+from gpu_fleet_image.instance.gpus import book_file, devices
+from gpu_fleet_image.instance.gpus.book import GpuBook, Reservation
+from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 from tests.reaper.fake_nvml import FakeNvml
 
 ROOT = Path(__file__).parents[2]
-ROOTFS = ROOT / "image/gpu_fleet_image/rootfs"
+ROOTFS = ROOT / "image/gpu_fleet_image/recipe/rootfs"
 COMPILER = shutil.which("cc")
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SOON = NOW + timedelta(hours=4)
@@ -39,7 +39,7 @@ def gpus(tmp_path, monkeypatch):
     nvml = FakeNvml(4)
     for index, gpu in enumerate(nvml.gpus):
         gpu.energy_mj = index  # or it would take one for another
-    monkeypatch.setattr("gpu_fleet_image.gpus.command.pynvml", nvml)
+    monkeypatch.setattr("gpu_fleet_image.instance.gpus.command.pynvml", nvml)
     return nvml
 
 
@@ -160,7 +160,7 @@ def test_elsewhere_than_on_an_instance_nothing_is_reserved(gpus, tmp_path):
 
 def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatch):
     called = []
-    monkeypatch.setattr("gpu_fleet_image.gpus.command._may_write", lambda: False)
+    monkeypatch.setattr("gpu_fleet_image.instance.gpus.command._may_write", lambda: False)
     monkeypatch.setattr(os, "execvp", lambda program, words: called.append(words) or sys.exit(0))
 
     call("reserve", "2", "--for", "4h")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.instance.files import LARGEST_READ_BYTES, alone, opened, read_text, replace_text, unsafe
+from gpu_fleet_image.core.files import LARGEST_READ_BYTES, alone, opened, read_text, replace_text, unsafe
 
 OTHER_USER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")

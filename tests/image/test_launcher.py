@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image.payload import PROJECT, PYTHON
+from gpu_fleet_image.recipe.payload import PROJECT, PYTHON
 
-LAUNCHER = PROJECT / "image/gpu_fleet_image/rootfs/usr/local/bin/gpu-fleet"
+LAUNCHER = PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/local/bin/gpu-fleet"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_without_that_environment_the_console_itself_says_what_is_missing(home):
 
 
 def test_the_payload_carries_console_and_trainer_and_the_agents_step_lays_the_launcher():
-    step = (PROJECT / "image/gpu_fleet_image/steps/15-agent.sh").read_text()
+    step = (PROJECT / "image/gpu_fleet_image/recipe/steps/15-agent.sh").read_text()
 
     assert {"image/gpu_fleet_image/console", "training/gpu_fleet"} <= set(PYTHON)
     assert "lay opt/gpu-fleet/bin usr/local/bin " in step

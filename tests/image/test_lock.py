@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 
-from gpu_fleet_image import lock, payload
-from gpu_fleet_image.errors import LockError
+from gpu_fleet_image.recipe import lock, payload
+from gpu_fleet_image.recipe.errors import LockError
 from tests.image import archives
 
 SOUND = """
@@ -34,7 +34,7 @@ key_fingerprint = "{fingerprint}"
 key_sources = ["a book", "a page"]
 """
 ZEROS = "0" * 64
-STEPS = payload.PROJECT / "image" / "gpu_fleet_image" / "steps"
+STEPS = payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps"
 
 
 def lockfile(tmp_path, text):
@@ -146,7 +146,7 @@ def test_a_key_that_is_none_is_one_message(tmp_path, content, message):
 
 def test_fingerprints_are_those_that_gpg_computes(keys):
     shipped = [
-        file.read_text() for file in sorted((payload.PROJECT / "image/gpu_fleet_image/keys").iterdir())
+        file.read_text() for file in sorted((payload.PROJECT / "image/gpu_fleet_image/recipe/keys").iterdir())
     ]
     assert len(shipped) == 3
 
@@ -158,7 +158,7 @@ def test_fingerprints_are_those_that_gpg_computes(keys):
 
 
 def test_a_key_that_is_cut_off_is_no_key():
-    lines = (payload.PROJECT / "image/gpu_fleet_image/keys/nvidia-cuda.asc").read_text().splitlines()
+    lines = (payload.PROJECT / "image/gpu_fleet_image/recipe/keys/nvidia-cuda.asc").read_text().splitlines()
 
     with pytest.raises(ValueError, match="cut off"):
         lock.fingerprints("\n".join([*lines[:8], "-----END PGP PUBLIC KEY BLOCK-----"]))
@@ -232,7 +232,7 @@ def test_the_lockfile_has_what_the_steps_of_a_cloud_ask_for_and_nothing_else(tar
 
 
 def test_every_group_of_a_locked_version_is_in_the_package_map():
-    groups = tomllib.loads((payload.PROJECT / "image/gpu_fleet_image/packages.toml").read_text())
+    groups = tomllib.loads((payload.PROJECT / "image/gpu_fleet_image/recipe/packages.toml").read_text())
     locked = [
         artefact for artefact in lock.load() if artefact.kind == "packages" and artefact.name != "archive"
     ]

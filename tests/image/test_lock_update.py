@@ -10,11 +10,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_image import build_requirements, lock, lock_command, payload
+from gpu_fleet_image.recipe import build_requirements, lock, lock_command, payload
 from tests.image import archives
 from tests.image.test_lock import asked_of_the_lockfile
 
-IMAGE = payload.PROJECT / "image" / "gpu_fleet_image"
+IMAGE = payload.PROJECT / "image" / "gpu_fleet_image" / "recipe"
 DRIVER = "nvidia-headless-no-dkms-580-server-open"
 CUDA = {
     "nvlsm": ["2025.06.10-1", "2025.10.11-1"],
@@ -46,11 +46,11 @@ class Shelf:
     def __init__(self, folder, url, keys):
         self.folder, self.url = folder, url
         self.maker, self.stranger = keys
-        self.lockfile = folder / "image/gpu_fleet_image/versions.toml"
+        self.lockfile = folder / "image/gpu_fleet_image/recipe/versions.toml"
         for name in ("versions.toml", "packages.toml", "keys", "wheels"):
             source = IMAGE / name
             (shutil.copytree if source.is_dir() else shutil.copy)(
-                source, folder / "image" / "gpu_fleet_image" / name
+                source, folder / "image" / "gpu_fleet_image" / "recipe" / name
             )
         text = self.lockfile.read_text()
         for name, values in BEFORE.items():
@@ -61,7 +61,7 @@ class Shelf:
             if artefact.key_fingerprint:
                 text = text.replace(artefact.key_fingerprint, self.maker.fingerprint)
         self.lockfile.write_text(text)
-        for file in (folder / "image/gpu_fleet_image/keys").iterdir():
+        for file in (folder / "image/gpu_fleet_image/recipe/keys").iterdir():
             file.write_text(self.maker.armour)
         self.publish()
 
@@ -123,7 +123,7 @@ def shelf(tmp_path, keys, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    (tmp_path / "image" / "gpu_fleet_image").mkdir(parents=True)
+    (tmp_path / "image" / "gpu_fleet_image" / "recipe").mkdir(parents=True)
     yield Shelf(tmp_path, f"http://127.0.0.1:{server.server_port}", keys)
     server.shutdown()
     thread.join()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "image/gpu_fleet_image/rootfs/usr/libexec/gpu-fleet/mig"
+PROGRAM = (
+    Path(__file__).resolve().parents[2] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/mig"
+)
 # Three instances of 2g.10gb fit on an A100 of 40 GB; the fourth is refused, as by the real one.
 NVIDIA_SMI = """#!/bin/sh
 echo "$@" >>"$CALLS"

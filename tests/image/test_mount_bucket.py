@@ -11,8 +11,8 @@ import pytest
 from tests.reaper.metadata_server import metadata_server
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / "image" / "gpu_fleet_image" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
-CREDENTIALS = "gpu_fleet_image.instance.alicloud_credentials"
+PROGRAMS = ROOT / "image" / "gpu_fleet_image" / "recipe" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
+CREDENTIALS = "gpu_fleet_image.core.alicloud_credentials"
 PROFILE = PROGRAMS.parents[1] / "share" / "gpu-fleet" / "oss-profile"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOTFS = Path(__file__).parents[2] / "image" / "gpu_fleet_image" / "rootfs"
+ROOTFS = Path(__file__).parents[2] / "image" / "gpu_fleet_image" / "recipe" / "rootfs"
 SCRIPT = ROOTFS / "usr/libexec/gpu-fleet/mount-scratch"
 UNIT = ROOTFS / "etc/systemd/system/scratch-file-system.service"
 LUSTRE = 'cloud = "aws"\nscratch_file_system = "fs-1.fsx.example"\nscratch_mount_name = "abcdefgh"\n'

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.gpus import book_file, mps
-from gpu_fleet_image.gpus.book import GpuBook, Reservation
+from gpu_fleet_image.instance.gpus import book_file, mps
+from gpu_fleet_image.instance.gpus.book import GpuBook, Reservation
 
 # Keeps what it was asked, with its GPUs; a daemon runs as long as a file of it lies in its folder.
 CONTROL = """#!/bin/sh

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image import lock, payload, vendored, wheels
-from gpu_fleet_image.errors import LockError, PayloadError
+from gpu_fleet_image.recipe import lock, payload, vendored, wheels
+from gpu_fleet_image.recipe.errors import LockError, PayloadError
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.payload import built
 
@@ -26,7 +26,7 @@ trees = st.dictionaries(names, st.binary(max_size=20), max_size=5)
 @pytest.fixture
 def steps(tmp_path):
     folder = tmp_path / "steps"
-    shutil.copytree(payload.PROJECT / "image" / "gpu_fleet_image" / "steps", folder)
+    shutil.copytree(payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps", folder)
     return folder
 
 
@@ -37,7 +37,7 @@ def test_the_payload_carries_recipe_lists_and_python():
         files
     )
     assert {"python/gpu_fleet/__main__.py", "examples/digits.toml"} <= set(files)
-    assert "python/gpu_fleet_image/reaper/agent/loop.py" in files
+    assert "python/gpu_fleet_image/instance/agent/loop.py" in files
     assert not [name for name in files if name.startswith("python/gpu_fleet_stacks") or "__pycache__" in name]
 
 
@@ -65,14 +65,14 @@ def test_steps_out_of_order_are_refused(steps):
 
 def test_every_group_a_step_installs_is_in_the_package_map():
     listed = payload.packages_tsv(
-        payload.PROJECT / "image" / "gpu_fleet_image" / "packages.toml", "ubuntu-24.04"
+        payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "packages.toml", "ubuntu-24.04"
     )
     listed += payload.packages_tsv(
-        payload.PROJECT / "image" / "gpu_fleet_image" / "packages.toml", "debian-12"
+        payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "packages.toml", "debian-12"
     )
     groups = {line.split("\t")[0] for line in listed.splitlines()}
     asked = set()
-    for step in (payload.PROJECT / "image" / "gpu_fleet_image" / "steps").glob("*.sh"):
+    for step in (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps").glob("*.sh"):
         words = [line.split() for line in step.read_text().splitlines()]
         asked |= {line[1] for line in words if line[:1] in (["install_group"], ["install_locked"])}
 
@@ -199,13 +199,18 @@ def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
     git = ["git", "-C", str(checkout)]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run(
-        [*git, "add", "image/gpu_fleet_image/reaper/own.py", "image/gpu_fleet_image/reaper/README.md"],
+        [
+            *git,
+            "add",
+            "image/gpu_fleet_image/reaper/own.py",
+            "image/gpu_fleet_image/controllers/sweep/README.md",
+        ],
         check=True,
     )
 
     assert taken(checkout) == {
         "python/gpu_fleet_image/reaper/own.py",
-        "python/gpu_fleet_image/reaper/README.md",
+        "python/gpu_fleet_image/controllers/sweep/README.md",
     }
 
 
@@ -213,10 +218,15 @@ def test_a_tracked_file_that_was_deleted_is_left_out(checkout):
     git = ["git", "-C", str(checkout)]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run(
-        [*git, "add", "image/gpu_fleet_image/reaper/own.py", "image/gpu_fleet_image/reaper/README.md"],
+        [
+            *git,
+            "add",
+            "image/gpu_fleet_image/reaper/own.py",
+            "image/gpu_fleet_image/controllers/sweep/README.md",
+        ],
         check=True,
     )
-    (checkout / "image/gpu_fleet_image/reaper/README.md").unlink()
+    (checkout / "image/gpu_fleet_image/controllers/sweep/README.md").unlink()
 
     assert taken(checkout) == {"python/gpu_fleet_image/reaper/own.py"}
 

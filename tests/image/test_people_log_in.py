@@ -53,9 +53,9 @@ as() {
 }
 accounts() { PYTHONPATH=/opt/gpu-fleet/lib:/opt/gpu-fleet/vendor:$PSUTIL python3 - "$1" <<'PYTHON'
 import json, sys
-from gpu_fleet_image.accounts import system
-from gpu_fleet_image.accounts.command import carried_out
-from gpu_fleet_image.accounts.roster import parse
+from gpu_fleet_image.instance.accounts import system
+from gpu_fleet_image.instance.accounts.command import carried_out
+from gpu_fleet_image.core.roster import parse
 people = parse(json.load(open(sys.argv[1])))
 print(carried_out(people, system.System(lambda: True, system.run)))
 PYTHON

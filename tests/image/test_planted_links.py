@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image.accounts.run_folders import own_folder
-from gpu_fleet_image.instance import paths
-from gpu_fleet_image.payload import PROJECT
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.instance.accounts.run_folders import own_folder
+from gpu_fleet_image.recipe.payload import PROJECT
 from tests.reaper.instance_toml import INSTANCE_TOML
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
 
 OTHER = 65534  # nobody
 ADA = 5001
-ROOTFS = PROJECT / "image/gpu_fleet_image/rootfs"
+ROOTFS = PROJECT / "image/gpu_fleet_image/recipe/rootfs"
 SETTINGS = Path("etc/tmpfiles.d/gpu-fleet.conf")
 NAMES = [path().name for path in (paths.ready_file, paths.stop_file, paths.activity_file)]
 
@@ -59,7 +59,7 @@ def gate(root):
         "GPU_FLEET_RUN_DIR": root / "run/gpu-fleet",
     }
     return subprocess.run(
-        [sys.executable, "-m", "gpu_fleet_image.readiness"],
+        [sys.executable, "-m", "gpu_fleet_image.instance.gate"],
         cwd=PROJECT,
         env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9"} | where,
         capture_output=True,

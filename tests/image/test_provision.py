@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import bake, build_requirements
+from gpu_fleet_image.recipe import bake, build_requirements
 from tests.image import archives
 from tests.image.recipe import do_nothing, lay_down
 

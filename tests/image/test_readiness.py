@@ -11,13 +11,13 @@ import pynvml
 import pytest
 import torch
 
-from gpu_fleet_image.instance import paths
-from gpu_fleet_image.instance.instance_file import Expected
-from gpu_fleet_image.instance.metadata import SERVICES
-from gpu_fleet_image.readiness import __main__ as gate
-from gpu_fleet_image.readiness import checks, copies, probes
-from gpu_fleet_image.readiness.checks import CheckResult, ProbedGpu, ProbedInstance
-from gpu_fleet_image.reaper.agent import publish
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.instance_file import Expected
+from gpu_fleet_image.core.metadata import SERVICES
+from gpu_fleet_image.instance.agent import publish
+from gpu_fleet_image.instance.gate import __main__ as gate
+from gpu_fleet_image.instance.gate import checks, copies, probes
+from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedGpu, ProbedInstance
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
 
@@ -329,7 +329,7 @@ def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_n
 
 
 def test_the_recipe_says_last_that_the_environment_is_complete():
-    step = (Path(probes.__file__).parents[1] / "steps/70-trainer.sh").read_text()
+    step = (Path(probes.__file__).parents[2] / "recipe/steps/70-trainer.sh").read_text()
     marker = Path(probes.COMPLETE).name
 
     assert step.count(marker) == 1
@@ -467,7 +467,7 @@ def test_a_gate_that_its_unit_had_to_kill_is_a_failed_one(run_dir):
 
 
 def test_the_trainers_unit_wants_the_file_that_the_gate_writes():
-    unit = (Path(gate.__file__).parents[1] / "rootfs/etc/systemd/system/trainer@.service").read_text()
+    unit = (Path(gate.__file__).parents[2] / "recipe/rootfs/etc/systemd/system/trainer@.service").read_text()
 
     assert f"AssertPathExists={paths.passed_file()}\n" in unit
 

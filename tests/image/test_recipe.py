@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import build_requirements
-from gpu_fleet_image.errors import RequirementError
+from gpu_fleet_image.recipe import build_requirements
+from gpu_fleet_image.recipe.errors import RequirementError
 from gpu_fleet_stacks.payload import user_data
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
-IMAGE = Path(__file__).resolve().parents[2] / "image" / "gpu_fleet_image"
+IMAGE = Path(__file__).resolve().parents[2] / "image" / "gpu_fleet_image" / "recipe"
 UNITS = sorted(path for path in (IMAGE / "rootfs/etc/systemd/system").iterdir() if path.is_file())
 SCRIPTS = sorted(
     [

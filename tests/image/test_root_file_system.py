@@ -8,7 +8,7 @@ import pytest
 import testinfra
 from packageurl import PackageURL
 
-from gpu_fleet_image import lock
+from gpu_fleet_image.recipe import lock
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 

@@ -10,6 +10,7 @@ SCRIPT = (
     Path(__file__).parents[2]
     / "image"
     / "gpu_fleet_image"
+    / "recipe"
     / "rootfs"
     / "usr"
     / "libexec"

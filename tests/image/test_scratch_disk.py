@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_fleet_image.instance.metadata import Metadata
-from gpu_fleet_image.readiness import scratch_disk
-from gpu_fleet_image.readiness.scratch_disk import Disk, disk_of, refusal, serial_of
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.instance.gate import scratch_disk
+from gpu_fleet_image.instance.gate.scratch_disk import Disk, disk_of, refusal, serial_of
 from gpu_fleet_stacks.alicloud import launch
 from tests.reaper.metadata_server import metadata_server
 

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from gpu_fleet_image.reaper.alicloud import agent
+from gpu_fleet_image.instance.agent import alicloud as agent
 from tests.answering import answering
 from tests.image.stand_ins import alicloud, aws, ec2_metadata, hours
 from tests.image.stand_ins.https_front import Forward, RefusedError, https_front

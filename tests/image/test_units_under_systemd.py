@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import payload
-from gpu_fleet_image.payload import PROJECT
-from gpu_fleet_image.reaper.agent.listening import CLOSED
+from gpu_fleet_image.instance.agent.listening import CLOSED
+from gpu_fleet_image.recipe import payload
+from gpu_fleet_image.recipe.payload import PROJECT
 from gpu_fleet_stacks.settings import people
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.stacks.examples import stack
 
-UNITS = PROJECT / "image/gpu_fleet_image/rootfs/etc/systemd/system"
+UNITS = PROJECT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 NO_GPU = INSTANCE_TOML.partition('[expected."')[0]
 NOWHERE = (
@@ -173,8 +173,8 @@ cp /run/gpu-fleet/activity.json /results/activity.json
 IN_THE_SANDBOX = r"""
 import ctypes, json, os, stat, subprocess, sys, threading, time
 sys.path[:0] = ["/opt/gpu-fleet/lib", "/opt/gpu-fleet/vendor"]
-from gpu_fleet_image.reaper.agent.sensors.busy_command import BusyCommand
-from gpu_fleet_image.reaper.errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
+from gpu_fleet_image.core.reaper_errors import SensorError
 LIBC = ctypes.CDLL(None, use_errno=True)
 results = {}
 

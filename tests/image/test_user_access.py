@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.readiness import user_access
+from gpu_fleet_image.instance.gate import user_access
 
 KEYS = dict.fromkeys(user_access.KEYS, "made-up")
 

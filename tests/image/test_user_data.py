@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import build_requirements
-from gpu_fleet_image.errors import RequirementError
+from gpu_fleet_image.recipe import build_requirements
+from gpu_fleet_image.recipe.errors import RequirementError
 from gpu_fleet_stacks.settings import stack_files
 from tests.image.declared import user_data
 from tests.stacks.shipped import SHIPPED

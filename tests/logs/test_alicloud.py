@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.instance.alicloud_credentials import AccessKey, Credentials
-from gpu_fleet_image.logs import alicloud
-from gpu_fleet_image.logs.alicloud import SimpleLogService
-from gpu_fleet_image.logs.buffer import LineBuffer, SizedLine
-from gpu_fleet_image.logs.lines import Line
-from gpu_fleet_image.logs.service import LinesNotTakenError, LinesRefusedError
+from gpu_fleet_image.core.alicloud_credentials import AccessKey, Credentials
+from gpu_fleet_image.instance.logs import alicloud
+from gpu_fleet_image.instance.logs.alicloud import SimpleLogService
+from gpu_fleet_image.instance.logs.buffer import LineBuffer, SizedLine
+from gpu_fleet_image.instance.logs.lines import Line
+from gpu_fleet_image.instance.logs.service import LinesNotTakenError, LinesRefusedError
 from tests.logs.sls_server import LOG_GROUP, sls_server
 from tests.reaper.alicloud_server import ENVIRON
 

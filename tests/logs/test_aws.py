@@ -9,11 +9,11 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.logs import aws
-from gpu_fleet_image.logs.aws import EVENT_BYTES, LIMITS, CloudWatchLogs
-from gpu_fleet_image.logs.buffer import LineBuffer, SizedLine
-from gpu_fleet_image.logs.lines import Line
-from gpu_fleet_image.logs.service import LinesNotTakenError, LinesRefusedError
+from gpu_fleet_image.instance.logs import aws
+from gpu_fleet_image.instance.logs.aws import EVENT_BYTES, LIMITS, CloudWatchLogs
+from gpu_fleet_image.instance.logs.buffer import LineBuffer, SizedLine
+from gpu_fleet_image.instance.logs.lines import Line
+from gpu_fleet_image.instance.logs.service import LinesNotTakenError, LinesRefusedError
 
 GROUP, STREAM = "/gpu-fleet/dev/instances", "spot/i-1"
 

@@ -2,9 +2,15 @@
 
 from unittest.mock import Mock
 
-from gpu_fleet_image.logs.__main__ import read
-from gpu_fleet_image.logs.budget import BURST_BYTES, BYTES_PER_MINUTE, MINUTE_US, MOST_UNITS, UnitBudget
-from gpu_fleet_image.logs.buffer import BatchLimits, LineBuffer
+from gpu_fleet_image.instance.logs.__main__ import read
+from gpu_fleet_image.instance.logs.budget import (
+    BURST_BYTES,
+    BYTES_PER_MINUTE,
+    MINUTE_US,
+    MOST_UNITS,
+    UnitBudget,
+)
+from gpu_fleet_image.instance.logs.buffer import BatchLimits, LineBuffer
 
 UNIT, OTHER = "trainer@digits.service", "gpu-ready.service"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.logs.buffer import LINE_BYTES, BatchLimits, LineBuffer, SizedLine
-from gpu_fleet_image.logs.lines import OWN_UNIT, Line
+from gpu_fleet_image.instance.logs.buffer import LINE_BYTES, BatchLimits, LineBuffer, SizedLine
+from gpu_fleet_image.instance.logs.lines import OWN_UNIT, Line
 
 DAY_US = 24 * 3600 * 10**6
 LIMITS = BatchLimits(lines=3, content_bytes=1000, span_us=DAY_US)

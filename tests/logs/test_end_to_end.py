@@ -79,7 +79,7 @@ def environment_of(root: Path, services: Mapping[str, str]) -> dict[str, str]:
 
 def send_soon(root: Path) -> None:
     """Let the instance's service collect lines for a moment in place of five seconds."""
-    file = root / "opt/gpu-fleet/lib/gpu_fleet_image/logs/shipper.py"
+    file = root / "opt/gpu-fleet/lib/gpu_fleet_image/instance/logs/shipper.py"
     text = file.read_text()
     assert "FLUSH_S = 5.0" in text
     file.write_text(text.replace("FLUSH_S = 5.0", "FLUSH_S = 0.25"))

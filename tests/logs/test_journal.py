@@ -3,7 +3,7 @@
 import io
 import sys
 
-from gpu_fleet_image.logs.journal import LARGEST_ENTRY_BYTES, Journal, arguments, lines_of
+from gpu_fleet_image.instance.logs.journal import LARGEST_ENTRY_BYTES, Journal, arguments, lines_of
 
 # Says two entries and how it was called, then ends; of a cursor that is "bad" it says nothing.
 PROGRAM = """

@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.logs.buffer import LINE_BYTES
-from gpu_fleet_image.logs.lines import LARGEST_TEXT_BYTES, OWN_UNIT, Line, line_of
+from gpu_fleet_image.instance.logs.buffer import LINE_BYTES
+from gpu_fleet_image.instance.logs.lines import LARGEST_TEXT_BYTES, OWN_UNIT, Line, line_of
 
 
 def entry(message="step 4", **fields):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.logs.redact import LONGEST_KEY_LINES, MASK, MOST_SOURCES, Redactor
+from gpu_fleet_image.instance.logs.redact import LONGEST_KEY_LINES, MASK, MOST_SOURCES, Redactor
 
 SECRET = "wJalrXUtnFEMI" + "K7MDENGbPxRfiCYEXAMPLEKEY"
 JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NTY3ODkwIn0." + "dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"

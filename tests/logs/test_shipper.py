@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.logs.buffer import BatchLimits, LineBuffer, SizedLine
-from gpu_fleet_image.logs.lines import Line
-from gpu_fleet_image.logs.service import LinesNotTakenError, LinesRefusedError
-from gpu_fleet_image.logs.shipper import KEEP_S, LONGEST_WAIT_S, CursorFile, Shipper
+from gpu_fleet_image.instance.logs.buffer import BatchLimits, LineBuffer, SizedLine
+from gpu_fleet_image.instance.logs.lines import Line
+from gpu_fleet_image.instance.logs.service import LinesNotTakenError, LinesRefusedError
+from gpu_fleet_image.instance.logs.shipper import KEEP_S, LONGEST_WAIT_S, CursorFile, Shipper
 
 LIMITS = BatchLimits(lines=2, content_bytes=1000, span_us=10**12)
 

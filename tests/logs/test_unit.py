@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from gpu_fleet_image import logs
-from gpu_fleet_image.logs.lines import OWN_UNIT
+from gpu_fleet_image.instance import logs
+from gpu_fleet_image.instance.logs.lines import OWN_UNIT
 
-UNIT = Path(logs.__file__).parents[1] / "rootfs/etc/systemd/system" / OWN_UNIT
+UNIT = Path(logs.__file__).parents[2] / "recipe/rootfs/etc/systemd/system" / OWN_UNIT
 
 
 SETTINGS = {

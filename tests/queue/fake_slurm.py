@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.queue.errors import SlurmError
+from gpu_fleet_image.core.queue_errors import SlurmError
 
-LIBEXEC = Path(__file__).parents[2] / "image/gpu_fleet_image/rootfs/usr/libexec/gpu-fleet"
+LIBEXEC = Path(__file__).parents[2] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet"
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"})
 FORGOTTEN_AFTER = timedelta(seconds=300)  # MinJobAge
 # slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it
@@ -27,7 +27,7 @@ REACHING_FOR = timedelta(minutes=4)
 SAVES_EVERY_S = 120.0
 RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
-HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.readiness health"
+HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.instance.gate health"
 NEXT_PART = "#SBATCH hetjob"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

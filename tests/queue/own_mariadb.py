@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpu_fleet_image.instance.files import replace_text
+from gpu_fleet_image.core.files import replace_text
+from gpu_fleet_image.core.queue_errors import DatabaseError
 from gpu_fleet_image.queue import accounting, configuration, database
-from gpu_fleet_image.queue.errors import DatabaseError
 
 DATA, RUN, CONF = database.DATA, Path("/run/mysqld"), accounting.MARIADB
 START_S = 30

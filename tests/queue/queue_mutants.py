@@ -9,15 +9,16 @@ from typing import Any
 from unittest.mock import patch
 
 from gpu_fleet.submitted import queued
-from gpu_fleet_image.capacity import placement
-from gpu_fleet_image.capacity.mover import _Mover
-from gpu_fleet_image.capacity.queue_need import PoolNeed
-from gpu_fleet_image.queue import batch, books, configuration, controller, demand, sizes, slurm
+from gpu_fleet_image.console.runs import batch
+from gpu_fleet_image.controllers.meter import freezer
+from gpu_fleet_image.controllers.mover import placement
+from gpu_fleet_image.controllers.mover.mover import _Mover
+from gpu_fleet_image.core.queue_need import PoolNeed
+from gpu_fleet_image.instance.agent import listening
+from gpu_fleet_image.instance.agent.answers import Act, Seen
+from gpu_fleet_image.queue import books, configuration, controller, demand, sizes, slurm
 from gpu_fleet_image.queue.demand import QueueDemand
 from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
-from gpu_fleet_image.reaper.agent import listening
-from gpu_fleet_image.reaper.agent.answers import Act, Seen
-from gpu_fleet_image.reaper.money import freezer
 from tests.queue.queue_world import QueuePlay, Schedule
 from tests.queue.size_world import play
 

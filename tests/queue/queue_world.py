@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet.submitted.queued import QueuedJob
-from gpu_fleet_image.capacity import aws as capacity_aws
-from gpu_fleet_image.capacity import mover
-from gpu_fleet_image.capacity.placement import Action
-from gpu_fleet_image.instance.errors import InstanceError
+from gpu_fleet_image.console.runs import batch
+from gpu_fleet_image.controllers.mover import aws as capacity_aws
+from gpu_fleet_image.controllers.mover import mover
+from gpu_fleet_image.controllers.mover.placement import Action
+from gpu_fleet_image.controllers.sweep.handler import conclude
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.cloud import connect
+from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.queue import aws as queue_aws
-from gpu_fleet_image.queue import batch, books, configuration, controller
+from gpu_fleet_image.queue import books, configuration, controller
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.queue.exclusion import failed_on
-from gpu_fleet_image.reaper import policy as policies
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.cloud import connect
-from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK
-from gpu_fleet_image.reaper.policy import Policy
-from gpu_fleet_image.reaper.store import Store
-from gpu_fleet_image.reaper.sweep.handler import conclude
 from tests.queue.fake_slurm import OVER, FakeSlurm, Instances, Job, Part, Program, placed_on
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 from tests.reaper.sweeping import ENVIRON, connect_world, sweep_world

@@ -17,11 +17,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.capacity.queue_need import PoolNeed, needs_of
+from gpu_fleet_image.core.queue_errors import SlurmError
+from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
 from gpu_fleet_image.queue import configuration, slurm
 from gpu_fleet_image.queue.answers import PENDING, ListedJob
 from gpu_fleet_image.queue.configuration import Cluster
-from gpu_fleet_image.queue.errors import SlurmError
 from tests.queue.size_world import AND, MOST, POOL, SIZE, WORDS, watch_of
 
 PACKAGES = (

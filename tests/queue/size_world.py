@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpu_fleet_image.capacity.queue_need import PoolNeed, needs_of
+from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
 from gpu_fleet_image.queue import configuration, controller
 from gpu_fleet_image.queue.configuration import Cluster
 from tests.queue.fake_slurm import NEXT_PART, FakeSlurm, Instances, Job, Part, Program, placed_on

@@ -7,11 +7,11 @@ import pwd
 
 import pytest
 
-from gpu_fleet_image.instance.errors import CloudError
+from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.core.queue_errors import DatabaseError, RosterUnreadError, SlurmError
+from gpu_fleet_image.core.store import StoredObject
 from gpu_fleet_image.queue import accounting, controller, database, slurm
-from gpu_fleet_image.queue.errors import DatabaseError, RosterUnreadError, SlurmError
 from gpu_fleet_image.queue.slurm import Association
-from gpu_fleet_image.reaper.store import StoredObject
 from tests.queue.test_answers import TWO
 
 AS_ROOT = os.geteuid() == 0

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import boto3
 import pytest
 
-from gpu_fleet_image.instance.alicloud_credentials import AccessKey
-from gpu_fleet_image.instance.instance_file import InstanceFile
+from gpu_fleet_image.core.alicloud_credentials import AccessKey
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.instance_file import InstanceFile
+from gpu_fleet_image.core.queue_errors import NotReadyError
+from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.queue import alicloud, aws, cloud, munge
 from gpu_fleet_image.queue.alicloud import VERSION, RecordsStore
-from gpu_fleet_image.queue.errors import NotReadyError
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError
 from gpu_fleet_stacks.alicloud.queue import NO_KEY, NO_KEY_VERSION
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving

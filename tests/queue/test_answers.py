@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue import answers
 from gpu_fleet_image.queue.answers import answer, printable, request
-from gpu_fleet_image.queue.errors import SlurmError
 from gpu_fleet_image.queue.sizes import JobRequest
 
 SAID = json.loads(Path(__file__).with_name("squeue_22_05.json").read_text())

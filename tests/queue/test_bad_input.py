@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_image.accounts import changes
-from gpu_fleet_image.capacity.growth import FRESH, Growth
-from gpu_fleet_image.capacity.model import MoverState, Trouble
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.instance.errors import CloudError
-from gpu_fleet_image.runs import queue_view, queued
-from gpu_fleet_image.runs.refusals import QueueRecords
+from gpu_fleet_image.console.runs import queue_view, queued
+from gpu_fleet_image.console.runs.refusals import QueueRecords
+from gpu_fleet_image.controllers.mover.growth import FRESH, Growth
+from gpu_fleet_image.core.capacity import MoverState, Trouble
+from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.instance.accounts import changes
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, START
 from tests.queue.test_slurm import NODE
 from tests.reaper.moto_fleet import policy_json, pool_policy

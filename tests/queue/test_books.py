@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.instance.errors import CloudError
+from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.queue import books
 from gpu_fleet_image.queue.answers import Job
 

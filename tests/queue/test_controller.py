@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
+from gpu_fleet_image.core.store import StoredObject
 from gpu_fleet_image.queue import controller
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.configuration import Cluster
-from gpu_fleet_image.queue.errors import PolicyUnreadError, SlurmError
-from gpu_fleet_image.reaper.store import StoredObject
 from tests.queue.test_answers import SAID, TWO
 from tests.queue.test_slurm import NODE
 

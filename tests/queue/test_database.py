@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import build_requirements
-from gpu_fleet_image.payload import PROJECT
 from gpu_fleet_image.queue import accounting, configuration
+from gpu_fleet_image.recipe import build_requirements
+from gpu_fleet_image.recipe.payload import PROJECT
 from tests.image.test_units_under_systemd import NAMESPACES, ROOT, UNITS
 
 PACKAGES = ("mariadb-server", "slurmdbd", "systemd", "util-linux")

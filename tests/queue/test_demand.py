@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpu_fleet_image.capacity.queue_need import FRESH, SILENT_AFTER, PoolNeed, needs_of, to_json, trouble_of
+from gpu_fleet_image.core.queue_need import FRESH, SILENT_AFTER, PoolNeed, needs_of, to_json, trouble_of
+from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.demand import needs
 from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool
 from gpu_fleet_image.queue.slurm import Node
-from gpu_fleet_image.reaper.errors import CloudError
 from tests.queue.test_books import RUNNING
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)

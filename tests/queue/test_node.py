@@ -8,8 +8,10 @@ import subprocess
 import boto3
 import pytest
 
-from gpu_fleet_image.queue import configuration, munge, node, queue_file
-from gpu_fleet_image.queue.errors import NotReadyError, QueueFileError
+from gpu_fleet_image.core import queue_file
+from gpu_fleet_image.core.queue_errors import NotReadyError, QueueFileError
+from gpu_fleet_image.instance.queue import node
+from gpu_fleet_image.queue import configuration, munge
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.queue.fake_slurm import HEALTH, LIBEXEC, health_says
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import build_requirements
 from gpu_fleet_image.queue import configuration
 from gpu_fleet_image.queue.configuration import Cluster
+from gpu_fleet_image.recipe import build_requirements
 
-UNITS = Path(__file__).parents[2] / "image/gpu_fleet_image/rootfs/etc/systemd/system"
+UNITS = Path(__file__).parents[2] / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
 PACKAGES = ("mariadb-server", "munge", "slurm-client", "slurm-wlm-basic-plugins", "slurmctld", "slurmdbd")
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 STATE = "/home/.gpu-fleet-queue/test"

@@ -21,9 +21,9 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from gpu_fleet_image import build_requirements
-from gpu_fleet_image.capacity.queue_need import PoolNeed, needs_of
-from gpu_fleet_image.reaper.times import parse_time
+from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
+from gpu_fleet_image.core.times import parse_time
+from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import lambda_runtime, sweeps
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_fleet_image import build_requirements
+from gpu_fleet_image.recipe import build_requirements
 from tests.queue.real_sizes import PACKAGES, RealPlay, options_of, real_play, schedule
 from tests.queue.size_world import MOST
 from tests.queue.test_sizes import MATRIX, NEVER

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue import slurm
-from gpu_fleet_image.queue.errors import SlurmError
 from gpu_fleet_image.queue.sizes import NodeSize
 
 NODE = (

@@ -71,7 +71,7 @@ def test_the_list_of_gpus_is_each_nodes_own():
 def test_systemd_leaves_the_cgroups_of_jobs_to_slurm():
     """What the plugin of cgroup v2 asks of slurmd's unit (cgroup_v2.html); it sees the version itself."""
     unit = (
-        (ROOT / "image/gpu_fleet_image/rootfs/etc/systemd/system/gpu-queue-node.service")
+        (ROOT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-queue-node.service")
         .read_text()
         .splitlines()
     )

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from gpu_fleet_image.instance.alicloud_credentials import Credentials
-from gpu_fleet_image.reaper.alicloud.session import ALONE, PRODUCTS, Clients, Product
+from gpu_fleet_image.core.alicloud_credentials import Credentials
+from gpu_fleet_image.providers.alicloud.session import ALONE, PRODUCTS, Clients, Product
 from tests.reaper.alicloud_api import refused
 
 SECRET = "made-up"

@@ -10,9 +10,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from gpu_fleet_image.reaper.alicloud.instances import TAG_GROUP
-from gpu_fleet_image.reaper.aws.instances import TAG_GROUP as WORLD_GROUP
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.providers.alicloud.instances import TAG_GROUP
+from gpu_fleet_image.providers.aws.instances import TAG_GROUP as WORLD_GROUP
 from tests.reaper.alicloud_server import RefusedError
 from tests.reaper.world import SimulatedInstance, World, refusal
 from tests.reaper.world_clients import _S3

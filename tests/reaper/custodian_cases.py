@@ -7,9 +7,9 @@ with ``instance-uptime`` it is right about the one that just booted, and it refu
 
 from collections.abc import Callable
 
-from gpu_fleet_image.reaper.cloud import MAX_QUERIES
-from gpu_fleet_image.reaper.model import ENDS, Verdict
-from gpu_fleet_image.reaper.policy import Policy
+from gpu_fleet_image.core.cloud import MAX_QUERIES
+from gpu_fleet_image.core.model import ENDS, Verdict
+from gpu_fleet_image.core.policy import Policy
 from tests.reaper.situations import TAGS
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World, refusal

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpu_fleet_image.instance.errors import InstanceError
-from gpu_fleet_image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
-from gpu_fleet_image.reaper.policy import Policy
-from gpu_fleet_image.reaper.sweep.lease import KEY as LEASE_KEY
-from gpu_fleet_image.reaper.sweep.verdict import OLDEST_HEARTBEAT
+from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY
+from gpu_fleet_image.controllers.sweep.verdict import OLDEST_HEARTBEAT
+from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
+from gpu_fleet_image.core.policy import Policy
 from tests.reaper.moto_fleet import TAGS
 from tests.reaper.sweeping import SLOWEST_CALL, policy, sweep_world
 from tests.reaper.world import STACK, Faults, World

@@ -29,27 +29,27 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.backends import get_backend
 
-from gpu_fleet_image.instance.files import replace_text
-from gpu_fleet_image.instance.instance_file import InstanceFile
-from gpu_fleet_image.reaper import holds
-from gpu_fleet_image.reaper.agent import listening, requests
-from gpu_fleet_image.reaper.agent.command import AgentOptions, fresh_look, listener, user_socket
-from gpu_fleet_image.reaper.agent.habits import Accustomed
-from gpu_fleet_image.reaper.agent.judge import JudgeMemory, Limits
-from gpu_fleet_image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
-from gpu_fleet_image.reaper.agent.loop import Agent
-from gpu_fleet_image.reaper.agent.publish import heartbeat
-from gpu_fleet_image.reaper.agent.sensors.counters import OwnUse
-from gpu_fleet_image.reaper.agent.sensors.processes import STARTED_LATELY_S
-from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
-from gpu_fleet_image.reaper.aws import agent as aws_agent
-from gpu_fleet_image.reaper.aws import session as aws_session
-from gpu_fleet_image.reaper.cloud import connect
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
-from gpu_fleet_image.reaper.model import TAG_REAP_AFTER, TAG_WITHDRAWN
-from gpu_fleet_image.reaper.people import keep
-from gpu_fleet_image.reaper.sweep import handler
+from gpu_fleet_image.console.users import keep
+from gpu_fleet_image.controllers.sweep import handler
+from gpu_fleet_image.core import holds
+from gpu_fleet_image.core.cloud import connect
+from gpu_fleet_image.core.files import replace_text
+from gpu_fleet_image.core.instance_file import InstanceFile
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from gpu_fleet_image.core.model import TAG_REAP_AFTER, TAG_WITHDRAWN
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent import aws as aws_agent
+from gpu_fleet_image.instance.agent import listening, requests
+from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_look, listener, user_socket
+from gpu_fleet_image.instance.agent.habits import Accustomed
+from gpu_fleet_image.instance.agent.judge import JudgeMemory, Limits
+from gpu_fleet_image.instance.agent.listening import CLOSED_FASTER, Senses, Target
+from gpu_fleet_image.instance.agent.loop import Agent
+from gpu_fleet_image.instance.agent.publish import heartbeat
+from gpu_fleet_image.instance.agent.sensors.counters import OwnUse
+from gpu_fleet_image.instance.agent.sensors.processes import STARTED_LATELY_S
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Reading, Session, Started
+from gpu_fleet_image.providers.aws import session as aws_session
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, STACK, launched, launched_group, policy_json, pool_policy
 

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpu_fleet_image.reaper.budget_policy import BudgetPolicy, PoolPrices
-from gpu_fleet_image.reaper.model import TAG_OWNER, TAG_POOL, Instance, Inventory
-from gpu_fleet_image.reaper.money.meter import advance
-from gpu_fleet_image.reaper.money.meter_state import MeterReading
+from gpu_fleet_image.controllers.meter.meter import advance
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading
+from gpu_fleet_image.core.budget_policy import BudgetPolicy, PoolPrices
+from gpu_fleet_image.core.model import TAG_OWNER, TAG_POOL, Instance, Inventory
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -7,8 +7,8 @@ from typing import Any
 
 import boto3
 
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
-from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 
 REGION = "us-east-1"
 STACK = "test"
@@ -98,10 +98,10 @@ def set_clock(monkeypatch: Any, now: datetime) -> None:
         def now(cls, tz: Any = None) -> datetime:
             return now.astimezone(tz)
 
-    for command in ("people.report", "people.unfreeze", "sweep.command"):
-        monkeypatch.setattr(f"gpu_fleet_image.reaper.{command}.datetime", Clock)
+    for command in ("report", "unfreeze", "sweep"):
+        monkeypatch.setattr(f"gpu_fleet_image.console.operators.{command}.datetime", Clock)
     # moto's answers carry the present
-    monkeypatch.setattr("gpu_fleet_image.reaper.calls.Calls._note_time", lambda *_: None)
+    monkeypatch.setattr("gpu_fleet_image.core.calls.Calls._note_time", lambda *_: None)
 
 
 def wire(tags: dict[str, str]) -> list[dict[str, str]]:

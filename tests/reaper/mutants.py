@@ -1,7 +1,7 @@
 """Ways to break the reaper on purpose, one guard or one operator at a time.
 
 A mutant takes the place of a function's code, so that it works for whoever holds the function: a tuple of
-rules, a module that imported it. Functions are found by their names below ``gpu_fleet_image.reaper``,
+rules, a module that imported it. Functions are found by their names below ``ROOMS``,
 wherever they lie; one that is not there any more, or twice, is an error.
 """
 
@@ -21,7 +21,14 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import cast
 
-import gpu_fleet_image.reaper
+# what decides about an instance, and what leads there
+ROOMS = tuple(
+    f"gpu_fleet_image.{room}"
+    for room in (
+        *("core", "providers", "instance.agent", "controllers.sweep", "controllers.meter"),
+        *("console.users", "console.operators"),
+    )
+)
 
 NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -74,7 +81,8 @@ def modules() -> tuple[ModuleType, ...]:
     """Every module of the reaper."""
     names = [
         found.name
-        for found in pkgutil.walk_packages(gpu_fleet_image.reaper.__path__, "gpu_fleet_image.reaper.")
+        for room in map(importlib.import_module, ROOMS)
+        for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     ]
     return tuple(importlib.import_module(name) for name in names if not name.endswith("__main__"))
 
@@ -125,9 +133,7 @@ def target(name: str) -> FunctionType:
         if not folder or f".{folder}." in f"{function.__module__}."
     ]
     if len(found) != 1:
-        raise TargetError(
-            f"{name}: {len(found)} functions of this name in image/gpu_fleet_image/reaper; 1 is needed"
-        )
+        raise TargetError(f"{name}: {len(found)} functions of this name among the reaper's; 1 is needed")
     return found[0]
 
 
@@ -201,9 +207,7 @@ def negations(module: ModuleType) -> Iterator[Mutant]:
 
 def _negations_of(function: FunctionType) -> Iterator[Mutant]:
     seen: Counter[str] = Counter()
-    where = (
-        f"{function.__module__.removeprefix(gpu_fleet_image.reaper.__name__ + '.')}: {function.__qualname__}"
-    )
+    where = f"{function.__module__.removeprefix('gpu_fleet_image.')}: {function.__qualname__}"
     for index in range(len(_places(_tree(function)))):
         tree = _tree(function)
         before, after = _negate(tree, index)

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from unittest.mock import Mock
 
-from gpu_fleet_image.reaper.agent.judge import JudgeMemory, Judgement, Minute
-from gpu_fleet_image.reaper.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
+from gpu_fleet_image.instance.agent.judge import JudgeMemory, Judgement, Minute
+from gpu_fleet_image.instance.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR_AGO = NOON - timedelta(hours=1)

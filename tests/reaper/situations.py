@@ -7,15 +7,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
-from gpu_fleet_image.reaper.sweep.evidence import (
+from gpu_fleet_image.controllers.sweep.evidence import (
     FINE_PERIOD_S,
     FINE_WINDOW,
     coarse_period_s,
     combine,
     summarise,
 )
-from gpu_fleet_image.reaper.sweep.verdict import Situation
+from gpu_fleet_image.controllers.sweep.verdict import Situation
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
 from tests.reaper.sweeping import policy
 from tests.reaper.world import EPOCH
 

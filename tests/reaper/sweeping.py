@@ -9,16 +9,16 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from gpu_fleet_image.reaper import policy as policies
-from gpu_fleet_image.reaper.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER
-from gpu_fleet_image.reaper.alicloud.session import Clients
-from gpu_fleet_image.reaper.cloud import SweepCloud, connect
-from gpu_fleet_image.reaper.notify.notifier import Notifier
-from gpu_fleet_image.reaper.policy import Policy, PoolPolicy
-from gpu_fleet_image.reaper.sweep.carry_out import CHECK_LASTS
-from gpu_fleet_image.reaper.sweep.results import Result
-from gpu_fleet_image.reaper.sweep.sweep import SweepOptions, sweep
-from gpu_fleet_image.reaper.sweep.verdict import OLDEST_HEARTBEAT
+from gpu_fleet_image.controllers.sweep.carry_out import CHECK_LASTS
+from gpu_fleet_image.controllers.sweep.results import Result
+from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.controllers.sweep.verdict import OLDEST_HEARTBEAT
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.cloud import SweepCloud, connect
+from gpu_fleet_image.core.notify.notifier import Notifier
+from gpu_fleet_image.core.policy import Policy, PoolPolicy
+from gpu_fleet_image.instance.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER
+from gpu_fleet_image.providers.alicloud.session import Clients
 from tests.reaper.alicloud_server import Server, serving
 from tests.reaper.alicloud_server import clients as rpc_clients
 from tests.reaper.alicloud_world import Actions, Bucket, RecordedNotifier

@@ -7,16 +7,16 @@ from datetime import timedelta
 import boto3
 import pytest
 
-from gpu_fleet_image.reaper.calls import bisect
-from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError, DeadlineError
-from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
-from gpu_fleet_image.reaper.notify.notifier import Notifier
-from gpu_fleet_image.reaper.people.ledger_reader import LedgerPlace, read_ends
-from gpu_fleet_image.reaper.people.monthly_savings import month_of, summarise
-from gpu_fleet_image.reaper.policy import Policy
-from gpu_fleet_image.reaper.sweep.lease import KEY as LEASE_KEY
-from gpu_fleet_image.reaper.sweep.sweep import SweepOptions, sweep
-from gpu_fleet_image.reaper.sweep.tidy import LOOK_EVERY
+from gpu_fleet_image.console.operators.monthly_savings import month_of, summarise
+from gpu_fleet_image.console.users.ledger_reader import LedgerPlace, read_ends
+from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY
+from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.controllers.sweep.tidy import LOOK_EVERY
+from gpu_fleet_image.core.calls import bisect
+from gpu_fleet_image.core.model import TAG_REAP_AFTER
+from gpu_fleet_image.core.notify.notifier import Notifier
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.fake_aws import fake_aws

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.agent.judge import JudgeMemory, Minute
-from gpu_fleet_image.reaper.agent.loop import REAL_PAUSE_S, Agent, Clock, next_multiple
-from gpu_fleet_image.reaper.agent.sensors.counters import Counters, RateSensor
-from gpu_fleet_image.reaper.agent.sensors.look import Sensors
-from gpu_fleet_image.reaper.agent.sensors.reading import Rates
+from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute
+from gpu_fleet_image.instance.agent.loop import REAL_PAUSE_S, Agent, Clock, next_multiple
+from gpu_fleet_image.instance.agent.sensors.counters import Counters, RateSensor
+from gpu_fleet_image.instance.agent.sensors.look import Sensors
+from gpu_fleet_image.instance.agent.sensors.reading import Rates
 from tests.reaper.samples import NOON, gpu, reads, sample
 
 BUSY, RESTING = Rates(cpu_cores=1.0), Rates()

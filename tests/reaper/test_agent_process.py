@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.agent.command import boot_time
+from gpu_fleet_image.instance.agent.command import boot_time
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.one_instance import client, one_instance
@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
 
 
 def run_agent(environment, run_dir, *arguments):
-    command = [sys.executable, "-m", "gpu_fleet_image.reaper", "agent", *arguments]
+    command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *arguments]
     environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -114,7 +114,7 @@ def watch_until(found, environment, tmp_path, *arguments):
     words = [
         sys.executable,
         "-m",
-        "gpu_fleet_image.reaper",
+        "gpu_fleet_image.console",
         "agent",
         "--keep-folder",
         tmp_path / "keep",
@@ -200,7 +200,7 @@ def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, t
 
 
 def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
-    command = [sys.executable, "-m", "gpu_fleet_image.reaper", "agent", "--instance-id", "i-stop"]
+    command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", "--instance-id", "i-stop"]
     variables = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
         while "event=watching" not in process.stderr.readline():

@@ -10,24 +10,24 @@ from unittest.mock import Mock, call
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from gpu_fleet_image.instance.alicloud_credentials import Credentials
-from gpu_fleet_image.instance.oss import bucket_client
-from gpu_fleet_image.reaper.alicloud import connect as alicloud_connect
-from gpu_fleet_image.reaper.alicloud.connect import spot_prices
-from gpu_fleet_image.reaper.alicloud.instances import TAG_STOPPED_AT, Instances, instance_of
-from gpu_fleet_image.reaper.alicloud.leftovers import Leftovers
-from gpu_fleet_image.reaper.alicloud.metrics import Heartbeats
-from gpu_fleet_image.reaper.alicloud.oss import OssStore
-from gpu_fleet_image.reaper.alicloud.session import ATTEMPTS, flat, host_inside, host_of
-from gpu_fleet_image.reaper.aws import connect as aws_connect
-from gpu_fleet_image.reaper.aws import instances as aws
-from gpu_fleet_image.reaper.aws import leftovers as aws_leftovers
-from gpu_fleet_image.reaper.aws import metrics as aws_metrics
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.cloud import Query, Span
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, Decision, Kind, Leftover, Verdict
+from gpu_fleet_image.core.alicloud_credentials import Credentials
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.cloud import Query, Span
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, Leftover, Verdict
+from gpu_fleet_image.core.oss import bucket_client
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.providers.alicloud import connect as alicloud_connect
+from gpu_fleet_image.providers.alicloud.connect import spot_prices
+from gpu_fleet_image.providers.alicloud.instances import TAG_STOPPED_AT, Instances, instance_of
+from gpu_fleet_image.providers.alicloud.leftovers import Leftovers
+from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
+from gpu_fleet_image.providers.alicloud.oss import OssStore
+from gpu_fleet_image.providers.alicloud.session import ATTEMPTS, flat, host_inside, host_of
+from gpu_fleet_image.providers.aws import connect as aws_connect
+from gpu_fleet_image.providers.aws import instances as aws
+from gpu_fleet_image.providers.aws import leftovers as aws_leftovers
+from gpu_fleet_image.providers.aws import metrics as aws_metrics
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.situations import TAGS, make_instance
@@ -573,7 +573,7 @@ def test_windows_are_read_where_the_newest_cannot_be_had(stage):
 
 
 def test_an_instance_that_publishes_for_absent_ones_hides_no_heartbeats(stage, monkeypatch):
-    monkeypatch.setattr("gpu_fleet_image.reaper.alicloud.metrics.MAX_POINTS", 20)
+    monkeypatch.setattr("gpu_fleet_image.providers.alicloud.metrics.MAX_POINTS", 20)
     stage.world.start(TAGS)
     for _ in range(300):
         stage.world.start(TAGS)

@@ -8,19 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.instance import instance_file
-from gpu_fleet_image.instance.alicloud_credentials import Credentials
-from gpu_fleet_image.instance.metadata import Metadata
-from gpu_fleet_image.reaper.agent.notices import Notice
-from gpu_fleet_image.reaper.agent.publish import Publisher, heartbeat
-from gpu_fleet_image.reaper.alicloud import agent as alicloud_agent
-from gpu_fleet_image.reaper.alicloud.agent import CloudMonitor, Notices
-from gpu_fleet_image.reaper.alicloud.lifecycle import Hook
-from gpu_fleet_image.reaper.aws import agent as aws_agent
-from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError
-from gpu_fleet_image.reaper.metrics import CODE_UNFIT
-from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core.alicloud_credentials import Credentials
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.metrics import CODE_UNFIT
+from gpu_fleet_image.core.model import TAG_REAP_AFTER
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.instance.agent import alicloud as alicloud_agent
+from gpu_fleet_image.instance.agent import aws as aws_agent
+from gpu_fleet_image.instance.agent.alicloud import CloudMonitor, Notices
+from gpu_fleet_image.instance.agent.notices import Notice
+from gpu_fleet_image.instance.agent.publish import Publisher, heartbeat
+from gpu_fleet_image.providers.alicloud.lifecycle import Hook
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.metadata_server import metadata_server
@@ -324,10 +324,10 @@ def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud,
         command = [sys.executable, "-m", *words]
         return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)
 
-    gate = run("gpu_fleet_image.readiness")
+    gate = run("gpu_fleet_image.instance.gate")
     with running("sleep", "600") as process:
         watched = ("--watch-pid", str(process.pid), "--clock-speed", "3600", "--duration", "1800")
-        agent = run("gpu_fleet_image.reaper", "agent", *watched)
+        agent = run("gpu_fleet_image.console", "agent", *watched)
 
     name = "SecondsSinceActivity_alicloud_dev"
     own = [metric for metric in cloud.actions.metrics if metric["MetricName"] == name]

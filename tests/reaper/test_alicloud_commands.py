@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.marks import hold_in
-from gpu_fleet_image.reaper.model import TAG_KEEP_BY, TAG_KEEP_REASON, TAG_KEEP_UNTIL
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core.marks import hold_in
+from gpu_fleet_image.core.model import TAG_KEEP_BY, TAG_KEEP_REASON, TAG_KEEP_UNTIL
+from gpu_fleet_image.core.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, REGION, serving
 from tests.reaper.alicloud_world import Actions
 from tests.reaper.moto_fleet import TAGS, policy_json, pool_policy

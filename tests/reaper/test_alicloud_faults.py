@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from gpu_fleet_image.reaper.policy import Policy
+from gpu_fleet_image.core.policy import Policy
 from tests.reaper.fault_state_machine import POOL, FaultStateMachine, same_runs_each_time
 from tests.reaper.sweeping import policy
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.errors import ConfigurationError
-from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
-from gpu_fleet_image.reaper.sweep import function_compute
+from gpu_fleet_image.controllers.sweep import function_compute
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_stacks.alicloud import reaper
 from gpu_fleet_stacks.alicloud.functions import zipped
 from gpu_fleet_stacks.payload import sweep_archive

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.agent.answers import Act, Seen, Talk, View, asks, next_act, seen
-from gpu_fleet_image.reaper.agent.judge import Limits
-from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
-from gpu_fleet_image.reaper.handshake import Reply, Winner
+from gpu_fleet_image.core.handshake import Reply, Winner
+from gpu_fleet_image.instance.agent.answers import Act, Seen, Talk, View, asks, next_act, seen
+from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 
 MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOW = MARK + timedelta(minutes=10)

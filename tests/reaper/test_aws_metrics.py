@@ -3,11 +3,11 @@
 from datetime import timedelta
 from unittest.mock import Mock
 
-from gpu_fleet_image.reaper.aws import metrics
-from gpu_fleet_image.reaper.aws.metrics import Heartbeats, _batches
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.cloud import COMPLETE, MAX_POINTS, MAX_QUERIES, Query, Span
-from gpu_fleet_image.reaper.metrics import Figure
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.cloud import COMPLETE, MAX_POINTS, MAX_QUERIES, Query, Span
+from gpu_fleet_image.core.metrics import Figure
+from gpu_fleet_image.providers.aws import metrics
+from gpu_fleet_image.providers.aws.metrics import Heartbeats, _batches
 from tests.reaper.samples import NOON
 
 

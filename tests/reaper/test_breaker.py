@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.model import TAG_GIVE_BACK, Instance
-from gpu_fleet_image.reaper.sweep.releases import AgentReleases
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.controllers.sweep.releases import AgentReleases
+from gpu_fleet_image.core.model import TAG_GIVE_BACK, Instance
+from gpu_fleet_image.core.times import format_time
 from tests.reaper.moto_fleet import TAGS
 from tests.reaper.samples import NOON
 from tests.reaper.sweeping import policy, sweep_world

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.metrics import METRIC_GPU_UTILISATION, namespace
-from gpu_fleet_image.reaper.money.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION, namespace
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import (
     BUCKET,

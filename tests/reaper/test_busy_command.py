@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image.payload import PROJECT
-from gpu_fleet_image.reaper.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand
-from gpu_fleet_image.reaper.agent.sensors.look import SensorOptions, Sensors
-from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates
-from gpu_fleet_image.reaper.errors import SensorError
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand
+from gpu_fleet_image.instance.agent.sensors.look import SensorOptions, Sensors
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
+from gpu_fleet_image.recipe.payload import PROJECT
 from tests.reaper.samples import NOON, reads
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
@@ -38,7 +38,7 @@ start)
 stop) kill -9 -- "-$(<{folder}/pid)" ;;
 esac
 """
-IDLE_COMMAND = PROJECT / "image/gpu_fleet_image/rootfs/usr/libexec/gpu-fleet/idle-command"
+IDLE_COMMAND = PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/idle-command"
 
 
 @pytest.fixture(autouse=True)

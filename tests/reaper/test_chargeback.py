@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.money.chargeback import BY, CENT, as_text, charges, of_month
-from gpu_fleet_image.reaper.money.meter import SHARED, advance
-from gpu_fleet_image.reaper.money.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.controllers.meter.chargeback import BY, CENT, as_text, charges, of_month
+from gpu_fleet_image.controllers.meter.meter import SHARED, advance
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instance
 
 MIDNIGHT = NOON.replace(hour=0)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.errors import ConfigurationError
-from gpu_fleet_image.reaper.model import TAG_OWNER, TAG_POOL, Instance
-from gpu_fleet_image.reaper.people.connect import Forward, chosen, document_of, session
-from gpu_fleet_image.reaper.place import Place
+from gpu_fleet_image.console.users.connect import Forward, chosen, document_of, session
+from gpu_fleet_image.core.model import TAG_OWNER, TAG_POOL, Instance
+from gpu_fleet_image.core.place import Place
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from tests.reaper.moto_fleet import REGION, STACK, TAGS
 from tests.reaper.one_instance import client, one_instance
 

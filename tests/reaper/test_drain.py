@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.agent.drain import Drain, Steps
-from gpu_fleet_image.reaper.agent.kept_files import Saved
-from gpu_fleet_image.reaper.agent.notices import Notice
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.drain import Drain, Steps
+from gpu_fleet_image.instance.agent.kept_files import Saved
+from gpu_fleet_image.instance.agent.notices import Notice
 from tests.reaper.samples import NOON
 
 LEAVING = Notice("the scaling group terminates this instance")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.money.efficiency import sum_up
-from gpu_fleet_image.reaper.money.efficiency_page import mail, page
-from gpu_fleet_image.reaper.money.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.controllers.meter.efficiency import sum_up
+from gpu_fleet_image.controllers.meter.efficiency_page import mail, page
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 from tests.reaper.metered import NOON
 
 MIDNIGHT = NOON.replace(hour=0)

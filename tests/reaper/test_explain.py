@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.agent.judge import Limits
-from gpu_fleet_image.reaper.agent.sensors.reading import Rates, Session
-from gpu_fleet_image.reaper.metrics import CODE_HUNG, CODE_UNKNOWN
-from gpu_fleet_image.reaper.people import explain_live, timeline
-from gpu_fleet_image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
+from gpu_fleet_image.console.users import explain_live, timeline
+from gpu_fleet_image.console.users.timeline import MOST_CELLS, PERIODS_S, Cell
+from gpu_fleet_image.core.metrics import CODE_HUNG, CODE_UNKNOWN
+from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.sensors.reading import Rates, Session
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.one_instance import one_instance

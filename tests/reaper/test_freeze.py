@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.model import Group
-from gpu_fleet_image.reaper.money.freeze_rules import (
+from gpu_fleet_image.controllers.meter.freeze_rules import (
     Freeze,
     FreezeStage,
     due,
@@ -20,6 +18,8 @@ from gpu_fleet_image.reaper.money.freeze_rules import (
     note,
     steps,
 )
+from gpu_fleet_image.core.model import Group
+from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.reaper.metered import NOON, budget
 
 CAPPED_AT, CLOSED_AT = Decimal(800), Decimal(1000)

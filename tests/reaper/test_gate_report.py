@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpu_fleet_image.readiness.__main__ import write_report
-from gpu_fleet_image.readiness.checks import CheckResult
-from gpu_fleet_image.reaper import metrics
-from gpu_fleet_image.reaper.agent import publish
-from gpu_fleet_image.reaper.agent.judge import Minute
-from gpu_fleet_image.reaper.agent.publish import heartbeat
+from gpu_fleet_image.core import metrics
+from gpu_fleet_image.instance.agent import publish
+from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.publish import heartbeat
+from gpu_fleet_image.instance.gate.__main__ import write_report
+from gpu_fleet_image.instance.gate.checks import CheckResult
 from tests.reaper.samples import NOON, judgement
 
 

@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.marks import give_back_of
-from gpu_fleet_image.reaper.model import (
+from gpu_fleet_image.controllers.sweep.verdict import decide, if_nothing_ran
+from gpu_fleet_image.core.marks import give_back_of
+from gpu_fleet_image.core.model import (
     TAG_GIVE_BACK,
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
@@ -16,9 +17,8 @@ from gpu_fleet_image.reaper.model import (
     TAG_USERS,
     Verdict,
 )
-from gpu_fleet_image.reaper.notify.notifier import Notifier
-from gpu_fleet_image.reaper.sweep.verdict import decide, if_nothing_ran
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core.notify.notifier import Notifier
+from gpu_fleet_image.core.times import format_time
 from tests.reaper.moto_fleet import NOW, client, wire
 from tests.reaper.situations import NOW as MOMENT
 from tests.reaper.situations import alone, idle_history, make_instance

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gpu_fleet_image.reaper.agent.sensors.gpu import GpuSensor
-from gpu_fleet_image.reaper.agent.sensors.reading import Gpu
-from gpu_fleet_image.reaper.errors import SensorError
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
+from gpu_fleet_image.instance.agent.sensors.reading import Gpu
 from tests.reaper.fake_nvml import ERROR_CODES, FakeNvml
 
 MUST_ANSWER = [

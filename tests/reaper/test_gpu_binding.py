@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make 
 READ = """
 import json, time, pynvml
 from dataclasses import asdict
-from gpu_fleet_image.reaper.errors import SensorError
-from gpu_fleet_image.reaper.agent.sensors.gpu import GpuSensor
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
 try:
     print(json.dumps([asdict(gpu) for gpu in GpuSensor(pynvml, 2, time.monotonic).read()]))
 except SensorError as error:
@@ -77,7 +77,7 @@ def test_a_library_without_a_function_is_reported_as_such(driver, tmp_path):
 def test_an_agent_process_finds_the_instance_active_by_its_gpu(driver, tmp_path):
     fast = ("--instance-id", "i-gpu", "--clock-speed", "600", "--duration", "300")
     with one_instance(tmp_path) as environment:
-        command = [sys.executable, "-m", "gpu_fleet_image.reaper", "agent", *fast]
+        command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *fast]
         ended = subprocess.run(command, env=environment | driver, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 0, ended.stderr

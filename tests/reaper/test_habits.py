@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.agent.answers import seen
-from gpu_fleet_image.reaper.agent.habits import Accustomed, Habits
-from gpu_fleet_image.reaper.agent.judge import Limits
-from gpu_fleet_image.reaper.agent.sensors.processes import Process, ProcessTable
-from gpu_fleet_image.reaper.agent.sensors.reading import Gpu, Presence, Rates, Started
+from gpu_fleet_image.instance.agent.answers import seen
+from gpu_fleet_image.instance.agent.habits import Accustomed, Habits
+from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.sensors.processes import Process, ProcessTable
+from gpu_fleet_image.instance.agent.sensors.reading import Gpu, Presence, Rates, Started
 from tests.reaper.live import Instance
 from tests.reaper.programs import at_a_terminal, until
 from tests.reaper.samples import NOON, sample
 from tests.reaper.test_handshake import ended, killed
 
-PROCESSES = "gpu_fleet_image.reaper.agent.sensors.processes.processes"
+PROCESSES = "gpu_fleet_image.instance.agent.sensors.processes.processes"
 WATCH = Started(9, "nvidia-smi", "ada", 0.3, 1.0, "nvidia-smi", (5, 1.0), cpu_s=0.1)
 
 

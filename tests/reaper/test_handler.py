@@ -5,8 +5,8 @@ from unittest.mock import Mock
 import pytest
 from moto import mock_aws
 
-from gpu_fleet_image.reaper.errors import ConfigurationError, PolicyError
-from gpu_fleet_image.reaper.sweep import handler
+from gpu_fleet_image.controllers.sweep import handler
+from gpu_fleet_image.core.reaper_errors import ConfigurationError, PolicyError
 from tests.reaper.moto_fleet import MotoFleet, write_policy
 
 # what Lambda hands to a function

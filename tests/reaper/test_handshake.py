@@ -22,20 +22,8 @@ from hypothesis import strategies as st
 from moto.backends import get_backend
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.agent import listening
-from gpu_fleet_image.reaper.agent.answers import (
-    CLOSED_AT_MOST,
-    CLOSED_FORGOTTEN,
-    Act,
-    Seen,
-    Talk,
-    View,
-    next_act,
-)
-from gpu_fleet_image.reaper.agent.listening import OPEN_AGAIN
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError
-from gpu_fleet_image.reaper.handshake import (
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.handshake import (
     CLOSED_LASTS,
     LONGEST,
     Exchange,
@@ -48,9 +36,21 @@ from gpu_fleet_image.reaper.handshake import (
     replies,
     said_of,
 )
-from gpu_fleet_image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
-from gpu_fleet_image.reaper.store import Listed, Store
-from gpu_fleet_image.reaper.times import parse_time
+from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.store import Listed, Store
+from gpu_fleet_image.core.times import parse_time
+from gpu_fleet_image.instance.agent import listening
+from gpu_fleet_image.instance.agent.answers import (
+    CLOSED_AT_MOST,
+    CLOSED_FORGOTTEN,
+    Act,
+    Seen,
+    Talk,
+    View,
+    next_act,
+)
+from gpu_fleet_image.instance.agent.listening import OPEN_AGAIN
 from tests.reaper.live import ACCOUNT, DATA, RECORDS, marked_and_due, refusal
 from tests.reaper.plays.stage import Stage
 
@@ -222,7 +222,7 @@ def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(
         def now(cls, tz=None):
             return (live.now - timedelta(minutes=minutes_behind)).astimezone(tz)
 
-    monkeypatch.setattr("gpu_fleet_image.reaper.holds.datetime", Behind)
+    monkeypatch.setattr("gpu_fleet_image.core.holds.datetime", Behind)
     live.on_call("TerminateInstances", lambda: said.append(keep(instance)))
 
     live.sweep()
@@ -348,7 +348,7 @@ def test_a_door_without_a_termination_opens_after_an_hour_however_often_its_agen
     assert live.said("refused") == [instance.id]
 
 
-OPEN_DOOR = Path(__file__).parents[2] / "image/gpu_fleet_image/rootfs/usr/libexec/gpu-fleet/open-door"
+OPEN_DOOR = Path(__file__).parents[2] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/open-door"
 
 
 def timer(folder, minutes):

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.errors import InstanceError
-from gpu_fleet_image.reaper.model import TAG_REAP_AFTER
+from gpu_fleet_image.core.model import TAG_REAP_AFTER
+from gpu_fleet_image.core.reaper_errors import InstanceError
 from tests.reaper.live import marked_and_due
 
 

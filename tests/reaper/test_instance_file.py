@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu_fleet_image.instance.errors import InstanceFileError
-from gpu_fleet_image.instance.instance_file import Expected, load
+from gpu_fleet_image.core.errors import InstanceFileError
+from gpu_fleet_image.core.instance_file import Expected, load
 from tests.reaper.instance_toml import INSTANCE_TOML
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
-from gpu_fleet_image.reaper.model import ENDS, Group, Inventory, Plan, Verdict
-from gpu_fleet_image.reaper.sweep.evidence import combine, summarise
-from gpu_fleet_image.reaper.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
+from gpu_fleet_image.controllers.sweep.evidence import combine, summarise
+from gpu_fleet_image.controllers.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
+from gpu_fleet_image.core.metrics import CODE_UNFIT, CODE_UNKNOWN
+from gpu_fleet_image.core.model import ENDS, Group, Inventory, Plan, Verdict
 from tests.reaper.situations import (
     IDLE_AFTER,
     MINUTES,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.agent.judge import JudgeMemory, Minute, judge
-from gpu_fleet_image.reaper.agent.sensors.reading import Rates, Session
+from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute, judge
+from gpu_fleet_image.instance.agent.sensors.reading import Rates, Session
 from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, presence, sample, use
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.reaper.agent.sensors import jupyter as sensor
-from gpu_fleet_image.reaper.agent.sensors.jupyter import kernel_sessions, server_of
-from gpu_fleet_image.reaper.agent.sensors.processes import Process
+from gpu_fleet_image.instance.agent.sensors import jupyter as sensor
+from gpu_fleet_image.instance.agent.sensors.jupyter import kernel_sessions, server_of
+from gpu_fleet_image.instance.agent.sensors.processes import Process
 from tests.answering import answering
 
 TOKEN = "0123456789abcdef"

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.errors import ConfigurationError
-from gpu_fleet_image.reaper.holds import wish
-from gpu_fleet_image.reaper.marks import give_back_of, hold_in, hold_of
-from gpu_fleet_image.reaper.model import (
+from gpu_fleet_image.core.holds import wish
+from gpu_fleet_image.core.marks import give_back_of, hold_in, hold_of
+from gpu_fleet_image.core.model import (
     KEEP_AT_MOST,
     TAG_GIVE_BACK,
     TAG_KEEP_BY,
@@ -21,7 +20,8 @@ from gpu_fleet_image.reaper.model import (
     TAG_OWNER,
     Instance,
 )
-from gpu_fleet_image.reaper.times import format_time, parse_time
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.times import format_time, parse_time
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.moto_fleet import REGION, MotoFleet

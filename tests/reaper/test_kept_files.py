@@ -7,9 +7,9 @@ from pathlib import Path
 import boto3
 import pytest
 
-from gpu_fleet_image.reaper.agent import kept_files
-from gpu_fleet_image.reaper.agent.kept_files import CopyPlace, Saved, place, save
-from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.instance.agent import kept_files
+from gpu_fleet_image.instance.agent.kept_files import CopyPlace, Saved, place, save
 from tests.reaper.fake_aws import fake_aws
 
 PLACE = CopyPlace("data", "dev/keep/i-1/")

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import LeaseError
-from gpu_fleet_image.reaper.model import Decision, Verdict
-from gpu_fleet_image.reaper.store import Store
-from gpu_fleet_image.reaper.sweep.lease import KEY, Lease, SweepMemory, remembered
-from gpu_fleet_image.reaper.sweep.releases import AgentReleases
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.controllers.sweep.lease import KEY, Lease, SweepMemory, remembered
+from gpu_fleet_image.controllers.sweep.releases import AgentReleases
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import Decision, Verdict
+from gpu_fleet_image.core.reaper_errors import LeaseError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time
 from tests.reaper.situations import make_instance
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.aws.leftovers import Leftovers
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Leftover
-from gpu_fleet_image.reaper.sweep.leftovers import GIB_MONTH, Step, judge
-from gpu_fleet_image.reaper.sweep.tidy import look
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.controllers.sweep.leftovers import GIB_MONTH, Step, judge
+from gpu_fleet_image.controllers.sweep.tidy import look
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Leftover
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.providers.aws.leftovers import Leftovers
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client, launched, wire
 from tests.reaper.sweeping import policy

@@ -7,8 +7,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from gpu_fleet_image.reaper.aws.agent import Hook
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.aws import Hook
 
 HOOK = {"LifecycleHookName": "gpu-fleet-drain", "AutoScalingGroupName": "dev", "InstanceId": "i-0a"}
 MEMBER = {

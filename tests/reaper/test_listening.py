@@ -12,10 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpu_fleet_image.instance import instance_file
-from gpu_fleet_image.reaper.agent import listening, notices
-from gpu_fleet_image.reaper.agent.answers import Act, Seen, Talk, View
-from gpu_fleet_image.reaper.agent.listening import (
+from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core.handshake import Reply, Winner
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent import listening, notices
+from gpu_fleet_image.instance.agent.answers import Act, Seen, Talk, View
+from gpu_fleet_image.instance.agent.listening import (
     CLOSED,
     Answers,
     Door,
@@ -24,10 +26,8 @@ from gpu_fleet_image.reaper.agent.listening import (
     Target,
     answers,
 )
-from gpu_fleet_image.reaper.agent.notices import Notice
-from gpu_fleet_image.reaper.agent.sensors.counters import OwnUse
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.handshake import Reply, Winner
+from gpu_fleet_image.instance.agent.notices import Notice
+from gpu_fleet_image.instance.agent.sensors.counters import OwnUse
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON
 

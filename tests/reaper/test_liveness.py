@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.instance.errors import InstanceError
+from gpu_fleet_image.core.errors import InstanceError
 from tests.reaper.fault_state_machine import COVERED, EVERY_MINUTES, GRACE, POOL, TAGS
 from tests.reaper.plays import CLOUDS
 from tests.reaper.sweeping import policy, sweep_world

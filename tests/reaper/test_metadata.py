@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from gpu_fleet_image.instance.metadata import Metadata
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.reaper.metadata_server import metadata_server
 
 

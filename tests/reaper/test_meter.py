@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.money.meter import (
+from gpu_fleet_image.controllers.meter.meter import (
     SHARED,
     advance,
     forecast,
@@ -19,7 +18,8 @@ from gpu_fleet_image.reaper.money.meter import (
     unpriced,
     with_spot_prices,
 )
-from gpu_fleet_image.reaper.money.meter_state import from_json
+from gpu_fleet_image.controllers.meter.meter_state import from_json
+from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, make_instance, metered, prices
 
 DEV_HOUR = Decimal("2.10")

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError
-from gpu_fleet_image.reaper.people.ledger_records import end_of
-from gpu_fleet_image.reaper.people.monthly_page import page
-from gpu_fleet_image.reaper.people.monthly_savings import month_of, parse_month, summarise
+from gpu_fleet_image.console.operators.monthly_page import page
+from gpu_fleet_image.console.operators.monthly_savings import month_of, parse_month, summarise
+from gpu_fleet_image.console.users.ledger_records import end_of
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import write_policy
 
@@ -336,8 +336,8 @@ def test_a_ledger_that_is_none_or_not_there_is_named(report):
 
 def test_an_instance_without_a_package_for_plots_is_shown_what_to_do(report, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "gpu_fleet_image.reaper.people.monthly_page")
-    monkeypatch.delattr("gpu_fleet_image.reaper.people.monthly_page")
+    monkeypatch.delitem(sys.modules, "gpu_fleet_image.console.operators.monthly_page")
+    monkeypatch.delattr("gpu_fleet_image.console.operators.monthly_page")
 
     result, output = report()
 

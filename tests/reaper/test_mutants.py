@@ -259,7 +259,7 @@ def test_the_product_is_whole_again_after_a_mutant():
 def test_a_guard_that_went_elsewhere_is_named():
     with pytest.raises(
         TargetError,
-        match="_no_such_rule: 0 functions of this name in image/gpu_fleet_image/reaper; 1 is needed",
+        match="_no_such_rule: 0 functions of this name among the reaper's; 1 is needed",
     ):
         gives("_no_such_rule", "None")
     with pytest.raises(TargetError, match=r"_fresh: there is no age < 0 in it"):

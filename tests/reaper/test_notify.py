@@ -9,15 +9,15 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import ClientError
 
-from gpu_fleet_image.reaper.agent.users import LONGEST
-from gpu_fleet_image.reaper.aws.notify import Topic
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError, DeadlineError
-from gpu_fleet_image.reaper.model import Decision, Plan, Verdict
-from gpu_fleet_image.reaper.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
-from gpu_fleet_image.reaper.notify.webhooks import LONGEST_TEXT, Webhook
-from gpu_fleet_image.reaper.sweep.carry_out import Tools, mark
-from gpu_fleet_image.reaper.sweep.results import Done
+from gpu_fleet_image.controllers.sweep.carry_out import Tools, mark
+from gpu_fleet_image.controllers.sweep.results import Done
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import Decision, Plan, Verdict
+from gpu_fleet_image.core.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
+from gpu_fleet_image.core.notify.webhooks import LONGEST_TEXT, Webhook
+from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
+from gpu_fleet_image.instance.agent.users import LONGEST
+from gpu_fleet_image.providers.aws.notify import Topic
 from tests.reaper.situations import NOW, POLICY, make_instance
 
 SWEEPS_A_DAY = 144

@@ -10,11 +10,11 @@ from botocore.stub import Stubber
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper import place
-from gpu_fleet_image.reaper.calls import permission_of
-from gpu_fleet_image.reaper.errors import ConfigurationError
-from gpu_fleet_image.reaper.money.freeze_rules import Before, Freeze, FreezeStage
-from gpu_fleet_image.reaper.place import Asked, Place, place_of
+from gpu_fleet_image.controllers.meter.freeze_rules import Before, Freeze, FreezeStage
+from gpu_fleet_image.core import place
+from gpu_fleet_image.core.calls import permission_of
+from gpu_fleet_image.core.place import Asked, Place, place_of
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import stack_files

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper import policy as policies
-from gpu_fleet_image.reaper.errors import PolicyError
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.reaper_errors import PolicyError
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 
 

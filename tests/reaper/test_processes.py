@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpu_fleet_image.reaper.agent.sensors.processes import (
+from gpu_fleet_image.instance.agent.sensors.processes import (
     Process,
     is_trainer,
     is_watched,

@@ -8,10 +8,10 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
 
-from gpu_fleet_image.reaper import metrics
-from gpu_fleet_image.reaper.agent.judge import Minute
-from gpu_fleet_image.reaper.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.core import metrics
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from tests.reaper.samples import NOON, judgement
 
 

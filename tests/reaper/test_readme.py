@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image.reaper.money.meter_state import Day
+from gpu_fleet_image.controllers.meter.meter_state import Day
 from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.reaper.one_instance import client, one_instance
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "image/gpu_fleet_image/reaper/README.md"
+README = ROOT / "image/gpu_fleet_image/controllers/sweep/README.md"
 COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.startswith("    gpu-fleet ")]
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet_image import build_requirements
-from gpu_fleet_image.errors import RequirementError
-from gpu_fleet_image.reaper.agent.sensors.jupyter import kernel_sessions
-from gpu_fleet_image.reaper.agent.sensors.processes import ProcessTable, processes
+from gpu_fleet_image.instance.agent.sensors.jupyter import kernel_sessions
+from gpu_fleet_image.instance.agent.sensors.processes import ProcessTable, processes
+from gpu_fleet_image.recipe import build_requirements
+from gpu_fleet_image.recipe.errors import RequirementError
 from tests.reaper.programs import DEBIAN_PACKAGES, Jupyter, at_a_terminal, environment, running, until
 
 pytestmark = [pytest.mark.image, pytest.mark.prove]

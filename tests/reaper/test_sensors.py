@@ -13,20 +13,20 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gpu_fleet_image.reaper.agent.sensors import processes
-from gpu_fleet_image.reaper.agent.sensors.counters import (
+from gpu_fleet_image.core.model import Tie
+from gpu_fleet_image.core.reaper_errors import ConfigurationError, SensorError
+from gpu_fleet_image.instance.agent.sensors import processes
+from gpu_fleet_image.instance.agent.sensors.counters import (
     Counters,
     InstanceCounters,
     OwnUse,
     RateSensor,
     TreeCounters,
 )
-from gpu_fleet_image.reaper.agent.sensors.gpu import GpuSensor
-from gpu_fleet_image.reaper.agent.sensors.look import Sensors
-from gpu_fleet_image.reaper.agent.sensors.processes import Process, ProcessTable, _Used
-from gpu_fleet_image.reaper.agent.sensors.reading import Presence, ProcessUse, Rates
-from gpu_fleet_image.reaper.errors import ConfigurationError, SensorError
-from gpu_fleet_image.reaper.model import Tie
+from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
+from gpu_fleet_image.instance.agent.sensors.look import Sensors
+from gpu_fleet_image.instance.agent.sensors.processes import Process, ProcessTable, _Used
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse, Rates
 from tests.reaper.fake_nvml import FakeNvml
 from tests.reaper.programs import at_a_terminal, running, until
 from tests.reaper.samples import NOON, reads

@@ -9,11 +9,11 @@ import botocore
 import pytest
 from moto import mock_aws
 
-from gpu_fleet_image.reaper.agent.service_models import NEEDED, SmallModels, use_small_models
-from gpu_fleet_image.reaper.aws import agent as aws_agent
-from gpu_fleet_image.reaper.aws.agent import WithdrawnTag
-from gpu_fleet_image.reaper.aws.instances import Tags
-from gpu_fleet_image.reaper.model import TAG_WITHDRAWN
+from gpu_fleet_image.core.model import TAG_WITHDRAWN
+from gpu_fleet_image.instance.agent import aws as aws_agent
+from gpu_fleet_image.instance.agent.aws import WithdrawnTag
+from gpu_fleet_image.instance.agent.service_models import NEEDED, SmallModels, use_small_models
+from gpu_fleet_image.providers.aws.instances import Tags
 from tests.reaper.samples import NOON
 
 DATA = Path(botocore.__file__).parent / "data"

@@ -7,13 +7,13 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
-from gpu_fleet_image.instance import instance_file
-from gpu_fleet_image.reaper.agent import cloud as agent_cloud
-from gpu_fleet_image.reaper.aws.instances import Instances
-from gpu_fleet_image.reaper.aws.session import ATTEMPTS, clients
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.handshake import Exchange, Reply
+from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.handshake import Exchange, Reply
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent import cloud as agent_cloud
+from gpu_fleet_image.providers.aws.instances import Instances
+from gpu_fleet_image.providers.aws.session import ATTEMPTS, clients
 from tests.reaper.alicloud_server import ENVIRON
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.samples import NOON

@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from gpu_fleet_image.reaper.agent.sensors.jupyter import NOTICE, Server, put_notice, remove_notice
-from gpu_fleet_image.reaper.agent.show import _logged_in, _write, show_all
-from gpu_fleet_image.reaper.errors import SensorError
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.jupyter import NOTICE, Server, put_notice, remove_notice
+from gpu_fleet_image.instance.agent.show import _logged_in, _write, show_all
 from tests.answering import answering
 
 TOKEN = "0123456789abcdef"

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from gpu_fleet_image.reaper.agent.sensors import slow_answer
-from gpu_fleet_image.reaper.agent.sensors.look import SensorOptions, Sensors
-from gpu_fleet_image.reaper.agent.sensors.processes import ProcessTable
-from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates
-from gpu_fleet_image.reaper.agent.sensors.slow_answer import LOOK_S, SlowAnswer
-from gpu_fleet_image.reaper.errors import SensorError
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors import slow_answer
+from gpu_fleet_image.instance.agent.sensors.look import SensorOptions, Sensors
+from gpu_fleet_image.instance.agent.sensors.processes import ProcessTable
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
+from gpu_fleet_image.instance.agent.sensors.slow_answer import LOOK_S, SlowAnswer
 from tests.reaper.samples import NOON, reads
 
 

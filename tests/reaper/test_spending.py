@@ -6,12 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.reaper.metrics import METRIC_GPU_UTILISATION
-from gpu_fleet_image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
-from gpu_fleet_image.reaper.money.budget_check import look
-from gpu_fleet_image.reaper.money.spending import line_of
-from gpu_fleet_image.reaper.sweep.handler import conclude
-from gpu_fleet_image.reaper.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.spending import line_of
+from gpu_fleet_image.controllers.sweep.handler import conclude
+from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 from tests.reaper.moto_fleet import budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import World, refusal

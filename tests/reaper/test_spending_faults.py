@@ -8,10 +8,10 @@ from decimal import Decimal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_fleet_image.instance.errors import InstanceError
-from gpu_fleet_image.reaper.model import TAG_POOL
-from gpu_fleet_image.reaper.sweep.handler import conclude
-from gpu_fleet_image.reaper.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.controllers.sweep.handler import conclude
+from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.model import TAG_POOL
 from tests.reaper.moto_fleet import TAGS, budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import Faults, World

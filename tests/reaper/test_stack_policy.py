@@ -2,11 +2,16 @@
 
 import pytest
 
-from gpu_fleet_image.reaper.agent.sensors.busy_command import BusyCommand
-from gpu_fleet_image.reaper.agent.sensors.look import SensorOptions
-from gpu_fleet_image.reaper.agent.stack_policy import READ_EVERY_S, TRY_AGAIN_AFTER_S, StackPolicy, sensors_in
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.policy import SensorPolicy
+from gpu_fleet_image.core.policy import SensorPolicy
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
+from gpu_fleet_image.instance.agent.sensors.look import SensorOptions
+from gpu_fleet_image.instance.agent.stack_policy import (
+    READ_EVERY_S,
+    TRY_AGAIN_AFTER_S,
+    StackPolicy,
+    sensors_in,
+)
 
 OWN = {
     "watch": ["blender"],

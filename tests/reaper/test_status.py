@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper import policy
-from gpu_fleet_image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
-from gpu_fleet_image.reaper.people.status import ends_if_unused, row
+from gpu_fleet_image.console.users.status import ends_if_unused, row
+from gpu_fleet_image.core import policy
+from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.samples import NOON

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.errors import CloudError
+from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.reaper.situations import make_instance
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World

@@ -9,9 +9,7 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.sesv2.models import sesv2_backends
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.aws.instances import Instances
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.model import (
+from gpu_fleet_image.core.model import (
     TAG_IDLE_SINCE,
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
@@ -20,6 +18,8 @@ from gpu_fleet_image.reaper.model import (
     TAG_REAP_AFTER,
     TAG_USERS,
 )
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.providers.aws.instances import Instances
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import BUCKET, NOW, REGION, STARTED, MotoFleet, client, set_clock, write_policy
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.metrics import CODE_UNFIT
-from gpu_fleet_image.reaper.model import Group, Inventory, Verdict
-from gpu_fleet_image.reaper.sweep.lease import SweepMemory, _memory
-from gpu_fleet_image.reaper.sweep.verdict import MOST_REPLACED_IN_A_DAY, Situation, decide
+from gpu_fleet_image.controllers.sweep.lease import SweepMemory, _memory
+from gpu_fleet_image.controllers.sweep.verdict import MOST_REPLACED_IN_A_DAY, Situation, decide
+from gpu_fleet_image.core.metrics import CODE_UNFIT
+from gpu_fleet_image.core.model import Group, Inventory, Verdict
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY as SWEEPING
 from tests.reaper.custodian_cases import TAGS

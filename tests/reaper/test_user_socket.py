@@ -13,26 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.instance import paths
-from gpu_fleet_image.instance.instance_file import load
-from gpu_fleet_image.reaper.agent import activity_file, user_socket
-from gpu_fleet_image.reaper.agent.judge import Minute
-from gpu_fleet_image.reaper.agent.listening import Target
-from gpu_fleet_image.reaper.agent.notices import FromMetadata
-from gpu_fleet_image.reaper.agent.requests import BUSY, COMMANDS, Requests, line
-from gpu_fleet_image.reaper.agent.user_socket import (
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.holds import KeepTarget
+from gpu_fleet_image.core.instance_file import load
+from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_OWNER, TAG_REAP_AFTER
+from gpu_fleet_image.instance.agent import activity_file, user_socket
+from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.listening import Target
+from gpu_fleet_image.instance.agent.notices import FromMetadata
+from gpu_fleet_image.instance.agent.requests import BUSY, COMMANDS, Requests, line
+from gpu_fleet_image.instance.agent.user_socket import (
     LONGEST_REQUEST,
     MOST_CONNECTIONS,
     MOST_OF_AN_ACCOUNT,
     UserSocket,
-)
-from gpu_fleet_image.reaper.holds import KeepTarget
-from gpu_fleet_image.reaper.model import (
-    TAG_KEEP_REASON,
-    TAG_KEEP_UNTIL,
-    TAG_MANAGED,
-    TAG_OWNER,
-    TAG_REAP_AFTER,
 )
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.programs import until

@@ -8,14 +8,14 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from gpu_fleet_image.instance import instance_file
-from gpu_fleet_image.reaper.agent.users import LONGEST, MOST_USERS, SAY_AGAIN_AFTER_S, Users
-from gpu_fleet_image.reaper.alicloud.oss import OssStore, users_key
-from gpu_fleet_image.reaper.aws.agent import AgentCloud
-from gpu_fleet_image.reaper.aws.connect import users as users_of
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.model import Instance, Tie, User
+from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import Instance, Tie, User
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.aws import AgentCloud
+from gpu_fleet_image.instance.agent.users import LONGEST, MOST_USERS, SAY_AGAIN_AFTER_S, Users
+from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
+from gpu_fleet_image.providers.aws.connect import users as users_of
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.situations import NOW
 

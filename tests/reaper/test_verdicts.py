@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper.handshake import (
-    CLOSED_LASTS,
-    IDLE_LASTS,
-    Reply,
-    Said,
-    mark_name,
-    replies,
-    said_of,
-)
-from gpu_fleet_image.reaper.model import (
+from gpu_fleet_image.controllers.sweep.evidence import summarise, window_of
+from gpu_fleet_image.controllers.sweep.verdict import decide, shortest_idle_time
+from gpu_fleet_image.core.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Said, mark_name, replies, said_of
+from gpu_fleet_image.core.model import (
     TAG_GIVE_BACK,
     TAG_WITHDRAWN,
     Activity,
@@ -27,10 +21,8 @@ from gpu_fleet_image.reaper.model import (
     Inventory,
     Verdict,
 )
-from gpu_fleet_image.reaper.store import Listed
-from gpu_fleet_image.reaper.sweep.evidence import summarise, window_of
-from gpu_fleet_image.reaper.sweep.verdict import decide, shortest_idle_time
-from gpu_fleet_image.reaper.times import is_quiet
+from gpu_fleet_image.core.store import Listed
+from gpu_fleet_image.core.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, make_instance
 from tests.reaper.sweeping import policy
 

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from gpu_fleet_image.reaper.alicloud.oss import OssStore
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, TAG_POOL, TAG_REAP_AFTER
-from gpu_fleet_image.reaper.sweep import watch as watching
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.controllers.sweep import watch as watching
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_POOL, TAG_REAP_AFTER
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import BUCKET, NOW, TAGS, client, pool_policy
 from tests.reaper.plays.stage import CLOUDS, POOL

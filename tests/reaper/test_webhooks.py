@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.reaper.notify import webhooks
-from gpu_fleet_image.reaper.notify.webhooks import Webhook
+from gpu_fleet_image.core.notify import webhooks
+from gpu_fleet_image.core.notify.webhooks import Webhook
 from tests.answering import answering
 
 LONGEST_S = 60.0  # of what is not about time: a busy computer may stand still for seconds

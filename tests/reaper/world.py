@@ -17,9 +17,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from gpu_fleet_image.reaper.aws.instances import TAG_GROUP
-from gpu_fleet_image.reaper.metrics import CODE_HUNG
-from gpu_fleet_image.reaper.model import (
+from gpu_fleet_image.core.metrics import CODE_HUNG
+from gpu_fleet_image.core.model import (
     KEEP_AT_MOST,
     TAG_GIVE_BACK,
     TAG_KEEP_UNTIL,
@@ -32,7 +31,8 @@ from gpu_fleet_image.reaper.model import (
     TAG_TAKEN_AT,
     TAG_WITHDRAWN,
 )
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.providers.aws.instances import TAG_GROUP
 from tests.reaper.oracle import NEVER, SHORTEST_USE, Rules, Span, Timeline, wrongs_of
 
 STACK = "test"  # every other one is somebody else's

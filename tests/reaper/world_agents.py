@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from gpu_fleet_image.instance import instance_file
-from gpu_fleet_image.instance.errors import CloudError
-from gpu_fleet_image.reaper.agent import cloud as agent_cloud
-from gpu_fleet_image.reaper.agent.answers import Seen, seen
-from gpu_fleet_image.reaper.agent.habits import Accustomed
-from gpu_fleet_image.reaper.agent.judge import Limits
-from gpu_fleet_image.reaper.agent.kept_files import Saved
-from gpu_fleet_image.reaper.agent.listening import Answers, NoticeListener
-from gpu_fleet_image.reaper.agent.notices import FromMetadata
-from gpu_fleet_image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
-from gpu_fleet_image.reaper.alicloud.oss import OssStore
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.handshake import Exchange
-from gpu_fleet_image.reaper.model import TAG_WITHDRAWN
-from gpu_fleet_image.reaper.store import Store
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.core.handshake import Exchange
+from gpu_fleet_image.core.model import TAG_WITHDRAWN
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.instance.agent import cloud as agent_cloud
+from gpu_fleet_image.instance.agent.answers import Seen, seen
+from gpu_fleet_image.instance.agent.habits import Accustomed
+from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.kept_files import Saved
+from gpu_fleet_image.instance.agent.listening import Answers, NoticeListener
+from gpu_fleet_image.instance.agent.notices import FromMetadata
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Reading, Session, Started
+from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.reaper.alicloud_server import ENVIRON
 from tests.reaper.instance_toml import INSTANCE_TOML
 from tests.reaper.world import Patience

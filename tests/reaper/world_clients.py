@@ -6,8 +6,8 @@ import io
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_fleet_image.reaper.aws.session import Clients
-from gpu_fleet_image.reaper.model import TAG_WITHDRAWN
+from gpu_fleet_image.core.model import TAG_WITHDRAWN
+from gpu_fleet_image.providers.aws.session import Clients
 from tests.reaper.world import SimulatedInstance, World, refusal
 
 DAY_S = 86_400

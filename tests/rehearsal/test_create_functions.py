@@ -21,7 +21,7 @@ def function(create):
         name="sweep",
         role=role["arn"],
         runtime="python3.12",
-        handler="gpu_fleet_image.reaper.sweep.handler.handle",
+        handler="gpu_fleet_image.controllers.sweep.handler.handle",
         code=pulumi.AssetArchive({"policy.json": pulumi.StringAsset("{}")}),
         timeout=300,
         memorySize=512,

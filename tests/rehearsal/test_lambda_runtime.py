@@ -18,7 +18,7 @@ def handle(event, context):
 @pytest.fixture
 def call(tmp_path):
     """Calls a handler that says which modules it could import."""
-    handler = tmp_path / "function" / "gpu_fleet_image" / "reaper" / "sweep" / "handler.py"
+    handler = tmp_path / "function" / "gpu_fleet_image" / "controllers" / "sweep" / "handler.py"
     handler.parent.mkdir(parents=True)
     handler.write_text(HANDLER)
     runtime = lambda_runtime.laid_out(tmp_path / "runtime")

@@ -20,7 +20,7 @@ from typing import Any
 import boto3
 from moto.ssm.models import Command
 
-from gpu_fleet_image.reaper.metrics import METRIC_GATE_PASSED, namespace
+from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
 from gpu_fleet_stacks.rehearsal import first_boot
 from gpu_fleet_stacks.rehearsal.cast import services
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service

@@ -7,15 +7,15 @@ from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.instance.errors import CloudError, ConfigurationError
+from gpu_fleet_image.console.runs import queue_view
+from gpu_fleet_image.console.runs.bucket import RunBucket
+from gpu_fleet_image.console.runs.queue_view import QueueViewer
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.queue_errors import SlurmError
+from gpu_fleet_image.core.runs import NodeState, Phase
 from gpu_fleet_image.queue import books
 from gpu_fleet_image.queue.answers import Job
-from gpu_fleet_image.queue.errors import SlurmError
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.runs import queue_view
-from gpu_fleet_image.runs.bucket import RunBucket
-from gpu_fleet_image.runs.model import NodeState, Phase
-from gpu_fleet_image.runs.queue_view import QueueViewer
 from tests.capacity.cloud_of_groups import policy
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)

@@ -15,17 +15,16 @@ import tomli_w
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from gpu_fleet_image.capacity.command import Desk
-from gpu_fleet_image.capacity.model import Fate, MoverState, Request
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.agent.sensors.processes import is_watched, processes
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.errors import CloudError, ConfigurationError
-from gpu_fleet_image.reaper.place import Place
-from gpu_fleet_image.runs import aws, command
-from gpu_fleet_image.runs.bucket import NEWEST, RunBucket
-from gpu_fleet_image.runs.choice import busy
-from gpu_fleet_image.runs.model import (
+from gpu_fleet_image.console.runs import aws, command
+from gpu_fleet_image.console.runs.bucket import NEWEST, RunBucket
+from gpu_fleet_image.console.runs.choice import busy
+from gpu_fleet_image.console.users.take import Desk
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.capacity import Fate, MoverState, Request
+from gpu_fleet_image.core.place import Place
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.runs import (
     JOB,
     STATE,
     Job,
@@ -36,6 +35,7 @@ from gpu_fleet_image.runs.model import (
     node_prefix,
     state_of,
 )
+from gpu_fleet_image.instance.agent.sensors.processes import is_watched, processes
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import sweeps
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.reaper.metrics import METRIC_GATE_PASSED
-from gpu_fleet_image.runs import alicloud, command
+from gpu_fleet_image.console.runs import alicloud, command
+from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED
 from gpu_fleet_stacks.alicloud.stack import build
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import run_program

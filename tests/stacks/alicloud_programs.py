@@ -39,8 +39,8 @@ EVERYTHING = stack(
     image={
         "id": "m-wz90000000000000000",
         "base_id": "ubuntu_24_04_x64_20G_alibase_20260101.vhd",
-        "payload": "image/gpu_fleet_image/packages.toml",
-        "disk": "image/gpu_fleet_image/versions.toml",
+        "payload": "image/gpu_fleet_image/recipe/packages.toml",
+        "disk": "image/gpu_fleet_image/recipe/versions.toml",
     },
     pools=[pool(), CLUSTER, LIMITED],
 )
@@ -111,7 +111,7 @@ VARIANTS = {
         image={
             "id": "m-wz90000000000000000",
             "base_id": "ubuntu_24_04_x64_20G_alibase_20260101.vhd",
-            "payload": "image/gpu_fleet_image/packages.toml",
+            "payload": "image/gpu_fleet_image/recipe/packages.toml",
         }
     ),
     "queue": stack(queue="slurm", storage=STORAGE | {"home": True}, access=ACCESS),

@@ -58,7 +58,7 @@ BUILDING = stack(
     image={
         "parameter": "/imagebuilder/gpu-fleet-test/ami",
         "base_id": "ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
-        "payload": "image/gpu_fleet_image/packages.toml",
+        "payload": "image/gpu_fleet_image/recipe/packages.toml",
     },
     network={
         "cidr": "10.0.0.0/16",

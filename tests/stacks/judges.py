@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gpu_fleet_image.credentials.alicloud import session_policy
+from gpu_fleet_image.instance.credentials.alicloud import session_policy
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_examples, iam, ram

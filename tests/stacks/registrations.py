@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import pulumi
 
-from gpu_fleet_image import payload
+from gpu_fleet_image.recipe import payload
 from gpu_fleet_stacks.rehearsal import invokes, monitor, program
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server

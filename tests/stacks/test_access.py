@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from gpu_fleet_image.reaper import calls as image_calls
-from gpu_fleet_image.reaper.agent import kept_files
-from gpu_fleet_image.reaper.alicloud import session as image_alicloud
+from gpu_fleet_image.core import calls as image_calls
+from gpu_fleet_image.instance.agent import kept_files
+from gpu_fleet_image.providers.alicloud import session as image_alicloud
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.calls import alicloud as stacks_alicloud
 from gpu_fleet_stacks.calls import errors as stacks_calls

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from gpu_fleet_image.capacity.model import STATE
-from gpu_fleet_image.reaper.money import budget_check
-from gpu_fleet_image.reaper.sweep import lease
+from gpu_fleet_image.controllers.meter import budget_check
+from gpu_fleet_image.controllers.sweep import lease
+from gpu_fleet_image.core.capacity import STATE
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.payload.sweep_archive import policy_document
 from gpu_fleet_stacks.settings import stack_files

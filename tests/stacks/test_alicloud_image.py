@@ -22,8 +22,8 @@ def sha256(name):
 def test_a_recipe_is_stored_under_its_own_hash():
     (stored,) = inputs(everything(), OBJECT, name="-payload")
 
-    assert stored["key"] == f"image/{sha256('image/gpu_fleet_image/packages.toml')}.toml"
-    assert stored["source"] == str(ROOT / "image/gpu_fleet_image/packages.toml")
+    assert stored["key"] == f"image/{sha256('image/gpu_fleet_image/recipe/packages.toml')}.toml"
+    assert stored["source"] == str(ROOT / "image/gpu_fleet_image/recipe/packages.toml")
 
 
 def test_a_build_fetches_the_recipe_inside_the_network_by_tls_and_checks_its_hash_before_it_runs():
@@ -32,7 +32,7 @@ def test_a_build_fetches_the_recipe_inside_the_network_by_tls_and_checks_its_has
     steps = component["content"].splitlines()
 
     assert f"https://{bucket}.oss-cn-shenzhen-internal.aliyuncs.com/image/" in component["content"]
-    digest = f"echo '{sha256('image/gpu_fleet_image/packages.toml')}"
+    digest = f"echo '{sha256('image/gpu_fleet_image/recipe/packages.toml')}"
     (checked,) = [index for index, step in enumerate(steps) if digest in step]
     (run,) = [index for index, step in enumerate(steps) if "TARGET=alicloud" in step]
     assert checked < run
@@ -59,7 +59,9 @@ def test_another_recipe_is_another_component():
         image = {"id": "m-1", "base_id": "m-2", "payload": payload}
         return inputs(declared(stack(image=image)), COMPONENT)[0]["imageComponentName"]
 
-    assert name("image/gpu_fleet_image/packages.toml") != name("image/gpu_fleet_image/versions.toml")
+    assert name("image/gpu_fleet_image/recipe/packages.toml") != name(
+        "image/gpu_fleet_image/recipe/versions.toml"
+    )
 
 
 def test_a_baked_disk_is_imported_through_the_records_bucket():
@@ -68,7 +70,7 @@ def test_a_baked_disk_is_imported_through_the_records_bucket():
     (mapping,) = imported["diskDeviceMappings"]
     assert mapping["format"] == "qcow2"
     assert mapping["ossBucket"] == "gpu-fleet-test-records-1234567890123456"
-    assert mapping["ossObject"] == f"image/{sha256('image/gpu_fleet_image/versions.toml')}.toml"
+    assert mapping["ossObject"] == f"image/{sha256('image/gpu_fleet_image/recipe/versions.toml')}.toml"
     assert mapping["diskImageSize"] == 100
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.reaper import policy as policies
+from gpu_fleet_image.core import policy as policies
 from gpu_fleet_stacks.alicloud import firewall
 from gpu_fleet_stacks.alicloud.network import private_networks
 from tests.stacks import clouds
@@ -269,7 +269,7 @@ def test_a_functions_archive_carries_its_modules_and_its_policy(alicloud):
     policy = json.loads(archive.read("policy.json"))
     assert policy["cloud"] == "alicloud"
     assert set(policy["pools"]) == {pool.name for pool in alicloud.settings.pools}
-    assert "gpu_fleet_image/reaper/__init__.py" in archive.namelist()
+    assert "gpu_fleet_image/core/__init__.py" in archive.namelist()
 
 
 def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(alicloud):

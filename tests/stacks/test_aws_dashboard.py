@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpu_fleet_image.reaper import metrics
+from gpu_fleet_image.core import metrics
 from gpu_fleet_stacks.aws.dashboard import SHARED
 from gpu_fleet_stacks.naming import metric_namespace, prefixed
 

@@ -21,7 +21,9 @@ from tests.stacks.registrations import ROOT, stood
 from tests.stacks.registrations import declared as declared_of
 
 BUILDER = "aws:imagebuilder/{}:{}"
-PAYLOAD_SHA256 = hashlib.sha256((ROOT / "image/gpu_fleet_image/packages.toml").read_bytes()).hexdigest()
+PAYLOAD_SHA256 = hashlib.sha256(
+    (ROOT / "image/gpu_fleet_image/recipe/packages.toml").read_bytes()
+).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def test_the_image_looks_at_itself_before_and_after_it_is_made(built):
     assert phases(inputs(built, "Component", "-recipe"))["validate"][0]["inputs"]["commands"] == [look]
     assert phases(inputs(built, "Component", "-tests"))["test"][0]["inputs"]["commands"] == [f"{look} booted"]
     assert inputs(built, "ImagePipeline")["imageTestsConfiguration"]["imageTestsEnabled"] is True
-    assert (ROOT / "image/gpu_fleet_image/rootfs" / look.removeprefix("/")).is_file()
+    assert (ROOT / "image/gpu_fleet_image/recipe/rootfs" / look.removeprefix("/")).is_file()
 
 
 def test_a_build_is_tried_on_the_cheapest_gpu_of_the_stack_before_it_is_distributed(built):
@@ -147,7 +149,7 @@ def test_a_canary_can_be_tried_in_every_zone_and_only_the_first_has_a_schedule(b
 
 def test_without_a_canary_image_builders_own_test_runs():
     image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "canary": False}
-    declared = declared_of(stack(image=image | {"payload": "image/gpu_fleet_image/packages.toml"}))
+    declared = declared_of(stack(image=image | {"payload": "image/gpu_fleet_image/recipe/packages.toml"}))
 
     assert declared.of_type(BUILDER.format("workflow", "Workflow")) == ()
     arns = [workflow["workflowArn"] for workflow in inputs(declared, "ImagePipeline")["workflows"]]
@@ -268,7 +270,9 @@ def test_another_recipe_is_another_component_and_another_recipe_of_image_builder
         made = [inputs(found, kind, label) for kind, label in (("Component", "-recipe"), ("ImageRecipe", ""))]
         return {(each["name"], each["version"]) for each in made}
 
-    assert not names("image/gpu_fleet_image/packages.toml") & names("image/gpu_fleet_image/versions.toml")
+    assert not names("image/gpu_fleet_image/recipe/packages.toml") & names(
+        "image/gpu_fleet_image/recipe/versions.toml"
+    )
 
 
 @given(st.lists(st.text(), min_size=1))
@@ -285,7 +289,7 @@ def test_where_a_text_ends_counts():
 
 
 def test_a_component_is_small_enough_for_the_cloud():
-    payload = image_files.read("image.payload", "image/gpu_fleet_image/packages.toml")
+    payload = image_files.read("image.payload", "image/gpu_fleet_image/recipe/packages.toml")
 
     assert len(component_content(BUILDING, payload)) < 16_000
 

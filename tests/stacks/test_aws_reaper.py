@@ -13,8 +13,8 @@ import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpu_fleet_image.reaper import policy as policies
-from gpu_fleet_image.reaper.place import POLICY_KEY
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.place import POLICY_KEY
 from gpu_fleet_stacks.aws.reaper import bundle
 from gpu_fleet_stacks.aws.reaper_role import LICENCES, MARKS
 from gpu_fleet_stacks.payload import sweep_archive
@@ -37,7 +37,7 @@ class Context:
     def get_remaining_time_in_millis(self):
         return 120_000
 
-from gpu_fleet_image.reaper.sweep.handler import handle
+from gpu_fleet_image.controllers.sweep.handler import handle
 summary = handle({}, Context())
 print(json.dumps({"summary": summary, "modules": sorted(sys.modules)}))
 """
@@ -208,13 +208,13 @@ def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
 
     assert {
         "policy.json",
-        "gpu_fleet_image/reaper/sweep/handler.py",
-        "gpu_fleet_image/reaper/sweep/verdict.py",
+        "gpu_fleet_image/controllers/sweep/handler.py",
+        "gpu_fleet_image/controllers/sweep/verdict.py",
     } <= names
     assert not names & {
-        "gpu_fleet_image/reaper/agent/loop.py",
+        "gpu_fleet_image/instance/agent/loop.py",
         "gpu_fleet_image/console/cli.py",
-        "gpu_fleet_image/reaper/agent/sensors/gpu.py",
+        "gpu_fleet_image/instance/agent/sensors/gpu.py",
     }
 
 
@@ -243,11 +243,10 @@ def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_pat
 
 
 def test_the_modules_of_the_bundle_are_found_by_their_imports():
-    assert "gpu_fleet_image/reaper/sweep/verdict.py" in sweep_archive.modules()
-    assert sweep_archive.modules("gpu_fleet_image.reaper.errors") == (
+    assert "gpu_fleet_image/controllers/sweep/verdict.py" in sweep_archive.modules()
+    assert sweep_archive.modules("gpu_fleet_image.core.reaper_errors") == (
         "gpu_fleet_image/__init__.py",
-        "gpu_fleet_image/instance/__init__.py",
-        "gpu_fleet_image/instance/errors.py",
-        "gpu_fleet_image/reaper/__init__.py",
-        "gpu_fleet_image/reaper/errors.py",
+        "gpu_fleet_image/core/__init__.py",
+        "gpu_fleet_image/core/errors.py",
+        "gpu_fleet_image/core/reaper_errors.py",
     )

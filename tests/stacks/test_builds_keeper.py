@@ -14,7 +14,12 @@ from tests.stacks.registered import named
 from tests.stacks.registrations import declared
 
 ON_ALICLOUD = alicloud_examples.stack(
-    image={"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/packages.toml", "mode": "baked"}
+    image={
+        "id": "m-1",
+        "base_id": "m-2",
+        "payload": "image/gpu_fleet_image/recipe/packages.toml",
+        "mode": "baked",
+    }
 )
 SCANNED = stack(
     image={

@@ -12,10 +12,10 @@ from io import BytesIO
 import boto3
 import pytest
 
-from gpu_fleet_image.accounts.aws import IdentityCenterGroups
-from gpu_fleet_image.accounts.directory import MemberProfile
+from gpu_fleet_image.controllers.directory.aws import IdentityCenterGroups
+from gpu_fleet_image.controllers.directory.directory import MemberProfile
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.queue.accounting import TeamLimits, limits_of
-from gpu_fleet_image.reaper.calls import Calls
 from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
@@ -418,7 +418,9 @@ def test_on_alibaba_cloud_the_function_lists_its_groups_and_writes_the_roster_al
 
 def test_leavers_are_out_within_five_minutes_of_the_directorys_word():
     """A minute until the function reads, then the timer of the instances."""
-    timer = (sweep_archive.ROOT / "gpu_fleet_image/rootfs/etc/systemd/system/gpu-accounts.timer").read_text()
+    timer = (
+        sweep_archive.ROOT / "gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-accounts.timer"
+    ).read_text()
     waits = dict(line.split("=", 1) for line in timer.splitlines() if line.startswith(("On", "Acc", "Rand")))
 
     assert waits == {"OnUnitInactiveSec": "3min", "AccuracySec": "10s", "RandomizedDelaySec": "20s"}

@@ -94,7 +94,7 @@ def test_an_instance_gets_agent_packages_and_trainer_and_says_what_it_lacks_of_i
 def test_without_the_agent_in_the_payload_the_chain_breaks(cloud, text, tmp_path, monkeypatch):
     payload = built.built("aws")
     shutil.copyfile(payload.path, tmp_path / "whole.tar.gz")
-    left = lacking(tmp_path / "whole.tar.gz", "python/gpu_fleet_image/reaper/agent/")
+    left = lacking(tmp_path / "whole.tar.gz", "python/gpu_fleet_image/instance/agent/")
     document = offer(cloud, left)
 
     boot(cloud, changed(text, **document), tmp_path / "root")
@@ -175,7 +175,7 @@ def test_a_payload_that_another_zlib_compressed_is_unpacked(cloud, text, tmp_pat
     boot(cloud, changed(text, **offered), tmp_path / "root")
 
     assert offered["sha256"] == built.built("aws").sha256
-    assert (tmp_path / "root/opt/gpu-fleet/lib/gpu_fleet_image/reaper").is_dir()
+    assert (tmp_path / "root/opt/gpu-fleet/lib/gpu_fleet_image/core").is_dir()
 
 
 @pytest.mark.parametrize("broken", [lambda whole: whole[:-100_000], lambda whole: b"no gzip at all"])

@@ -334,7 +334,7 @@ def test_following_ends_with_the_build(run):
 
 
 ALICLOUD = alicloud_examples.stack(
-    image={"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/packages.toml"}
+    image={"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/recipe/packages.toml"}
 )
 ECS_NAME = f"gpu-fleet-test-{image_files.recipe(ALICLOUD).sha256[:12]}"
 
@@ -398,7 +398,12 @@ def test_on_alibaba_cloud_a_stack_that_follows_its_builds_boots_the_newest_and_r
     ecs, run
 ):
     account, builds = ecs
-    image = {"id": "m-1", "base_id": "m-2", "payload": "image/gpu_fleet_image/packages.toml", "mode": "baked"}
+    image = {
+        "id": "m-1",
+        "base_id": "m-2",
+        "payload": "image/gpu_fleet_image/recipe/packages.toml",
+        "mode": "baked",
+    }
     builds._stack = alicloud_examples.stack(image=image)
     account.answers["DescribeImages"] = images(7, 8)
     newest = executions(("exec-8", "SUCCESS", "m-8", "2026-11-08"))

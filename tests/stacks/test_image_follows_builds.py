@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpu_fleet_image.payload import PROJECT
+from gpu_fleet_image.recipe.payload import PROJECT
 from gpu_fleet_stacks.acceptance import variant
 from gpu_fleet_stacks.alicloud.stack import build as build_alicloud
 from gpu_fleet_stacks.aws.stack import build as build_aws
@@ -100,14 +100,14 @@ def test_instances_fetch_the_payload_and_what_a_build_made_does_not(first_up):
 
 
 def test_every_build_and_no_bootstrap_writes_what_the_unit_looks_for():
-    steps = (PROJECT / "image/gpu_fleet_image/steps/ORDER").read_text().splitlines()
+    steps = (PROJECT / "image/gpu_fleet_image/recipe/steps/ORDER").read_text().splitlines()
     (targets,) = [line.split()[1:] for line in steps if line.startswith("95-manifest")]
 
     assert {"aws", "alicloud"} <= set(targets)
     assert "bootstrap" not in targets
     assert (
         "--folder /usr/share/gpu-fleet"
-        in (PROJECT / "image/gpu_fleet_image/steps/95-manifest.sh").read_text()
+        in (PROJECT / "image/gpu_fleet_image/recipe/steps/95-manifest.sh").read_text()
     )
 
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.reaper import policy
+from gpu_fleet_image.core import policy
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.meter_prices import budget_document
 from gpu_fleet_stacks.payload import sweep_archive

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_fleet_image.reaper import metrics
-from gpu_fleet_image.reaper.money import meter
+from gpu_fleet_image.controllers.meter import meter
+from gpu_fleet_image.core import metrics
 from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
 from gpu_fleet_stacks.monitoring import grafana

@@ -15,7 +15,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image import bootstrap
+from gpu_fleet_image.recipe import bootstrap
 from gpu_fleet_stacks.payload import fetch, user_data
 
 KEYS = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789/-_.~ +=&%$@:,é", min_size=1, max_size=60)

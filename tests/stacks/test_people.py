@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from gpu_fleet_image.reaper.people import connect
+from gpu_fleet_image.console.users import connect
 from gpu_fleet_stacks.aws.sessions import document_content
 from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive

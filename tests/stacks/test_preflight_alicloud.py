@@ -381,7 +381,7 @@ def test_a_missing_role_is_reported_with_the_command_that_makes_it():
 
     scaling, nas = "AliyunServiceRoleForAutoScaling", "AliyunServiceRoleForNasEncryption"
     disks = "AliyunECSImageImportDefaultRole"
-    imported = stack(image={"id": IMAGE["ImageId"], "disk": "image/gpu_fleet_image/versions.toml"})
+    imported = stack(image={"id": IMAGE["ImageId"], "disk": "image/gpu_fleet_image/recipe/versions.toml"})
     linked = "aliyun resourcemanager CreateServiceLinkedRole --ServiceName"
     no_group = "is missing: Auto Scaling makes no group"
     rows = (

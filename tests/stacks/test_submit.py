@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from gpu_fleet_image.runs import alicloud, aws, model
+from gpu_fleet_image.console.runs import alicloud, aws
+from gpu_fleet_image.core import runs as model
 from gpu_fleet_stacks import naming
 from tests.stacks import ram
 from tests.stacks.alicloud_examples import stack as alicloud_stack

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
-from gpu_fleet_image import trainer_wheels, wheel_store
-from gpu_fleet_image.trainer_wheels import main
+from gpu_fleet_image.core import wheel_store
+from gpu_fleet_image.instance import trainer_wheels
+from gpu_fleet_image.instance.trainer_wheels import main
 from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.payload import wheels_command
 

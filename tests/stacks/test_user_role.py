@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from gpu_fleet_image.runs import model
+from gpu_fleet_image.core import runs as model
 from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import statements

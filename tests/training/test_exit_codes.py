@@ -11,7 +11,7 @@ from tests.training.commands import tried, tried_alone
 from tests.training.examples import changed, gpt_table
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "image/gpu_fleet_image/rootfs/etc/systemd/system/trainer@.service"
+UNIT = ROOT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system/trainer@.service"
 
 
 def all_errors(kind: type[TrainingError] = TrainingError) -> list[type[TrainingError]]:

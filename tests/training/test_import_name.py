@@ -11,7 +11,7 @@ import pytest
 from tests.training.programs import DIGITS, ROOT
 
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
-LAUNCHER = ROOT / "image/gpu_fleet_image/rootfs/usr/local/bin/gpu-fleet"
+LAUNCHER = ROOT / "image/gpu_fleet_image/recipe/rootfs/usr/local/bin/gpu-fleet"
 TAKEN = ("training", "image", "stacks")
 SHORT = ("--run.epochs", "0.0", "--run.steps", "2", "--schedule.warmup_steps", "0")
 
@@ -75,7 +75,7 @@ def test_the_launcher_of_an_instance_is_not_shadowed(repository: Path, tmp_path:
     (home / "venv/bin").mkdir(parents=True)
     (home / "venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (home / "venv/bin/python").chmod(0o755)
-    shutil.copytree(ROOT / "image/gpu_fleet_image/rootfs/opt/gpu-fleet/bin", home / "bin")
+    shutil.copytree(ROOT / "image/gpu_fleet_image/recipe/rootfs/opt/gpu-fleet/bin", home / "bin")
     (home / "lib").mkdir()
     (home / "lib/gpu_fleet_image").symlink_to(ROOT / "image" / "gpu_fleet_image")
     (home / "lib/gpu_fleet").symlink_to(ROOT / "training/gpu_fleet")

@@ -134,7 +134,7 @@ def launch(
 def _refuse_where_terminated() -> None:
     """Raise LaunchError on an instance whose agent allows no more work.
 
-    See image/gpu_fleet_image/reaper/agent/listening.py.
+    See image/gpu_fleet_image/instance/agent/listening.py.
     """
     try:
         raise LaunchError((run_directory() / "closed").read_text(encoding="utf-8").strip())

@@ -13,8 +13,8 @@ class CommandNotHereError(ConsoleError):
 BASES = frozenset(
     {
         "gpu_fleet_image.console.errors.ConsoleError",
-        "gpu_fleet_image.errors.ImageError",
-        "gpu_fleet_image.instance.errors.InstanceError",
+        "gpu_fleet_image.recipe.errors.ImageError",
+        "gpu_fleet_image.core.errors.InstanceError",
         "gpu_fleet_stacks.errors.StacksError",
         "gpu_fleet.errors.TrainingError",
     }

@@ -41,13 +41,17 @@ IMAGE = Rows(
             "gpu_fleet_stacks.images.command:rollback", "Boot the image before the promoted one."
         ),
         "scan": Row("gpu_fleet_stacks.images.command:scan", "What a scanner knows of the promoted image."),
-        "bake": Row("gpu_fleet_image.build:main", "Bake on this computer: a folder, a disk or a container."),
-        "compare": Row(
-            "gpu_fleet_image.file_list:main", "Compare two bakes of the same inputs, file by file."
+        "bake": Row(
+            "gpu_fleet_image.recipe.build:main", "Bake on this computer: a folder, a disk or a container."
         ),
-        "lock": Row("gpu_fleet_image.lock_command:main", "List what comes from outside, and how it is held."),
+        "compare": Row(
+            "gpu_fleet_image.recipe.file_list:main", "Compare two bakes of the same inputs, file by file."
+        ),
+        "lock": Row(
+            "gpu_fleet_image.recipe.lock_command:main", "List what comes from outside, and how it is held."
+        ),
         "payload": Row(
-            "gpu_fleet_image.build:payload_command", "Write the tarball that a cloud's builder runs."
+            "gpu_fleet_image.recipe.build:payload_command", "Write the tarball that a cloud's builder runs."
         ),
         "wheels": Row(
             "gpu_fleet_stacks.payload.wheels_command:wheels", "Put the trainer's wheels into a bucket."
@@ -59,11 +63,17 @@ GPU = Rows(
     "Share an instance's GPUs: who reserved which, until when.",
     "gpu-fleet gpu list",
     {
-        "list": Row("gpu_fleet_image.gpus.command:list_gpus", "The instance's GPUs, and who reserved them."),
-        "reserve": Row("gpu_fleet_image.gpus.command:reserve", "Reserve some of them for hours or days."),
-        "release": Row("gpu_fleet_image.gpus.command:release", "Give yours back before."),
-        "env": Row("gpu_fleet_image.gpus.command:env", "Let an open shell see yours alone."),
-        "mps": Row("gpu_fleet_image.gpus.mps:mps", "Let several processes compute on yours at once."),
+        "list": Row(
+            "gpu_fleet_image.instance.gpus.command:list_gpus", "The instance's GPUs, and who reserved them."
+        ),
+        "reserve": Row(
+            "gpu_fleet_image.instance.gpus.command:reserve", "Reserve some of them for hours or days."
+        ),
+        "release": Row("gpu_fleet_image.instance.gpus.command:release", "Give yours back before."),
+        "env": Row("gpu_fleet_image.instance.gpus.command:env", "Let an open shell see yours alone."),
+        "mps": Row(
+            "gpu_fleet_image.instance.gpus.mps:mps", "Let several processes compute on yours at once."
+        ),
     },
 )
 
@@ -87,30 +97,32 @@ INTERNAL = "On an instance, by systemd"
 SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     "Users of instances": {
         "take": Row(
-            "gpu_fleet_image.capacity.command:take", "Take instances: they start where there is room."
+            "gpu_fleet_image.console.users.take:take", "Take instances: they start where there is room."
         ),
-        "give-back": Row("gpu_fleet_image.capacity.command:give_back", "Return an instance that you took."),
+        "give-back": Row("gpu_fleet_image.console.users.take:give_back", "Return an instance that you took."),
         "status": Row(
-            "gpu_fleet_image.reaper.people.status:status", "Every instance: owner, idle time, cost."
+            "gpu_fleet_image.console.users.status:status", "Every instance: owner, idle time, cost."
         ),
         "explain": Row(
-            "gpu_fleet_image.reaper.people.explain:explain", "Why an instance is terminated or kept."
+            "gpu_fleet_image.console.users.explain:explain", "Why an instance is terminated or kept."
         ),
         "keep": Row(
-            "gpu_fleet_image.reaper.people.keep:keep", "Keep an instance for hours or days, used or not."
+            "gpu_fleet_image.console.users.keep:keep", "Keep an instance for hours or days, used or not."
         ),
-        "release": Row("gpu_fleet_image.reaper.people.keep:release", "Keep an instance no longer."),
+        "release": Row("gpu_fleet_image.console.users.keep:release", "Keep an instance no longer."),
         "connect": Row(
-            "gpu_fleet_image.reaper.people.connect:connect", "A shell on an instance, or a port of it here."
+            "gpu_fleet_image.console.users.connect:connect", "A shell on an instance, or a port of it here."
         ),
         "gpu": GPU,
         "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
         "submit": Row(
-            "gpu_fleet_image.runs.command:submit", "Start a run on instances, as your account there."
+            "gpu_fleet_image.console.runs.command:submit", "Start a run on instances, as your account there."
         ),
-        "runs": Row("gpu_fleet_image.runs.follow:runs", "Your submitted runs: phase, step, loss, cost."),
-        "logs": Row("gpu_fleet_image.runs.follow:logs", "The log of a submitted run."),
-        "cancel": Row("gpu_fleet_image.runs.follow:cancel", "Ask a submitted run to save and end."),
+        "runs": Row(
+            "gpu_fleet_image.console.runs.follow:runs", "Your submitted runs: phase, step, loss, cost."
+        ),
+        "logs": Row("gpu_fleet_image.console.runs.follow:logs", "The log of a submitted run."),
+        "cancel": Row("gpu_fleet_image.console.runs.follow:cancel", "Ask a submitted run to save and end."),
     },
     "Platform teams": {
         "init": Row(
@@ -148,25 +160,25 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_stacks.teardown.command:destroy", "Drain and delete a stack; keep its data."
         ),
         "sweep": Row(
-            "gpu_fleet_image.reaper.sweep.command:sweep", "Run the idle sweep by hand; dry by default."
+            "gpu_fleet_image.console.operators.sweep:sweep", "Run the idle sweep by hand; dry by default."
         ),
         "unfreeze": Row(
-            "gpu_fleet_image.reaper.people.unfreeze:unfreeze", "Let frozen pools scale out again."
+            "gpu_fleet_image.console.operators.unfreeze:unfreeze", "Let frozen pools scale out again."
         ),
         "report": Row(
-            "gpu_fleet_image.reaper.people.report:report", "What a month saved, or a day was worth."
+            "gpu_fleet_image.console.operators.report:report", "What a month saved, or a day was worth."
         ),
         "image": IMAGE,
     },
     INTERNAL: {
         "accounts": Row(
-            "gpu_fleet_image.accounts.command:command", "Make the accounts of the stack's users."
+            "gpu_fleet_image.instance.accounts.command:command", "Make the accounts of the stack's users."
         ),
         "start-run": Row(
-            "gpu_fleet_image.accounts.start_run:start_run", "Start a submitted run, as its account."
+            "gpu_fleet_image.instance.accounts.start_run:start_run", "Start a submitted run, as its account."
         ),
         "agent": Row(
-            "gpu_fleet_image.reaper.agent.command:command", "Watch this instance, publish heartbeats."
+            "gpu_fleet_image.instance.agent.command:command", "Watch this instance, publish heartbeats."
         ),
     },
 }

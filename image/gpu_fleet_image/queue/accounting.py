@@ -17,24 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.instance import instance_file, paths
-from gpu_fleet_image.instance.errors import InstanceError
-from gpu_fleet_image.instance.files import replace_text
-from gpu_fleet_image.queue import configuration, database, queue_file
+from gpu_fleet_image.core import instance_file, paths, queue_file
+from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.files import replace_text
+from gpu_fleet_image.core.queue_errors import NotReadyError, RosterUnreadError
+from gpu_fleet_image.queue import configuration, database
 from gpu_fleet_image.queue.answers import ENDED, ListedJob
 from gpu_fleet_image.queue.configuration import GRACE_S, LOW, NORMAL
 from gpu_fleet_image.queue.database import READ_BY_OWNER, KeptAccounts
-from gpu_fleet_image.queue.errors import NotReadyError, RosterUnreadError
 from gpu_fleet_image.queue.slurm import Association
 
 DUMP = "accounting.sql.gz"
 SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
-ROSTER = "accounts.json"  # of the stack (image/gpu_fleet_image/accounts/roster.py has all of it)
+ROSTER = "accounts.json"  # of the stack (image/gpu_fleet_image/core/roster.py has all of it)
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of those who are in none
 ROOT = "root"  # Slurm's own, above all accounts
-USER_NUMBERS = range(2000, 30_000)  # of the roster (image/gpu_fleet_image/accounts/roster.py)
+USER_NUMBERS = range(2000, 30_000)  # of the roster (image/gpu_fleet_image/core/roster.py)
 NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"
 LOG = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[st
     """Jobs that live, of users whom the roster names no more. Pure.
 
     By their numbers: a new controller knows no names until it has made the accounts. A roster of nobody is a
-    word too: what could not be read is not written (image/gpu_fleet_image/accounts/refresh.py), and it locks
-    every account.
+    word too: what could not be read is not written (image/gpu_fleet_image/controllers/directory/refresh.py),
+    and it locks every account.
     """
     return [
         listed.job.id

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_fleet_image.instance import oss
-from gpu_fleet_image.instance.alicloud_credentials import KEY_ID, AccessKey, Credentials
-from gpu_fleet_image.instance.instance_file import InstanceFile
-from gpu_fleet_image.instance.metadata import Metadata
+from gpu_fleet_image.core import oss
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, AccessKey, Credentials
+from gpu_fleet_image.core.calls import Calls, batches
+from gpu_fleet_image.core.instance_file import InstanceFile
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.queue_errors import NotReadyError
+from gpu_fleet_image.core.reaper_errors import AnswerError
+from gpu_fleet_image.core.store import StoredObject
+from gpu_fleet_image.providers.alicloud.oss import OssStore
+from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product, clients
 from gpu_fleet_image.queue import munge
-from gpu_fleet_image.queue.errors import NotReadyError
-from gpu_fleet_image.reaper.alicloud.oss import OssStore
-from gpu_fleet_image.reaper.alicloud.session import ENDPOINT, Product, clients
-from gpu_fleet_image.reaper.calls import Calls, batches
-from gpu_fleet_image.reaper.errors import AnswerError
-from gpu_fleet_image.reaper.store import StoredObject
 
 # The key's version and its label. The secret's current version stays the sentence that the stack declares,
 # which Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_fleet_image.queue.errors import SlurmError
+from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue.sizes import THREADS, JobRequest
 
 COMMAND = "squeue --json"

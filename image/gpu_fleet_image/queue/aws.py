@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_fleet_image.instance.instance_file import InstanceFile
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.instance_file import InstanceFile
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.providers.aws import session
 from gpu_fleet_image.queue import munge
-from gpu_fleet_image.reaper.aws import session
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.store import Store
 
 MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 

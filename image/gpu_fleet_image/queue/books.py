@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.queue.answers import Job
-from gpu_fleet_image.reaper.errors import CloudError
-from gpu_fleet_image.reaper.times import format_time, parse_time
 
 JOBS = "queue/jobs.json"
 SCHEMA = 1

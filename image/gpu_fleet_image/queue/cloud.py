@@ -3,8 +3,8 @@
 import importlib
 from typing import Protocol
 
-from gpu_fleet_image.instance.instance_file import InstanceFile
-from gpu_fleet_image.reaper.store import Store
+from gpu_fleet_image.core.instance_file import InstanceFile
+from gpu_fleet_image.core.store import Store
 
 
 class QueueCloud(Protocol):

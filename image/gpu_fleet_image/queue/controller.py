@@ -17,34 +17,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.capacity.queue_need import QUEUE, to_json
-from gpu_fleet_image.instance import instance_file, paths
-from gpu_fleet_image.instance.errors import CloudError, InstanceError
-from gpu_fleet_image.instance.files import replace_text
-from gpu_fleet_image.queue import (
-    accounting,
-    books,
-    cloud,
-    configuration,
-    database,
-    folders,
-    munge,
-    queue_file,
-    slurm,
-)
+from gpu_fleet_image.core import instance_file, paths, queue_file
+from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.errors import CloudError, InstanceError
+from gpu_fleet_image.core.files import replace_text
+from gpu_fleet_image.core.policy import KEY as POLICY
+from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
+from gpu_fleet_image.core.queue_need import QUEUE, to_json
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.queue import accounting, books, cloud, configuration, database, folders, munge, slurm
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.answers import PENDING, JobList, ListedJob
 from gpu_fleet_image.queue.books import Books
 from gpu_fleet_image.queue.configuration import DATABASE_PORT, Cluster
 from gpu_fleet_image.queue.database import KeptAccounts
 from gpu_fleet_image.queue.demand import QueueDemand, needs
-from gpu_fleet_image.queue.errors import NotReadyError, PolicyUnreadError, SlurmError
 from gpu_fleet_image.queue.exclusion import exclusions, named
 from gpu_fleet_image.queue.refusals import Refusals, described
 from gpu_fleet_image.queue.sizes import NodeSize, QueuePool
-from gpu_fleet_image.reaper.agent.stack_policy import KEY as POLICY
-from gpu_fleet_image.reaper.calls import DENIED
-from gpu_fleet_image.reaper.store import Store
 
 FOLDER = Path("/etc/slurm")
 # In Debian's slurm-wlm-basic-plugins; one that is named and is not there keeps slurmctld from starting.

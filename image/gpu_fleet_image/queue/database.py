@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_fleet_image.core.queue_errors import DatabaseError
 from gpu_fleet_image.queue import folders
 from gpu_fleet_image.queue.configuration import DATABASE, LOG_NAME
-from gpu_fleet_image.queue.errors import DatabaseError
 
 TIMEOUT_S = 600  # of a dump that is read or written whole
 READ_BY_OWNER = 0o600

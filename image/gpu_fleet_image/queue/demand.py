@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
-from gpu_fleet_image.capacity.queue_need import PoolNeed
+from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.queue.answers import ENDED, PENDING, ListedJob
 from gpu_fleet_image.queue.sizes import Fit, NodeSize, QueuePool, fit
 from gpu_fleet_image.queue.slurm import Node

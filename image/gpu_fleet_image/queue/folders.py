@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpu_fleet_image.instance.files import FOLDER
+from gpu_fleet_image.core.files import FOLDER
 
 OWNER_ALONE = 0o700
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_image.queue.errors import NotReadyError
+from gpu_fleet_image.core.queue_errors import NotReadyError
 
 KEY = Path("/etc/munge/munge.key")
 KEY_BYTES = 1024  # what create-munge-key(8) takes by default

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue import slurm
 from gpu_fleet_image.queue.answers import OURS, PENDING, Job, ListedJob
 from gpu_fleet_image.queue.demand import GIVEN_UP, QueueDemand, nodes_for
-from gpu_fleet_image.queue.errors import SlurmError
 
 PREFIX = f"{OURS}: "
 Excluded = Mapping[str, Collection[str]]  # job -> nodes that it is kept away from

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue.answers import ENVIRONMENT, JobList, answer
-from gpu_fleet_image.queue.errors import SlurmError
 from gpu_fleet_image.queue.sizes import NOTHING, NodeSize
 
 TIMEOUT_S = 30

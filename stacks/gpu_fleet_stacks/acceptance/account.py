@@ -12,7 +12,7 @@ TAG_STACK, TAG_POOL = f"{PROJECT}:stack", f"{PROJECT}:pool"
 TAG_KEEP_UNTIL, TAG_KEEP_REASON = f"{PROJECT}:keep-until", f"{PROJECT}:keep-reason"
 TAG_REAP_AFTER = f"{PROJECT}:reap-after"
 ENDED = frozenset({"shutting-down", "terminated"})
-# The agent publishes this metric every minute, see image/gpu_fleet_image/reaper/metrics.py
+# The agent publishes this metric every minute, see image/gpu_fleet_image/core/metrics.py
 HEARTBEAT_METRIC = "SecondsSinceActivity"
 
 

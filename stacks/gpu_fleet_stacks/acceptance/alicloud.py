@@ -243,7 +243,7 @@ class AlicloudAccount:
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
         """Return the minutes with a heartbeat.
 
-        Image/gpu_fleet_image/reaper/alicloud/metrics.py defines the metric's name.
+        Image/gpu_fleet_image/providers/alicloud/metrics.py defines the metric's name.
         """
         stack = "".join(letter if letter.isalnum() else "_" for letter in self._stack.name)
         answer = self._ask(

@@ -132,7 +132,7 @@ def role_policy(args: CapacityArgs) -> list[policies.Statement]:
 def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
     """The meter and the freeze, whose states are numbered.
 
-    See ``image/gpu_fleet_image/reaper/alicloud/oss.py``.
+    See ``image/gpu_fleet_image/providers/alicloud/oss.py``.
     """
     return [pulumi.Output.concat(args.records_arn, f"/reaper/{name}.json*") for name in ("meter", "freeze")]
 

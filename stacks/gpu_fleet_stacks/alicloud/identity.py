@@ -145,8 +145,8 @@ def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
     """The user role's only policy: no right over instances, nothing in the name of the agent or the sweep.
 
     RAM knows no variable for the caller: of the runs that this opens, the policy of each session leaves the
-    account's own (image/gpu_fleet_image/credentials/alicloud.py). Nor does it know a condition on the service
-    that asks KMS; what the key encrypts outside of buckets, users may not read.
+    account's own (image/gpu_fleet_image/instance/credentials/alicloud.py). Nor does it know a condition on
+    the service that asks KMS; what the key encrypts outside of buckets, users may not read.
     """
     pool = args.pool.name
     return policies.document(
@@ -225,7 +225,7 @@ def _existing_keys(action: str, uses: Iterable[ExistingBucket]) -> Iterator[poli
 
 
 def _handshake(args: IdentityArgs) -> list[policies.Statement]:
-    """What its instances say to the sweep (image/gpu_fleet_image/reaper/handshake.py).
+    """What its instances say to the sweep (image/gpu_fleet_image/core/handshake.py).
 
     RAM knows no variable for the caller.
 

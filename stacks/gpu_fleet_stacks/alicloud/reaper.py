@@ -12,7 +12,7 @@ from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import Stack
 
 # Function Compute calls a function of a file at the root of the archive.
-ENTRY = "gpu_fleet_image.reaper.sweep.function_compute"
+ENTRY = "gpu_fleet_image.controllers.sweep.function_compute"
 ENTRY_FILE = "index.py"
 HANDLER = "index.handler"
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.

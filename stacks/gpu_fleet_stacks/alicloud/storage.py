@@ -17,7 +17,7 @@ from gpu_fleet_stacks.settings import Redundancy, Stack
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
 # What instances and sweep said of a mark; the sweep lists it all each time
-# (image/gpu_fleet_image/reaper/handshake.py).
+# (image/gpu_fleet_image/core/handshake.py).
 HANDSHAKE_DAYS = 2
 BUCKETS = ("data", "checkpoints", "records")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")

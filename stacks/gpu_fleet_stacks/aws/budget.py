@@ -16,10 +16,10 @@ from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
-# What the meter publishes of the whole stack (image/gpu_fleet_image/reaper/metrics.py), in the budget's
+# What the meter publishes of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's
 # currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
-# The attribute of a message that names users (image/gpu_fleet_image/reaper/aws/notify.py).
+# The attribute of a message that names users (image/gpu_fleet_image/providers/aws/notify.py).
 USER = "user"
 PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
 

@@ -135,7 +135,7 @@ def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pul
         policies.allow("Payload", ["s3:GetObject"], payload_objects(args)),
         # what counts as activity on its pool, and who has an account; both are read anew while it runs
         policies.allow("Policy", ["s3:GetObject"], stack_objects(args)),
-        # What it says to the sweep (image/gpu_fleet_image/reaper/handshake.py): EC2 names a role's session
+        # What it says to the sweep (image/gpu_fleet_image/core/handshake.py): EC2 names a role's session
         # after the instance, so that none speaks for another (IAM user guide, reference_policies_variables).
         policies.allow(
             "Handshake",

@@ -16,7 +16,7 @@ from gpu_fleet_stacks.settings import Stack
 IDLE_MINUTES = "20"
 LONGEST_MINUTES = "1440"  # the longest that a session may take
 # SSH, and what a user may listen on: from 1024 on, but NFS and the tunnel to the homes, which are root's
-# (image/gpu_fleet_image/rootfs/usr/share/gpu-fleet/metadata.nft). Below lie credentials (823) and the
+# (image/gpu_fleet_image/recipe/rootfs/usr/share/gpu-fleet/metadata.nft). Below lie credentials (823) and the
 # portmapper (111).
 FORWARDED = (
     *("22", "102[4-9]", "10[3-9][0-9]", "1[1-9][0-9]{2}"),

@@ -18,7 +18,7 @@ from gpu_fleet_stacks.settings import Stack
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 BUCKETS = ("data", "checkpoints", "records")
 # What instances and sweep said of a mark; the sweep lists it all each time
-# (image/gpu_fleet_image/reaper/handshake.py).
+# (image/gpu_fleet_image/core/handshake.py).
 HANDSHAKE_DAYS = 2
 # MB/s per TiB, the least of PERSISTENT_2: docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html
 SCRATCH_THROUGHPUT = 125

@@ -42,7 +42,7 @@ HOSTS = {"cms": "metrics"}
 # Products with one host for all regions of mainland China; every other product has one in each region.
 CENTRAL = {"quotas": "quotas.aliyuncs.com", "ram": "ram.aliyuncs.com", "sls": "sls.aliyuncs.com"}
 # Regions that older products serve from one place, as the SDK's packages have it; a test holds this room and
-# image/gpu_fleet_image/reaper/alicloud/session.py to the same hosts.
+# image/gpu_fleet_image/providers/alicloud/session.py to the same hosts.
 CENTRAL_IN = {
     ("ecs", "cn-hangzhou"): "ecs-cn-hangzhou.aliyuncs.com",
     ("vpc", "cn-hangzhou"): "vpc.aliyuncs.com",

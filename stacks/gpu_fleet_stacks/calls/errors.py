@@ -3,7 +3,7 @@
 from gpu_fleet_stacks.errors import StacksError
 
 # The credentials are known, and a permission is missing: AWS, then Alibaba Cloud, whose products have each
-# their own code. A test holds it equal to that of image/gpu_fleet_image/reaper/calls.py, which this room may
+# their own code. A test holds it equal to that of image/gpu_fleet_image/core/calls.py, which this room may
 # not import.
 DENIED = frozenset(
     {

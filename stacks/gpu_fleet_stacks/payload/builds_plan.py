@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from gpu_fleet_stacks.settings import Cloud, Stack
 
-KEEPER = "gpu_fleet_image.builds"  # a module for each cloud, with its handler
+KEEPER = "gpu_fleet_image.controllers.builds"  # a module for each cloud, with its handler
 PLAN_FILE = "builds.json"
 
 
 def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:
-    """Return the plan as JSON; ``gpu_fleet_image.builds.keeper.BuildsPlan`` describes each part.
+    """Return the plan as JSON; ``gpu_fleet_image.controllers.builds.keeper.BuildsPlan`` describes each part.
 
     Args:
         stack: a stack that builds its image.

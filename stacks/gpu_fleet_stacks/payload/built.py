@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gpu_fleet_image import payload, places, wheel_store
-from gpu_fleet_image.errors import ImageError
+from gpu_fleet_image.core import wheel_store
+from gpu_fleet_image.recipe import payload, places
+from gpu_fleet_image.recipe.errors import ImageError
 from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.files import replace
 from gpu_fleet_stacks.settings import Cloud, Stack

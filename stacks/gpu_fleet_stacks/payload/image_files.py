@@ -5,7 +5,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_fleet_image import places
+from gpu_fleet_image.recipe import places
 from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.files import replace

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cache
 from importlib.metadata import PackageNotFoundError, PackagePath, files
+from pathlib import PurePosixPath
 from typing import Any
 
-from gpu_fleet_image import places
+from gpu_fleet_image.recipe import places
 from gpu_fleet_stacks import catalog, naming
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.cost import meter_prices
@@ -23,11 +24,11 @@ from gpu_fleet_stacks.settings.pools import group_plans, high_load_alarms, low_l
 
 ROOT = places.folder("image/gpu_fleet_image").parent
 PACKAGE = "gpu_fleet_image"
-ENTRY = "gpu_fleet_image.reaper.sweep.handler"
+ENTRY = "gpu_fleet_image.controllers.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
-AGENT = "gpu_fleet_image.reaper.agent.command"
-PEOPLE = "gpu_fleet_image.accounts"  # a module for each cloud, with its handler
-MOVER = "gpu_fleet_image.capacity"  # a module for each cloud, with its handler
+AGENT = "gpu_fleet_image.instance.agent.command"
+PEOPLE = "gpu_fleet_image.controllers.directory"  # a module for each cloud, with its handler
+MOVER = "gpu_fleet_image.controllers.mover"  # a module for each cloud, with its handler
 POLICY_FILE = "policy.json"
 # In the records bucket; users' commands read it.
 POLICY_KEY = "reaper/policy.json"
@@ -41,13 +42,14 @@ PEOPLE_BOOK = "reaper/accounts"
 DIRECTORY_FILE = "directory.json"
 # The queue controller's report of all jobs (image/gpu_fleet_image/queue/books.py).
 QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
-# The queue controller's request to the mover (image/gpu_fleet_image/capacity/queue_need.py).
+# The queue controller's request to the mover (image/gpu_fleet_image/core/queue_need.py).
 QUEUE_NEED_KEY = "reaper/capacity/queue.json"
 QUEUE_WRITES = (QUEUE_NEED_KEY, QUEUE_JOBS_KEY)
 # `gpu-fleet runs` reads it; it holds the reason where no instance is launched
-# (image/gpu_fleet_image/capacity/model.py).
+# (image/gpu_fleet_image/core/capacity.py).
 MOVER_STATE_KEY = "reaper/capacity/state.json"
-# `gpu-fleet submit` reads it: the money left for more instances (image/gpu_fleet_image/capacity/growth.py).
+# `gpu-fleet submit` reads it: the money left for more instances
+# (image/gpu_fleet_image/controllers/mover/growth.py).
 GROWTH_KEY = "reaper/capacity/growth.json"
 QUEUE_SAYS = (QUEUE_JOBS_KEY, GROWTH_KEY)
 
@@ -92,12 +94,12 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
         entry: a dotted name inside ``image``.
         cloud: the cloud whose modules are added; the entry finds them by its policy. Empty for none.
     """
-    paths = {"gpu_fleet_image/__init__.py", "gpu_fleet_image/reaper/__init__.py"}
-    waiting = [entry, f"gpu_fleet_image.reaper.{cloud}.connect"]
+    paths: set[str] = set()
+    waiting = [entry, f"gpu_fleet_image.providers.{cloud}.connect"]
     while waiting:
         path = waiting.pop().replace(".", "/") + ".py"
         if path not in paths and (ROOT / path).is_file():
-            paths |= {path, f"{path.rpartition('/')[0]}/__init__.py"}
+            paths |= {path, *(f"{folder}/__init__.py" for folder in PurePosixPath(path).parents[:-1])}
             waiting += _imports((ROOT / path).read_text(encoding="utf-8"))
     return tuple(sorted(paths))
 
@@ -150,7 +152,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
 @cache
 def agents_release(cloud: Cloud) -> str:
     """The release of the agent in this checkout: a digest of all sources that it runs."""
-    paths = {*modules(AGENT, str(cloud)), *modules(f"gpu_fleet_image.reaper.{cloud}.agent", str(cloud))}
+    paths = {*modules(AGENT, str(cloud)), *modules(f"gpu_fleet_image.instance.agent.{cloud}", str(cloud))}
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(f"{path}\n".encode() + (ROOT / path).read_bytes())

@@ -14,13 +14,14 @@ import boto3
 import click
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_image import places, wheel_store
+from gpu_fleet_image.core import wheel_store
+from gpu_fleet_image.recipe import places
 from gpu_fleet_stacks.calls import oss
 from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
-LISTS = places.folder("image/gpu_fleet_image/wheels")
+LISTS = places.folder("image/gpu_fleet_image/recipe/wheels")
 CACHE = places.build_folder() / "cache" / "trainer"
 # The base of a cloud's instances, its Python, and the newest glibc that its wheels may need.
 BASE, PYTHON = "ubuntu-24.04", "3.12"

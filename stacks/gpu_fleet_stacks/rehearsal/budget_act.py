@@ -144,7 +144,7 @@ def _published(clients: RegionClients, alarm: Mapping[str, Any]) -> float:
 
 def _unfreeze(function: sweeps.Function, folder: Path) -> None:
     command = [
-        *(sys.executable, "-m", "gpu_fleet_image.reaper", "unfreeze"),
+        *(sys.executable, "-m", "gpu_fleet_image.console", "unfreeze"),
         *("--reason", "the rehearsal goes on", "--policy", str(function.folder / "policy.json")),
     ]
     processes.run(

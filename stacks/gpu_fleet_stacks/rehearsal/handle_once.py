@@ -28,7 +28,7 @@ class Context:
 def main(folder: str, event: str, runtime: str, time: str = "") -> None:
     """Call the handler; print its answer after its log."""
     sys.path[:] = [folder, *sys.path, runtime]
-    handler = importlib.import_module("gpu_fleet_image.reaper.sweep.handler")
+    handler = importlib.import_module("gpu_fleet_image.controllers.sweep.handler")
     if not Path(str(handler.__file__)).is_relative_to(folder):
         raise SystemExit(f"the handler came from {handler.__file__}, not from {folder}")
     if time:

@@ -54,7 +54,7 @@ def by_command(function: Function, now: datetime) -> Report:
     stem = function.folder.parent / "sweep-dry"
     report, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     command = [
-        *(sys.executable, "-m", "gpu_fleet_image.reaper", "sweep"),
+        *(sys.executable, "-m", "gpu_fleet_image.console", "sweep"),
         *("--policy", str(function.folder / "policy.json"), "--now", now.isoformat()),
         *("--report", str(report)),
         "--dry-run",

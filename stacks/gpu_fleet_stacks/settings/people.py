@@ -27,7 +27,7 @@ def roster_text(stack: Stack) -> str:
 def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[str]) -> str:
     """Return ``directory.json`` for the function that reads a directory.
 
-    See ``image/gpu_fleet_image/accounts/directory.py``.
+    See ``image/gpu_fleet_image/controllers/directory/directory.py``.
 
     Args:
         taken: names of the system.

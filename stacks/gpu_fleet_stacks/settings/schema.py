@@ -152,7 +152,7 @@ _INSTANCES = "instances"
 Positive = Annotated[int, Field(gt=0, le=LARGEST), NUMBER]
 Count = Annotated[int, Field(ge=0, le=LARGEST), NUMBER]
 # The sweep's own limits: a policy beyond them would stop every sweep
-# (image/gpu_fleet_image/reaper/policy.py).
+# (image/gpu_fleet_image/core/policy.py).
 MOST_INSTANCES, MOST_DAYS, MOST_HOURS = 100_000, 3650, 100_000
 Instances = Annotated[int, Field(ge=0, le=MOST_INSTANCES), NUMBER]
 SomeInstances = Annotated[int, Field(gt=0, le=MOST_INSTANCES), NUMBER]

@@ -10,7 +10,7 @@ from gpu_fleet_stacks.calls.errors import CannotCheckError
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.state import StateResource
 
-# Users and administrators set them (image/gpu_fleet_image/reaper/model.py); a hold keeps an instance from the
+# Users and administrators set them (image/gpu_fleet_image/core/model.py); a hold keeps an instance from the
 # sweep.
 TAG_STACK, TAG_POOL, TAG_MANAGED = "gpu-fleet:stack", "gpu-fleet:pool", "gpu-fleet:managed"
 TAG_KEEP_UNTIL, TAG_KEEP_REASON = "gpu-fleet:keep-until", "gpu-fleet:keep-reason"

@@ -20,13 +20,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 
-from gpu_fleet_image.instance import oss
-from gpu_fleet_image.reaper.alicloud import session
-from gpu_fleet_image.reaper.alicloud.connect import ACCOUNT_ID
-from gpu_fleet_image.reaper.alicloud.metrics import metric_name
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
-from gpu_fleet_image.reaper.times import format_time, parse_time
+from gpu_fleet_image.core import oss
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.providers.alicloud import session
+from gpu_fleet_image.providers.alicloud.connect import ACCOUNT_ID
+from gpu_fleet_image.providers.alicloud.metrics import metric_name
 from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program

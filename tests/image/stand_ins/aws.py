@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
-from gpu_fleet_image.credentials.sessions import account_in
-from gpu_fleet_image.reaper.handshake import PREFIX, Reply, key
-from gpu_fleet_image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from gpu_fleet_image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
-from gpu_fleet_image.reaper.times import format_time, parse_time
+from gpu_fleet_image.core.handshake import PREFIX, Reply, key
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.instance.credentials.sessions import account_in
 from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
 from gpu_fleet_stacks.payload import sweep_archive

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from gpu_fleet_image.reaper.times import format_time, parse_time
+from gpu_fleet_image.core.times import format_time, parse_time
 from tests.image.virtual_machine import VirtualMachine
 
 ACTIVITY = "/run/gpu-fleet/activity.json"

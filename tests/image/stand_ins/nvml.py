@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from gpu_fleet_image import build_requirements
+from gpu_fleet_image.recipe import build_requirements
 
 COMPILER = ("gcc",)
 PLACE = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from gpu_fleet_image.reaper.handshake import Winner
+from gpu_fleet_image.core.handshake import Winner
 from tests.reaper.plays.stage import Stage, plays
 from tests.reaper.world import SimulatedInstance
 

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from gpu_fleet_image.reaper.model import TAG_GIVE_BACK, TAG_POOL
-from gpu_fleet_image.reaper.times import format_time
+from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_POOL
+from gpu_fleet_image.core.times import format_time
 from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.plays.stage import CLOUDS, POOL, Stage, plays
 from tests.reaper.sweeping import policy

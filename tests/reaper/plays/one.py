@@ -3,8 +3,8 @@
 import json
 from datetime import timedelta
 
-from gpu_fleet_image.reaper.marks import mark_of
-from gpu_fleet_image.reaper.model import Instance, Verdict
+from gpu_fleet_image.core.marks import mark_of
+from gpu_fleet_image.core.model import Instance, Verdict
 from tests.reaper.plays.stage import Stage, plays
 from tests.reaper.world import SimulatedInstance
 

@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
-from gpu_fleet_image.reaper.handshake import Exchange, Winner
-from gpu_fleet_image.reaper.marks import mark_of
-from gpu_fleet_image.reaper.model import TAG_POOL, TAG_PROTECTED, Instance
+from gpu_fleet_image.core.handshake import Exchange, Winner
+from gpu_fleet_image.core.marks import mark_of
+from gpu_fleet_image.core.model import TAG_POOL, TAG_PROTECTED, Instance
 from tests.reaper.plays.stage import Stage, plays
 from tests.reaper.world import SimulatedInstance
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from gpu_fleet_image.instance.errors import InstanceError
-from gpu_fleet_image.reaper.alicloud.oss import OssStore
-from gpu_fleet_image.reaper.calls import Calls
-from gpu_fleet_image.reaper.store import Store
-from gpu_fleet_image.reaper.sweep.lease import KEY as LEASE_KEY
-from gpu_fleet_image.reaper.sweep.results import Result
+from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY
+from gpu_fleet_image.controllers.sweep.results import Result
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import TAGS
 from tests.reaper.sweeping import policy, sweep_world

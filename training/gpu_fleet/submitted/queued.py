@@ -39,7 +39,7 @@ from gpu_fleet.submitted.work import LOOK_EVERY_S, SAY_EVERY_S, TRIES
 SRUN = ("srun", "--kill-on-bad-exit=1", "bash", "-c", 'PET_NODE_RANK=$SLURM_NODEID exec "$0" "$@"')
 JOB, NAME = "SLURM_JOB_ID", "SLURM_JOB_NAME"
 NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
-# `gpu-fleet cancel` on an instance sends it (image/gpu_fleet_image/runs/queue_view.py).
+# `gpu-fleet cancel` on an instance sends it (image/gpu_fleet_image/console/runs/queue_view.py).
 CANCELLED_BY = signal.SIGUSR1
 # srun's word of the first task that ended badly; of several at once none is to blame.
 ENDED = re.compile(rb"^srun: error: ([\w.-]+): task \d+: (?:Exited with exit code|Segmentation|Bus|Aborted)")

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def places(table: Mapping[str, Any], account: str, run: str, who: str) -> tuple[ObjectStore, ObjectStore]:
     """Where the job of a run lies, and where one of its instances speaks.
 
-    See image/gpu_fleet_image/runs/model.py.
+    See image/gpu_fleet_image/core/runs.py.
 
     `table` is the instance file. Raises ConfigError.
     """

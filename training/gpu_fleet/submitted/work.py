@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """What `gpu-fleet submit` wrote (image/gpu_fleet_image/runs/model.py), as far as this instance needs it.
+    """What `gpu-fleet submit` wrote (image/gpu_fleet_image/core/runs.py), as far as this instance needs it.
 
     Attributes:
         rank: of this instance.

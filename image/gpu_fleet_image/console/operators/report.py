@@ -1,0 +1,135 @@
+"""``gpu-fleet report``: a month of the ledger, or a day of the meter, as an HTML page."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from gpu_fleet_image.console.operators.monthly_savings import Month, month_of, parse_month, summarise
+from gpu_fleet_image.console.users.ledger_reader import LedgerPlace, read_changes, read_ends
+from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report, efficiency_page
+from gpu_fleet_image.core import cloud as clouds
+from gpu_fleet_image.core.cloud import LEDGER_URI, SweepCloud, connect
+from gpu_fleet_image.core.options import subject_options
+from gpu_fleet_image.core.place import Asked, Subject, subject
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.store import Store
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet report --stack aws-dev --month 2026-11")
+@click.option("--month", "month_text", metavar="YEAR-MONTH", help="Which; by default the present one.")
+@click.option(
+    "--day", "day_text", metavar="YEAR-MONTH-DAY", help="A day's GPU hours instead: rented, computing, idle."
+)
+@click.option("--by", type=click.Choice(list(chargeback.BY)), help="Who the month's money goes to, in rows.")
+@click.option(
+    "-o",
+    "--format",
+    "form",
+    type=click.Choice(["csv", "json"]),
+    default="csv",
+    show_default=True,
+    help="Of the rows of --by.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="By default saved-MONTH.html or day-DAY.html; rows are printed.",
+)
+@subject_options
+def report(
+    *,
+    month_text: str | None,
+    day_text: str | None,
+    by: str | None,
+    form: str,
+    output: Path | None,
+    asked: Asked,
+) -> None:
+    """Write what the reaper saved in a month, or what a day's GPU hours were worth, as a page with plots.
+
+    With --by print who the month's money and GPU hours went to; the rows add up to the meter.
+    """
+    if day_text and (month_text or by):
+        other = f"--month {month_text!r}" if month_text else f"--by {by}"
+        raise ConfigurationError(f"{other} and --day {day_text!r}; allowed: one of them")
+    day = _parsed_day(day_text) if day_text else ""
+    month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
+    meant = subject(asked)
+    if by:
+        rows = _charged(meant, month, by, form)
+        if output is None:
+            click.echo(rows, nl=False)
+        else:
+            _write(output, rows)
+        return
+    name, text, summary = _day(meant, day) if day else _month(meant, month)
+    path = output or Path(name)
+    _write(path, text)
+    click.echo(f"{summary}: {path}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--output {path}: {error.strerror}") from error
+
+
+def _parsed_day(text: str) -> str:
+    """A day as the meter names it. Raises ConfigurationError."""
+    try:
+        return f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
+    except ValueError as error:
+        raise ConfigurationError(f"--day {text!r}; allowed: YEAR-MONTH-DAY, say 2026-11-21") from error
+
+
+def _month(meant: Subject, month: Month) -> tuple[str, str, str]:
+    """The page's usual name, the page, and the whole in one line."""
+    try:
+        from gpu_fleet_image.console.operators import monthly_page  # noqa: PLC0415 - instances have no package for plots
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a month's page is drawn by {error.name}, which is not installed here (no instance has it): run "
+            "this in a checkout with --stack NAME, or name a --day"
+        ) from error
+    policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
+    now = datetime.now(UTC)
+    place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
+    summary = summarise(read_ends(place, month), month, now)
+    page = monthly_page.page(summary, policy.stack, read_changes(place, month))
+    acts = f"{len(summary.savings)} terminations and stops"
+    line = f"{summary.total} {summary.currency} saved by {acts} in {month.name}"
+    return f"saved-{month.name}.html", page, line
+
+
+def _day(meant: Subject, name: str) -> tuple[str, str, str]:
+    """The same for a day that the meter closed."""
+    cloud, store = _records(meant, "--day")
+    day = daily_report.efficiency(cloud, meant.policy, daily_report.load(store, name))
+    return f"day-{name}.html", efficiency_page.page(day), f"{name}: {efficiency_page.headline(day)}"
+
+
+def _records(meant: Subject, option: str) -> tuple[SweepCloud, Store]:
+    cloud = connect(meant.policy, lambda: datetime.now(UTC), read_only=True, environ=meant.environ)
+    if cloud.store is None:
+        raise ConfigurationError(f"{option} needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
+    return cloud, cloud.store
+
+
+def _charged(meant: Subject, month: Month, by: str, form: str) -> str:
+    """The rows of a month; days that are missing are named on standard error."""
+    _, store = _records(meant, "--by")
+    reading = budget_check.standing(store)
+    days, computing, missing = daily_report.month(store, month.name, datetime.now(UTC))
+    today, cost = chargeback.of_month(reading, month.name)
+    known = {day.name for day in days}
+    days += [day for day in today if day.name not in known]
+    if not days:
+        raise ConfigurationError(f"--month {month.name}: the meter has no day of it on record")
+    if missing and cost is None:
+        click.echo(f"warning: no record of {', '.join(missing)}: the rows lack them", err=True)
+    budget = meant.policy.budget
+    gpus = budget.gpus_of_pools() if budget else {}
+    rows = chargeback.charges(days, computing, by, gpus, cost)
+    return chargeback.as_text(rows, by, meant.policy.currency, form)

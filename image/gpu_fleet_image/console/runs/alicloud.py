@@ -1,0 +1,78 @@
+"""Starting a run on Alibaba Cloud: Cloud Assistant runs the stack's own command as the user's account."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.runs import Job, parameters
+from gpu_fleet_image.providers.alicloud.connect import credentials
+from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, clients
+
+MOST_INSTANCES = 100  # of one call (API DescribeInstances), more than a run has
+
+
+def command_name(stack: str) -> str:
+    """The stack's own command (``stacks/gpu_fleet_stacks/naming.py``)."""
+    return f"gpu-fleet-{stack}-run"
+
+
+def request(job: Job) -> Mapping[str, object]:
+    """What is sent, for all instances of a run alike; the account is who runs it, and no parameter."""
+    given = {key: value for key, value in parameters(job).items() if key != "Account"}
+    return {
+        "InstanceId": [member.id for member in job.instances],
+        "Username": job.account,
+        "Parameters": json.dumps(given),
+    }
+
+
+def send(region: str, calls: Calls, job: Job) -> str:
+    """Start a run on its instances; gives the cloud's id of the command's invocation.
+
+    Raises:
+        ConfigurationError: the stack has no such command, or the caller may not use it.
+        CloudError: anything else.
+    """
+    ecs = _clients(region).ecs
+    try:
+        listed = calls.look(ecs.action("DescribeCommands"), Name=command_name(job.stack))
+        commands = [
+            command["CommandId"]
+            for command in listed.get("Commands", {}).get("Command", [])
+            if command.get("Name") == command_name(job.stack)
+        ]
+        if not commands:
+            raise ConfigurationError(
+                f"stack {job.stack!r} has no command {command_name(job.stack)}: `gpu-fleet up` makes it "
+                "where access.people names users"
+            )
+        answer = calls.change(ecs.action("InvokeCommand"), CommandId=commands[0], **request(job))
+    except CloudError as error:
+        if error.code not in DENIED:
+            raise
+        raise ConfigurationError(
+            f"these credentials may not start a run as account {job.account}: the output submit_policies has "
+            f"a policy for each account ({error})"
+        ) from error
+    return str(answer["InvokeId"])
+
+
+def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
+    """Instance -> private IPv4; without those that have none. Raises CloudError."""
+    answer = calls.look(
+        _clients(region).ecs.action("DescribeInstances"),
+        InstanceIds=json.dumps(list(ids)),
+        MaxResults=MOST_INSTANCES,
+    )
+    addresses = {}
+    for instance in answer["Instances"]["Instance"]:
+        known = instance.get("VpcAttributes", {}).get("PrivateIpAddress", {}).get("IpAddress", [])
+        if known:
+            addresses[instance["InstanceId"]] = str(known[0])
+    return addresses
+
+
+def _clients(region: str) -> Clients:
+    return clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))

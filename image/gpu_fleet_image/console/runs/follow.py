@@ -1,0 +1,180 @@
+"""``gpu-fleet runs``, ``logs`` and ``cancel``: what becomes of submitted runs, as instances say."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gpu_fleet_image.console.runs import queue_view
+from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
+from gpu_fleet_image.console.runs.choice import account_name, is_silent
+from gpu_fleet_image.console.users.take import caller_of
+from gpu_fleet_image.controllers.mover import mover
+from gpu_fleet_image.core.options import json_option, stack_options, subject_options
+from gpu_fleet_image.core.place import Asked, Place, subject
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
+from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
+from gpu_fleet_image.core.times import format_span, parse_time
+
+HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
+WIDTH = 150  # of a table that goes into a file or a pipe
+LOOK_EVERY_S = 5.0
+SECONDS_PER_HOUR = 3600
+as_option = click.option(
+    "--as", "account", metavar="ACCOUNT", help="Your account; by default your name in the cloud."
+)
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Who looks, and where.
+
+    Attributes:
+        account: whose runs.
+    """
+
+    policy: Policy
+    place: Place
+    bucket: RunBucket
+    account: str
+    caller: str
+
+    def job(self, run: str) -> Job:
+        """A run by its name; raises ConfigurationError, CloudError."""
+        job = self.bucket.job(self.account, run)
+        if job is None:
+            known = [job.run for job in self.bucket.jobs(self.account)]
+            raise ConfigurationError(
+                f"RUN {run!r}: no run of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
+            )
+        return job
+
+
+def _viewer(policy: Policy, asked: Asked, account: str | None) -> Viewer:
+    place = Place(policy.stack, policy.cloud, policy.region, asked.account_id or "")
+    caller = caller_of(place)
+    return Viewer(policy, place, run_bucket(place), account_name(account, caller), caller)
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet runs --stack aws-dev")
+@as_option
+@subject_options
+@json_option
+def runs(asked: Asked, account: str | None, *, as_json: bool) -> None:
+    """List your submitted runs, the newest first: phase, step, loss, ETTR and cost so far."""
+    if (policy := subject(asked).policy).has_queue:
+        queue_view.show_runs(queue_view.opened(policy, asked, account), as_json=as_json)
+        return
+    viewer = _viewer(policy, asked, account)
+    now = datetime.now(UTC)
+    jobs = viewer.bucket.jobs(viewer.account)
+    table = Table(box=None, header_style="bold")
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True)
+    said = {job.run: viewer.bucket.states(job) for job in jobs}
+    rows = [cells(job, said[job.run], viewer.policy, now) for job in jobs]
+    if as_json:
+        click.echo(queue_view.document(HEADINGS, rows))
+        return
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    for run, states in said.items():
+        for why in dict.fromkeys(state.detail for state in states if state.phase is Phase.REFUSED):
+            click.echo(f"{run}: refused: {why}")
+    if not jobs:
+        click.echo(f"account {viewer.account} has submitted none")
+
+
+def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) -> tuple[str, ...]:
+    """A run as a row, its figures by rank 0. Pure."""
+    first = states[0]
+    phase = overall(states)
+    silent = [
+        member.id
+        for member, state in zip(job.instances, states, strict=True)
+        if state.phase not in OVER and is_silent(job, state, now)
+    ]
+    end = max((parse_time(state.at) for state in states if state.at), default=now)
+    lasted = (end if phase in OVER or silent else now) - parse_time(job.at)
+    spent = Decimal(lasted.total_seconds()) / SECONDS_PER_HOUR * len(job.instances)
+    price = mover.prices(policy).get(job.pool)
+    return (
+        job.run,
+        job.pool,
+        str(len(job.instances)),
+        f"{phase}, nothing heard of {', '.join(silent)}" if silent else str(phase),
+        "" if first.step is None else str(first.step),
+        "" if first.loss is None else f"{first.loss:.4g}",
+        "" if first.ettr is None else f"{first.ettr:.0%}",
+        format_span(lasted),
+        "unknown" if price is None else f"{price * spent:,.2f} {policy.currency}",
+    )
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet logs -f digits-20261122-210405 --stack aws-dev")
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Until the run is over.")
+@click.option("--node", type=click.IntRange(0), default=0, show_default=True, help="The log of this rank.")
+@as_option
+@stack_options
+def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool) -> None:
+    """Print the log of RUN (of a queue: its name or number), which its instances send every 15 seconds.
+
+    With -f the exit code is 1 where the run failed.
+    """
+    if (policy := subject(asked).policy).has_queue:
+        if node:
+            raise ConfigurationError(f"--node {node}: the instances of a job of the queue share one log")
+        if not queue_view.show_log(queue_view.opened(policy, asked, account), run, follow=follow):
+            sys.exit(1)
+        return
+    viewer = _viewer(policy, asked, account)
+    job = viewer.job(run)
+    if node >= len(job.instances):
+        raise ConfigurationError(f"--node {node}; allowed: 0 to {len(job.instances) - 1}")
+    if not shown(viewer.bucket, job, node, follow=follow):
+        sys.exit(1)
+
+
+def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
+    """Print what there is, and what comes; whether the run did not fail. Raises CloudError."""
+    printed: set[str] = set()
+    while True:
+        states = bucket.states(job)  # before the log: what was said last is then in it
+        for key in bucket.log_keys(node_prefix(job, job.instances[node].id), job.account):
+            if key not in printed:
+                printed.add(key)
+                click.echo(bucket.part(key, job.account).decode(errors="replace"), nl=False)
+        state = states[node]
+        silent = state.phase not in OVER and is_silent(job, state, datetime.now(UTC))
+        if state.phase in OVER or silent or not follow:
+            said = f"{state.phase}{f': {state.detail}' if state.detail else ''}"
+            click.echo(f"{job.run}: {said}{', and nothing heard any more' if silent else ''}", err=True)
+            return not follow or (overall(states) not in (Phase.FAILED, Phase.REFUSED) and not silent)
+        time.sleep(LOOK_EVERY_S)
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet cancel digits-20261122-210405 --stack aws-dev")
+@click.argument("run")
+@as_option
+@stack_options
+def cancel(run: str, asked: Asked, account: str | None) -> None:
+    """Ask RUN to save and end; its instances look every 15 seconds. It goes on when it is submitted again."""
+    if (policy := subject(asked).policy).has_queue:
+        click.echo(queue_view.cancel_run(queue_view.opened(policy, asked, account), run))
+        return
+    viewer = _viewer(policy, asked, account)
+    job = viewer.job(run)
+    phase = overall(viewer.bucket.states(job))
+    if phase in OVER:
+        raise ConfigurationError(f"RUN {run}: is {phase}; there is nothing to cancel")
+    viewer.bucket.cancel(job.account, job.run, viewer.caller, datetime.now(UTC))
+    click.echo(f"{run} is asked to save and end: gpu-fleet runs says when it has")

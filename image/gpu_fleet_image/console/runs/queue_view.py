@@ -1,0 +1,318 @@
+"""``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue.
+
+What jobs there are says the queue's controller in the records bucket, at most 15 seconds late; how far one is
+its own words there. Both can be read from a laptop. On an instance Slurm itself is asked to
+cancel, and a log is the file on the shared homes.
+"""
+
+import getpass
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
+from gpu_fleet_image.console.runs.choice import account_name
+from gpu_fleet_image.console.runs.waiting import why_none_comes
+from gpu_fleet_image.console.users.take import caller_of
+from gpu_fleet_image.controllers.mover import mover
+from gpu_fleet_image.core import cloud as clouds
+from gpu_fleet_image.core import queue_file
+from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.capacity import STATE, MoverState, state_of
+from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.place import Asked, Place, account_of, ledger_uri
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.queue_errors import SlurmError
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
+from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_span
+from gpu_fleet_image.queue import slurm
+from gpu_fleet_image.queue.books import JOBS, LONGEST, RUNNING, Books, JobEntry, books_of
+from gpu_fleet_image.queue.exclusion import failed_on, is_submitted
+
+WIDTH = 1000  # of a table that goes into a file or a pipe: nothing there is cut
+LOOK_EVERY_S = 5.0
+SECONDS_PER_HOUR = 3600
+PART_BYTES = 1 << 20
+# The controller looks every 15 s; what it says is older only where it is being replaced.
+STALE = timedelta(minutes=2)
+FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a number that is cut is another one
+HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
+# What Slurm calls the limit of a team (squeue(1), "JOB REASON CODES").
+REASONS = {
+    "AssocGrpGRES": "its team's GPUs are at work: teams.max_gpus",
+    # until as many are there: of a job that none helps the controller says another reason
+    "BadConstraints": "its instances are not there yet",
+    "PartitionConfig": "its instances are not there yet",
+    "PartitionNodeLimit": "its instances are not there yet",
+}
+PENDING = "PENDING"
+FAILED = frozenset({"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
+
+
+@dataclass(frozen=True)
+class QueueViewer:
+    """Who looks, and where.
+
+    Attributes:
+        account: whose jobs.
+        caller: as the cloud calls the credentials.
+        is_instance: whether this is one of the stack's, where Slurm answers.
+        read: the controller's newest word; None where it has said none.
+        moved: the mover's newest word; None where it has said none, or may not be read.
+    """
+
+    policy: Policy
+    bucket: RunBucket
+    account: str
+    caller: str
+    is_instance: bool
+    read: Callable[[], Books | None]
+    moved: Callable[[], MoverState | None] = lambda: None
+
+    def books(self) -> Books:
+        """What the controller said last; raises ConfigurationError, CloudError."""
+        books = self.read()
+        if books is None:
+            raise ConfigurationError(
+                f"stack {self.policy.stack!r}: the queue's controller has said nothing of jobs yet"
+            )
+        return books
+
+    def entries(self) -> list[JobEntry]:
+        """The account's jobs, the newest first."""
+        return [entry for entry in reversed(self.books().entries) if entry.job.account == self.account]
+
+    def entry(self, run: str) -> JobEntry:
+        """A job by its run's name or its number; raises ConfigurationError, CloudError."""
+        entries = self.entries()
+        for entry in entries:
+            if run in (entry.job.id, entry.job.name):
+                return entry
+        known = [entry.job.name for entry in entries]
+        raise ConfigurationError(
+            f"RUN {run!r}: no job of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
+        )
+
+    def state(self, entry: JobEntry) -> NodeState:
+        """How far a run is, by its own words; none of a job that `gpu-fleet submit` did not make."""
+        return self.bucket.state(place(entry), self.account) if is_run(entry) else NodeState(Phase.SENT)
+
+
+def opened(policy: Policy, asked: Asked, account: str | None) -> QueueViewer:
+    """For the caller: on an instance the account that calls, elsewhere that of the credentials.
+
+    Raises:
+        ConfigurationError, CloudError: it is not known who calls.
+    """
+    where = Place(policy.stack, policy.cloud, policy.region, asked.account_id or "")
+    is_instance = queue_file.path().is_file()
+    caller = caller_of(where)
+    own = account or getpass.getuser() if is_instance else account_name(account, caller)
+    s3 = clouds.bucket_client(where.cloud, where.region)
+    calls = Calls(lambda: datetime.now(UTC), read_only=True)
+    ledger = ledger_uri(where, where.account_id or account_of(where))
+    store = Store(s3, calls, ledger)
+    return QueueViewer(
+        policy,
+        run_bucket(where),
+        own,
+        caller,
+        is_instance,
+        lambda: _read(store),
+        lambda: _moved(policy, ledger),
+    )
+
+
+def _moved(policy: Policy, ledger: str) -> MoverState | None:
+    """What the mover remembers; nobody's jobs are hidden where these credentials may not read it."""
+    try:
+        cloud = clouds.connect(
+            policy, lambda: datetime.now(UTC), read_only=True, environ={**os.environ, LEDGER_URI: ledger}
+        )
+        stored = cloud.store.get(STATE) if cloud.store else None
+        return state_of(stored.content) if stored else None
+    except CloudError as error:
+        if error.code in DENIED:
+            return None
+        raise
+
+
+def _read(store: Store) -> Books | None:
+    try:
+        stored = store.newest(JOBS, LONGEST)
+    except CloudError as error:
+        if error.code in DENIED:
+            raise ConfigurationError(
+                f"these credentials may not read what the queue's controller says of jobs ({error}): the "
+                "output people_policy lets them; or say it on an instance of the stack (gpu-fleet connect)"
+            ) from error
+        raise
+    return books_of(stored.content) if stored else None
+
+
+def is_run(entry: JobEntry) -> bool:
+    """Whether a job came from `gpu-fleet submit`, and so speaks in the bucket by its name."""
+    return is_submitted(entry.job.comment) and RUN.fullmatch(entry.job.name) is not None
+
+
+def place(entry: JobEntry) -> str:
+    """Where a run speaks in the records bucket."""
+    return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
+
+
+def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of a table for programs: the keys are its headings. Pure."""
+    keys = [heading.lower().replace(" ", "_") for heading in headings]
+    return json.dumps({"runs": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=1)
+
+
+def show_runs(viewer: QueueViewer, *, as_json: bool = False) -> None:
+    """List the account's jobs, the newest first."""
+    entries = viewer.entries()
+    rows = [cells(entry, viewer.state(entry), viewer.policy) for entry in entries]
+    if as_json:
+        click.echo(document(HEADINGS, rows))
+        return
+    table = Table(box=None, header_style="bold")
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    if not entries:
+        click.echo(f"account {viewer.account} has no jobs in the queue")
+    if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:
+        for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
+            click.echo(line, err=True)
+    if (age := datetime.now(UTC) - viewer.books().at) > STALE:
+        click.echo(f"the queue's controller said so {format_span(age)} ago", err=True)
+
+
+def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
+    """A job as a row. Pure."""
+    job = entry.job
+    price = mover.prices(policy).get(job.pool)
+    hours = Decimal(entry.instance_s) / SECONDS_PER_HOUR
+    return (
+        job.name,
+        job.id,
+        job.pool,
+        str(job.nodes),
+        described(entry),
+        job.on,
+        "" if state.step is None else str(state.step),
+        "" if state.loss is None else f"{state.loss:.4g}",
+        "" if state.ettr is None else f"{state.ettr:.0%}",
+        format_span(timedelta(seconds=entry.run_s)),
+        "unknown" if price is None else f"{price * hours:,.2f} {policy.currency}",
+    )
+
+
+def described(entry: JobEntry) -> str:
+    """State, why, and how often it was begun again. Pure."""
+    job = entry.job
+    details = [REASONS.get(job.reason, job.reason)] if job.reason and job.state != RUNNING else []
+    if job.restarts:
+        details.append(f"restarts {job.restarts}")
+    if bad := [name for name in failed_on(job.comment) if name != "-"]:
+        details.append(f"failed on {', '.join(bad)}")
+    return f"{job.state.lower()} ({'; '.join(details)})" if details else job.state.lower()
+
+
+def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
+    """Print what there is, and what comes until the job is over; whether it did not fail.
+
+    Raises:
+        ConfigurationError: no such job, or none whose log reaches this computer.
+        CloudError: the cloud does not answer.
+    """
+    entry = viewer.entry(run)
+    come = _from_file(Path(entry.job.log)) if viewer.is_instance else _from_bucket(viewer, entry)
+    while True:
+        entry = viewer.entry(entry.job.id)  # before the log: what was said last is then in it
+        for part in come():
+            click.echo(part.decode(errors="replace"), nl=False)
+        if entry.is_over or not follow:
+            click.echo(f"{entry.job.name}: {described(entry)}", err=True)
+            return not follow or entry.job.state not in FAILED
+        time.sleep(LOOK_EVERY_S)
+
+
+def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
+    """What came to a file of the shared homes since the last time; a job that waits has none yet."""
+    shown = 0
+
+    def come() -> Iterator[bytes]:
+        nonlocal shown
+        try:
+            with log.open("rb") as opened_log:
+                opened_log.seek(shown)
+                while part := opened_log.read(PART_BYTES):
+                    shown += len(part)
+                    yield part
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigurationError(f"{log}: {error.strerror}") from error
+
+    return come
+
+
+def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[bytes]]:
+    """What came to the records bucket since the last time."""
+    if not is_run(entry):
+        raise ConfigurationError(
+            f"RUN {entry.job.name!r}: only jobs of gpu-fleet submit send their logs; this one's is "
+            f"{entry.job.log} on an instance of the stack (gpu-fleet connect)"
+        )
+    printed: set[str] = set()
+
+    def come() -> Iterator[bytes]:
+        for key in viewer.bucket.log_keys(place(entry), viewer.account):
+            if key not in printed:
+                printed.add(key)
+                yield viewer.bucket.part(key, viewer.account)
+
+    return come
+
+
+def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str:
+    """Let a job save and end; what its user is to know.
+
+    Raises:
+        ConfigurationError: no such job, it is over, or it can be ended on an instance alone.
+        CloudError: the cloud does not answer.
+    """
+    entry = viewer.entry(run)
+    job, runs = entry.job, entry.job.state == RUNNING
+    if entry.is_over:
+        raise ConfigurationError(f"RUN {run}: is {described(entry)}; there is nothing to cancel")
+    if viewer.is_instance:
+        try:
+            slurm.cancel(job.id, saves=runs and is_run(entry), ask=ask)
+        except SlurmError as error:
+            raise ConfigurationError(str(error)) from error
+    elif is_run(entry):
+        viewer.bucket.cancel(viewer.account, job.name, viewer.caller, datetime.now(UTC))
+        if not runs:
+            return (
+                f"{job.name} waits; it ends as soon as it starts, and at once by gpu-fleet cancel on an "
+                "instance of the stack"
+            )
+    else:
+        raise ConfigurationError(
+            f"RUN {run}: no job of gpu-fleet submit; on an instance of the stack scancel {job.id} cancels it"
+        )
+    return f"{job.name} is asked to save and end: gpu-fleet runs says when it has"

@@ -1,0 +1,72 @@
+"""What the queue would take and never run: refused by ``gpu-fleet submit`` before Slurm hears of it.
+
+A job that waits for others, for room in a zone or for word of the mover is none of these: it waits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpu_fleet_image.console.runs.batch import JobScript
+from gpu_fleet_image.controllers.mover import growth
+from gpu_fleet_image.controllers.mover.growth import GROWTH, Growth, growth_of
+from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.queue_errors import RosterUnreadError
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.queue import accounting, cloud
+
+
+@dataclass(frozen=True)
+class QueueRecords:
+    """What the stack says to its instances of teams and money; None where it says nothing."""
+
+    roster: Mapping[str, Any] | None
+    growth: Growth | None
+
+
+def records() -> QueueRecords:
+    """Of the stack of this instance. Raises CloudError, InstanceError."""
+    store = cloud.of(instance_file.load(paths.instance_file())).store()
+    said = _newest(store, GROWTH, growth.LONGEST)
+    return QueueRecords(_newest(store, accounting.ROSTER), growth_of(said) if said else None)
+
+
+def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, Any] | None:
+    """An object's content; None also where S3 says "denied" of what is not there."""
+    try:
+        stored = store.newest(key, at_most)
+    except CloudError as error:
+        if error.code not in DENIED:
+            raise
+        return None
+    return stored.content if stored else None
+
+
+def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
+    """Why the team's limit would hold a job back for good; empty where it would not. Pure."""
+    try:
+        team = accounting.teams_of(roster or {"users": []}).get(account, "")
+        limit = accounting.limits_of(roster or {}).get(team)
+    except RosterUnreadError:
+        return ""  # the controller says so in its log, and sets no limit by it either
+    gpus = job.nodes * job.gpus
+    if limit is None or limit.max_gpus is None or gpus <= limit.max_gpus:
+        return ""
+    most = limit.max_gpus // job.gpus
+    allowed = f"up to --nodes {most}" if most else "none of this pool's instances"
+    return (
+        f"--nodes {job.nodes}: {gpus} GPUs, and teams.{team}.max_gpus of the stack file is {limit.max_gpus}; "
+        f"allowed: {allowed}"
+    )
+
+
+def never_runs(job: JobScript, account: str, said: QueueRecords, now: datetime) -> str:
+    """Why a job would wait until an operator changes the stack; empty where it may start by itself."""
+    if problem := over_team(job, account, said.roster):
+        return problem
+    if said.growth is None:
+        return ""
+    return growth.refusal(said.growth, job.pool, job.nodes, now)

@@ -1,0 +1,102 @@
+"""The agent of the instance that a command runs on: what it is asked through its socket, and what it says.
+
+Users of an instance have no right over instances, records or tags; its agent has, and knows who asks.
+"""
+
+import json
+import os
+import socket
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core.files import FOLDER
+from gpu_fleet_image.core.holds import Output
+from gpu_fleet_image.core.place import Asked
+from gpu_fleet_image.core.reaper_errors import AgentError, ConfigurationError
+
+# Longer than the agent takes for a hold: some ten calls, of two tries each.
+ANSWER_WITHIN_S = 90.0
+LARGEST_ANSWER = 1 << 20
+OWN_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "ALIBABA_CLOUD_ACCESS_KEY_ID")
+REMEDY = "`systemctl status gpu-reaper` says why, and `sudo systemctl restart gpu-reaper` starts it anew"
+
+
+def is_meant(asked: Asked, instance_id: str | None) -> bool:
+    """Whether a command speaks with this instance's agent, and not with the cloud.
+
+    It does so on an instance, unless a user with credentials of their own names one.
+
+    Raises:
+        ConfigurationError: no instance is named, and a stack that is not this instance's.
+    """
+    if not paths.instance_file().exists():
+        return False
+    if instance_id is not None:
+        return not any(os.environ.get(name) for name in OWN_CREDENTIALS)
+    own = instance_file.load(paths.instance_file()).stack
+    if asked.stack not in (None, own):
+        raise ConfigurationError(
+            f"--stack {asked.stack!r}: this instance is of stack {own!r}; name another one with --instance"
+        )
+    return True
+
+
+def refuse_json(wanted: bool) -> None:
+    """Say that an agent answers in lines, where a program asks for more.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    if wanted:
+        raise ConfigurationError("-o json: this instance's agent answers in lines; name a stack with --stack")
+
+
+def ask(command: str, instance_id: str | None = None, **words: str) -> None:
+    """Ask the agent, and print what it says.
+
+    Raises:
+        AgentError: it refuses, or does not answer.
+    """
+    request = {"command": command, **words, **({"instance": instance_id} if instance_id else {})}
+    output = answered(json.dumps(request).encode() + b"\n")
+    for warning in output.warnings:
+        click.echo(f"warning: {_shown(warning)}", err=True)
+    for line in output.lines:
+        click.echo(_shown(line))
+
+
+def answered(request: bytes) -> Output:
+    """What the agent says for a request; raises AgentError."""
+    path = paths.agent_socket()
+    try:
+        content: dict[str, Any] = json.loads(_exchanged(request))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise AgentError(f"the agent of this instance does not answer at {path} ({why}): {REMEDY}") from error
+    if content.get("error"):
+        raise AgentError(_shown(str(content["error"])))
+    return Output(tuple(content.get("lines", ())), tuple(content.get("warnings", ())))
+
+
+def _exchanged(request: bytes) -> bytes:
+    """Send a line, and read one. The folder stands for its path: addresses of sockets have 107 bytes."""
+    path = paths.agent_socket()
+    folder = os.open(path.parent, FOLDER)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_WITHIN_S)
+            connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+            with suppress(BrokenPipeError):  # it refused already; its answer waits
+                connection.sendall(request)
+            with connection.makefile("rb") as answer:
+                return answer.readline(LARGEST_ANSWER)
+    finally:
+        os.close(folder)
+
+
+def _shown(text: str) -> str:
+    """A line without what would move a terminal's cursor: names of processes are their users'."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,228 @@
+"""``gpu-fleet status``: who has what, how idle it is, when it would be terminated, and what it costs."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gpu_fleet_image.console.users import own_agent
+from gpu_fleet_image.controllers.meter import daily_report
+from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.spending import line_of
+from gpu_fleet_image.controllers.sweep import watch as watching
+from gpu_fleet_image.controllers.sweep.results import Result
+from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.core.cloud import SweepCloud, connect
+from gpu_fleet_image.core.marks import hold_of
+from gpu_fleet_image.core.model import ENDS, Decision, Instance, Verdict
+from gpu_fleet_image.core.options import json_option, now_option, subject_options
+from gpu_fleet_image.core.place import Asked, subject
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_span, format_time
+
+WIDTH = 150  # of a table that goes into a file or a pipe
+STYLES = {
+    Verdict.KEEP_BUSY: "green",
+    Verdict.MARK: "yellow",
+    Verdict.WAIT: "yellow",
+    Verdict.KEEP_UNKNOWN: "red",
+    Verdict.ALERT: "red",
+}
+
+
+@dataclass(frozen=True)
+class InstanceRow:
+    """One instance, for users.
+
+    Attributes:
+        idle: for how long, or an empty text where that is not known.
+        warning: what its owner should put right.
+    """
+
+    instance: str
+    owner: str
+    what: str
+    verdict: Verdict
+    idle: str
+    ends: str
+    an_hour: str
+    warning: str
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet status --stack aws-dev")
+@subject_options
+@json_option
+@now_option
+@click.option("--here", is_flag=True, help="Only what this instance's own agent says.")
+def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> None:
+    """Show every instance of the stack, and what all cost; on an instance without --stack, that one alone.
+
+    Changes nothing. Exit code 1 when anything could not be read.
+    """
+    if here or (asked.is_silent and own_agent.is_meant(asked, None)):
+        own_agent.refuse_json(as_json)
+        own_agent.ask("status")
+        return
+    if as_json:
+        policy, _, result = dry_sweep(asked, now, "status")
+        click.echo(json.dumps(document(result, policy), indent=1))
+        sys.exit(1 if result.done.failures else 0)
+    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
+    policy, cloud, result = dry_sweep(asked, now, "status")
+    show(console, result, policy)
+    if policy.watch_days and cloud.store is not None:
+        console.print(watched(watching.load(cloud.store, result.now), policy, result.now), soft_wrap=True)
+    if spending := look(cloud, policy, result.fleet, result.now):
+        console.print(line_of(spending), markup=False, soft_wrap=True)
+    if cloud.store is not None and (said := yesterday(cloud.store, result.now)):
+        console.print(said, markup=False, soft_wrap=True)
+    if result.done.failures:
+        sys.exit(1)
+
+
+def yesterday(store: Store, now: datetime) -> str:
+    """What GPUs did on the last day that is over, by pool; empty where nothing was reported."""
+    try:
+        return daily_report.hours_of(store, f"{now - timedelta(days=1):%Y-%m-%d}")
+    except CloudError as error:
+        return f"what GPUs did yesterday could not be read: {error}"
+
+
+def dry_sweep(asked: Asked, now: datetime | None, holder: str) -> tuple[Policy, SweepCloud, Result]:
+    """What a sweep would do with the stack that is meant, as of ``now`` or the present; changes nothing.
+
+    Raises:
+        ReaperError: it is not known which stack is meant, or nothing could be read.
+    """
+    meant = subject(asked)
+    clock: Callable[[], datetime] = lambda: now or datetime.now(UTC)  # noqa: E731 - a clock
+    options = SweepOptions(clock, holder, dry_run=True, check_clock=False, leftovers=False)
+    cloud = connect(meant.policy, clock, read_only=True, environ=meant.environ)
+    return meant.policy, cloud, sweep(cloud, meant.policy, options)
+
+
+def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
+    """Whether the stack's sweep only watches, and what it saw."""
+    if now >= watch.until(policy):
+        return f"watched until {format_time(watch.until(policy))}; the sweep acts"
+    seen = f"{len(watch.would_end)} instances would have been stopped or terminated so far"
+    return f"only watching until {format_time(watch.until(policy))}, nothing is terminated: {seen}"
+
+
+def document(result: Result, policy: Policy) -> dict[str, Any]:
+    """The same for programs; docs/platform.md has the keys. Pure."""
+    return {
+        "stack": policy.stack,
+        "as_of": format_time(result.now),
+        "currency": policy.currency,
+        "instances": [described(decision, policy, result.now) for decision in result.plan.decisions],
+        "failures": [
+            {"instance": failure.instance_id, "step": failure.step, "error": failure.error}
+            for failure in result.done.failures
+        ],
+    }
+
+
+def described(decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
+    """One instance of a plan, for programs. Pure."""
+    instance, price = decision.instance, decision.hourly_price
+    return {
+        "instance": instance.id,
+        "owner": instance.owner,
+        "pool": instance.pool,
+        "type": instance.type,
+        "launched_at": format_time(instance.launched_at),
+        "verdict": str(decision.verdict),
+        "reason": decision.reason,
+        "idle_s": decision.idle_s,
+        "ends": ends_if_unused(decision, policy, now),
+        "price_per_hour": None if price is None else str(price),
+        "warning": row(decision, policy, now).warning,
+    }
+
+
+def show(console: Console, result: Result, policy: Policy) -> None:
+    """Print table, total, warnings and failures."""
+    made = [row(decision, policy, result.now) for decision in result.plan.decisions]
+    console.print(table(made))
+    for warned in filter(lambda result: result.warning, made):
+        console.print(f"warning: {warned.instance}: {warned.warning}", style="yellow", markup=False)
+    for failure in result.done.failures:
+        line = f"failed: {failure.instance_id}: {failure.step}: {failure.error}"
+        console.print(line, style="red", markup=False)
+    idle = [
+        decision
+        for decision in result.plan.decisions
+        if decision.verdict in {Verdict.MARK, Verdict.WAIT, *ENDS}
+    ]
+    cost = sum((decision.hourly_price or Decimal(0) for decision in idle), Decimal(0))
+    console.print(f"{len(idle)} of {len(made)} instances idle, at {cost} {policy.currency} an hour")
+    if said := images(decision.instance for decision in result.plan.decisions):
+        console.print(said, soft_wrap=True)
+
+
+def images(instances: Iterable[Instance]) -> str:
+    """How many booted which image, the most frequent first; empty where the cloud says it of none. Pure."""
+    counted = Counter(instance.image for instance in instances if instance.image)
+    listed = ", ".join(f"{image} ({count})" for image, count in counted.most_common())
+    return f"images: {listed}" if listed else ""
+
+
+def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
+    """One instance of a plan."""
+    instance = decision.instance
+    hold = hold_of(instance, now)
+    price = decision.hourly_price
+    return InstanceRow(
+        instance=instance.id,
+        owner=instance.owner or "nobody",
+        what=f"{instance.pool} {instance.type}",
+        verdict=decision.verdict,
+        idle="" if decision.idle_s is None else format_span(timedelta(seconds=decision.idle_s)),
+        ends=ends_if_unused(decision, policy, now),
+        an_hour="unknown" if price is None else f"{price} {policy.currency}",
+        warning=hold.problem if hold else "",
+    )
+
+
+def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
+    """When an instance would go if nobody uses it from now on."""
+    hold = hold_of(decision.instance, now)
+    if hold is not None:
+        return f"kept until {hold.until:%Y-%m-%d %H:%M}" if hold.until else "kept: its tag cannot be read"
+    if decision.verdict in ENDS:
+        return "with the next sweep"
+    if decision.reap_after is not None:
+        left = decision.reap_after - now
+        return f"in {format_span(left)}" if left > timedelta(0) else "after the next checks"
+    if decision.verdict in {Verdict.KEEP_UNKNOWN, Verdict.ALERT}:
+        return "not before it is known to be idle"
+    pool = policy.pools.get(decision.instance.pool)
+    if pool is None or decision.idle_s is None or decision.verdict is Verdict.KEEP_PROTECTED:
+        return "never"
+    idle_after = timedelta(hours=pool.idle_after_hours, minutes=pool.grace_minutes)
+    left = max(timedelta(0), idle_after - timedelta(seconds=decision.idle_s))
+    return f"in {format_span(left)}"
+
+
+def table(rows: list[InstanceRow]) -> Table:
+    """The rows for a terminal, those that end soonest told apart by colour."""
+    made = Table(box=None, header_style="bold")
+    for heading in ("instance", "owner", "pool and type", "verdict", "idle", "due if unused"):
+        made.add_column(heading, no_wrap=True)
+    made.add_column("an hour", justify="right", no_wrap=True)
+    for row in rows:
+        style = "bold red" if row.verdict in ENDS else STYLES.get(row.verdict, "")
+        cells = (row.instance, row.owner, row.what, str(row.verdict), row.idle, row.ends, row.an_hour)
+        made.add_row(*cells, style=style)
+    return made

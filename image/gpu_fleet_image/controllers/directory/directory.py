@@ -1,0 +1,235 @@
+"""Members of a directory's groups as accounts: which name, which number, which team. Pure.
+
+A directory knows ids, which are for good, and names, which change and are given away again. An account's
+number follows from the id and is written down for good, with the name that it was first given to: what lies
+on the shared homes stays its owner's, and nobody else's.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpu_fleet_image.core.errors import ConfigurationError
+from gpu_fleet_image.core.roster import NAME, UIDS
+
+# Numbers of members: the upper third of those that accounts have; the lower ones are for access.people.
+NUMBERS = range(20_000, UIDS.stop)
+TAKEN_BEGINNINGS = ("gpu-fleet", "systemd-")
+
+
+@dataclass(frozen=True)
+class TeamGroup:
+    """A group of the directory.
+
+    Attributes:
+        name: of the team, and of the group on instances.
+        gid: its number there.
+        group: what the directory calls it: an id, or a name.
+        admin: its members may become root.
+    """
+
+    name: str
+    gid: int
+    group: str
+    admin: bool
+
+
+@dataclass(frozen=True)
+class Directory:
+    """What the stack says of accounts: ``directory.json`` beside the function's policy.
+
+    Attributes:
+        named: entries of ``accounts.json`` that the stack names itself; they go before members of a group.
+        teams: in the order in which the first one that a member is in becomes theirs.
+        keys: login name -> lines of ``authorized_keys``, since no directory has them.
+        taken: names of the system, which no member gets.
+        identity_store, region, role, login: of IAM Identity Center; see ``access.directory``.
+        queue_teams: team -> what it gets of the queue, which ``accounts.json`` carries too.
+    """
+
+    named: tuple[dict[str, Any], ...]
+    teams: tuple[TeamGroup, ...]
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    taken: frozenset[str] = frozenset()
+    identity_store: str = ""
+    region: str = ""
+    role: str = ""
+    login: str = "UserName"
+    queue_teams: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemberAccount:
+    """What is written down of a member: for good.
+
+    Attributes:
+        name: the login name that the number was first given to.
+        uid: the number.
+        now: the name that the directory had when it was last asked.
+        enabled: whether the directory lets them in.
+    """
+
+    name: str
+    uid: int
+    now: str
+    enabled: bool = True
+
+
+@dataclass(frozen=True)
+class MemberProfile:
+    """What the directory says of a member: their name, and whether it lets them in."""
+
+    name: str
+    enabled: bool = True
+
+
+@dataclass
+class MergedAccounts:
+    """Who gets an account.
+
+    Attributes:
+        users: entries of ``accounts.json``.
+        book: every member there ever was.
+        left_out: name -> why they get none.
+    """
+
+    users: list[dict[str, Any]]
+    book: dict[str, MemberAccount]
+    left_out: dict[str, str]
+
+
+def parse(document: Mapping[str, Any]) -> Directory:
+    """The stack's word. Raises ConfigurationError."""
+    try:
+        teams = tuple(TeamGroup(**team) for team in document["teams"])
+        rest = {key: value for key, value in document.items() if key not in ("named", "teams", "taken")}
+        return Directory(tuple(document["named"]), teams, taken=frozenset(document["taken"]), **rest)
+    except (KeyError, TypeError) as error:
+        raise ConfigurationError(f"directory.json is not as a stack writes it: {error}") from error
+
+
+def parse_book(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
+    """Id -> what is written down. Raises ConfigurationError: numbers are not given out over a damaged one."""
+    try:
+        book = {str(member): MemberAccount(**account) for member, account in document["accounts"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"the book of numbers is damaged: {error!r}") from error
+    numbers = [account.uid for account in book.values()]
+    if len(set(numbers)) != len(numbers) or not all(number in NUMBERS for number in numbers):
+        raise ConfigurationError("the book of numbers is damaged: a number twice, or none of a member's")
+    return book
+
+
+def merge(
+    directory: Directory,
+    members: Mapping[str, Collection[str]],
+    profiles: Mapping[str, MemberProfile],
+    book: Mapping[str, MemberAccount],
+) -> MergedAccounts:
+    """Who gets which account.
+
+    Args:
+        members: name of a team -> ids of its members.
+        profiles: id -> what the directory said just now; of who is not in it the book's last word holds.
+        book: id -> what is written down.
+    """
+    outcome = MergedAccounts([], dict(book), {})
+    for entry in directory.named:
+        if why := _against_book(entry, book):
+            outcome.left_out[str(entry["name"])] = why
+        else:
+            outcome.users.append(entry)
+    named = {str(entry["name"]) for entry in outcome.users}
+    used = {int(entry["uid"]) for entry in outcome.users}
+    for member, teams in sorted(_teams_of(directory.teams, members).items()):
+        profile = profiles.get(member) or _written(book, member)
+        if profile is None or not profile.enabled:
+            _note(outcome, member, profile)
+            continue
+        account = outcome.book.get(member)
+        if profile.name in named and (account is None or account.name == profile.name):
+            continue  # the stack names this user itself
+        why = _refused(directory, outcome.book, member, profile.name)
+        number = account.uid if account else _number(member, used | _numbers(outcome.book))
+        if why or number is None:
+            outcome.left_out[profile.name] = why or "no number is left"
+            continue
+        name = account.name if account else profile.name
+        outcome.book[member] = MemberAccount(name, number, profile.name)
+        if name != profile.name:
+            outcome.left_out[profile.name] = (
+                f"is {name!r} here for good, whose files they are; log in as that"
+            )
+        outcome.users.append(_entry(directory, name, number, teams))
+    outcome.users.sort(key=lambda entry: str(entry["name"]))
+    return outcome
+
+
+def _against_book(entry: Mapping[str, Any], book: Mapping[str, MemberAccount]) -> str:
+    """Why an account that the stack names cannot be: a member's number, or another than the user's own."""
+    for account in book.values():
+        if account.uid == entry["uid"] and account.name != entry["name"]:
+            return f"uid {account.uid} is {account.name!r}'s, a member of a group: choose another"
+        if account.name == entry["name"] and account.uid != entry["uid"]:
+            return f"has the number {account.uid} as a member of a group: write that for uid"
+    return ""
+
+
+def _teams_of(
+    teams: Sequence[TeamGroup], members: Mapping[str, Collection[str]]
+) -> dict[str, list[TeamGroup]]:
+    """Id -> teams, in the stack's order."""
+    chosen: dict[str, list[TeamGroup]] = {}
+    for team in teams:
+        for member in members[team.name]:
+            chosen.setdefault(member, []).append(team)
+    return chosen
+
+
+def _written(book: Mapping[str, MemberAccount], member: str) -> MemberProfile | None:
+    account = book.get(member)
+    return MemberProfile(account.now, account.enabled) if account else None
+
+
+def _note(outcome: MergedAccounts, member: str, profile: MemberProfile | None) -> None:
+    """A member whom the directory shuts out stays so until it says otherwise."""
+    account = outcome.book.get(member)
+    if account is not None:
+        now = profile.name if profile else account.now
+        outcome.book[member] = replace(account, now=now, enabled=False)
+
+
+def _refused(directory: Directory, book: Mapping[str, MemberAccount], member: str, name: str) -> str:
+    """Why a member gets no account of this name; empty where they do."""
+    if member in book:
+        return ""
+    if NAME.fullmatch(name) is None:
+        return f"is no login name; allowed: {NAME.pattern}"
+    if name in directory.taken or name.startswith(TAKEN_BEGINNINGS):
+        return "is an account or group of the system, or a team"
+    if any(account.name == name for other, account in book.items() if other != member):
+        return "was another member's, whose files they are: give this one another name"
+    return ""
+
+
+def _numbers(book: Mapping[str, MemberAccount]) -> set[int]:
+    return {account.uid for account in book.values()}
+
+
+def _number(member: str, used: Collection[int]) -> int | None:
+    """The first free number from where the id leads: most often the same, should the book be lost."""
+    start = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
+    numbers: Iterator[int] = (NUMBERS[(start + step) % len(NUMBERS)] for step in range(len(NUMBERS)))
+    return next((number for number in numbers if number not in used), None)
+
+
+def _entry(directory: Directory, name: str, number: int, teams: Sequence[TeamGroup]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "uid": number,
+        "keys": list(directory.keys.get(name, ())),
+        "team": teams[0].name,
+        "team_gid": teams[0].gid,
+        "admin": any(team.admin for team in teams),
+    }

@@ -1,0 +1,113 @@
+"""One pass over a directory: who is in the stack's groups now becomes ``accounts.json``.
+
+Nothing is written unless every group was read: what cannot be read locks nobody.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+from gpu_fleet_image.controllers.directory.directory import (
+    Directory,
+    MemberAccount,
+    MemberProfile,
+    MergedAccounts,
+    merge,
+    parse_book,
+)
+from gpu_fleet_image.core import roster
+from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.core.store import Store
+
+BOOK = "accounts/numbers.json"
+# Of known members so many are asked for by themselves in one pass, those of large groups in turns: Identity
+# Center answers 20 calls a second to the whole organization
+# (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
+AT_ONCE = 50
+PASS_S = 60
+
+
+class DirectoryGroups(Protocol):
+    """A directory. Every method raises CloudError."""
+
+    def members(self, group: str) -> Mapping[str, MemberProfile | None]:
+        """Id -> what the list says of each; None where it says nothing."""
+
+    def profile(self, member: str) -> MemberProfile | None:
+        """What the directory says of one; None of one who is gone."""
+
+
+def refresh(
+    directory: Directory, groups: DirectoryGroups, store: Store, clock: Callable[[], datetime]
+) -> dict[str, Any]:
+    """Read every group, and write who has an account where that has changed.
+
+    Returns:
+        How many have one, whether that was written, and who got none and why.
+
+    Raises:
+        CloudError: a group, the book or the roster could not be read or written; nothing is locked.
+        ConfigurationError: the book is damaged.
+        RosterError: what would be written is no roster.
+    """
+    stored = store.get(BOOK)
+    book = parse_book(stored.content) if stored else {}
+    listed = {team.name: dict(groups.members(team.group)) for team in directory.teams}
+    profiles = _profiles(groups, listed.values(), book, clock())
+    outcome = merge(directory, listed, profiles, book)
+    document = _document(directory, outcome)
+    roster.parse(document)
+    if outcome.book != book:
+        content = {"accounts": {member: dataclasses.asdict(each) for member, each in outcome.book.items()}}
+        if store.move_on(BOOK, content, stored.version if stored else None) is None:
+            raise CloudError(f"{BOOK}: somebody else wrote it at this moment; the next pass goes on")
+    written = _differs(store, document)
+    if written:
+        store.put(roster.KEY, document)
+    return {"users": len(outcome.users), "written": written, "left_out": outcome.left_out}
+
+
+def log(result: dict[str, Any]) -> dict[str, Any]:
+    """One JSON object a line; gives it back."""
+    sys.stdout.write(json.dumps({"event": "people", **result}) + "\n")
+    return result
+
+
+def _profiles(
+    groups: DirectoryGroups,
+    listed: Iterable[Mapping[str, MemberProfile | None]],
+    book: Mapping[str, MemberAccount],
+    now: datetime,
+) -> dict[str, MemberProfile]:
+    """Id -> what is said of each now: by the list, or asked for; of known ones in turns."""
+    everybody: dict[str, MemberProfile | None] = {}
+    for members in listed:
+        everybody |= members
+    said = {member: profile for member, profile in everybody.items() if profile is not None}
+    silent = sorted(everybody.keys() - said.keys())
+    turns = max(1, -(-len(silent) // AT_ONCE))
+    turn = int(now.timestamp()) // PASS_S % turns
+    for place, member in enumerate(silent):
+        if member not in book or place % turns == turn:
+            # who is gone and still listed is let in no more
+            said[member] = groups.profile(member) or MemberProfile("", enabled=False)
+    return said
+
+
+def _document(directory: Directory, outcome: MergedAccounts) -> dict[str, Any]:
+    teams = {"teams": dict(directory.queue_teams)} if directory.queue_teams else {}
+    return {"schema_version": 1, "users": outcome.users, "left_out": outcome.left_out, **teams}
+
+
+def _differs(store: Store, document: dict[str, Any]) -> bool:
+    """Whether the bucket holds another roster, a damaged one or none."""
+    try:
+        newest = store.newest(roster.KEY)
+    except CloudError as error:
+        if error.code != "Malformed":
+            raise
+        return True
+    return newest is None or newest.content != document

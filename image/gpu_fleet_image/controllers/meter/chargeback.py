@@ -1,0 +1,132 @@
+"""Who a month's money goes to: the meter's days by owner, pool or instance, to the cent. Pure.
+
+What no instance had (disks of stopped ones, unused reservations, what all pools share) stands in rows of
+its own, so that the rows add up to the meter. Cents are shared out by the largest remainder.
+"""
+
+import csv
+import io
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from decimal import ROUND_FLOOR, Decimal
+
+from gpu_fleet_image.controllers.meter.meter import SHARED
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeterReading
+
+CENT = Decimal("0.01")
+FORMULA = ("=", "+", "-", "@")
+EARLIER = "(before the days on record)"
+BY: dict[str, Callable[[str, DayShare], str]] = {
+    "owner": lambda _, share: share.instance.owner or "nobody",
+    "pool": lambda _, share: share.instance.pool,
+    "instance": lambda key, _: key,
+}
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One row: what a name had of a month.
+
+    Attributes:
+        rented, computing, idle, unknown: GPU hours; of the rented ones those in which GPUs computed, those in
+            which they did not, and those of which nobody said.
+    """
+
+    name: str
+    rented: Decimal = Decimal(0)
+    computing: Decimal = Decimal(0)
+    idle: Decimal = Decimal(0)
+    unknown: Decimal = Decimal(0)
+    cost: Decimal = Decimal(0)
+
+    def __add__(self, other: "Charge") -> "Charge":
+        sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self)[1:])
+        return Charge(self.name, *sums)
+
+
+def charges(
+    days: Iterable[Day],
+    computing: Mapping[str, Mapping[str, Decimal]],
+    by: str,
+    gpus: Mapping[str, int],
+    month_cost: Decimal | None = None,
+) -> list[Charge]:
+    """Return a row for each name, the dearest first, in whole cents.
+
+    Args:
+        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        by: a key of ``BY``.
+        gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
+        month_cost: what the meter says of the whole month; None for the sum of the days.
+    """
+    rows: dict[str, Charge] = {}
+    for day in days:
+        for row in _of_day(day, computing.get(day.name, {}), by, gpus):
+            rows[row.name] = rows.get(row.name, Charge(row.name)) + row
+    counted = sum((row.cost for row in rows.values()), Decimal(0))
+    if month_cost is not None and month_cost != counted:
+        rows[EARLIER] = Charge(EARLIER, cost=month_cost - counted)
+    return _in_cents(sorted(rows.values(), key=lambda row: (-row.cost, row.name)))
+
+
+def _of_day(day: Day, computing: Mapping[str, Decimal], by: str, gpus: Mapping[str, int]) -> Iterable[Charge]:
+    rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
+    for key, share in day.instances.items():
+        rest[share.instance.pool] -= share.cost
+        hours = share.gpu_hours
+        used = computing.get(key)
+        known = Decimal(0) if used is None else hours
+        worked = known * (used or Decimal(0))
+        yield Charge(BY[by](key, share), hours, worked, known - worked, hours - known, share.cost)
+    for pool, cost in rest.items():
+        unused = day.unused_gpu_hours(pool, gpus)
+        name = "(shared)" if pool == SHARED else pool if by == "pool" else f"(pool {pool}, no instance)"
+        if cost or unused:
+            yield Charge(name, rented=unused, idle=unused, cost=cost)
+
+
+def _in_cents(rows: Sequence[Charge]) -> list[Charge]:
+    """Round costs so that they add up to the rounded sum."""
+    floors = [row.cost.quantize(CENT, ROUND_FLOOR) for row in rows]
+    total = sum((row.cost for row in rows), Decimal(0)).quantize(CENT)
+    left = int((total - sum(floors, Decimal(0))) / CENT)
+    by_remainder = sorted(range(len(rows)), key=lambda index: floors[index] - rows[index].cost)
+    for index in by_remainder[:left]:
+        floors[index] += CENT
+    hours = [each.name for each in fields(Charge)[1:-1]]
+    return [
+        replace(row, cost=floor, **{name: getattr(row, name).quantize(CENT) for name in hours})
+        for row, floor in zip(rows, floors, strict=True)
+    ]
+
+
+def as_text(rows: Sequence[Charge], by: str, currency: str, form: str) -> str:
+    """Return the rows as ``csv`` or ``json``; amounts as decimal text."""
+    columns = [each.name for each in fields(Charge)[1:]]
+    if form == "json":
+        named = [
+            {by: row.name, **{name: str(getattr(row, name)) for name in columns}, "currency": currency}
+            for row in rows
+        ]
+        return json.dumps(named, indent=1) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([by, *columns, "currency"])
+    for row in rows:
+        # names are users' tags: a spreadsheet must not take one for a formula
+        name = f"'{row.name}" if row.name.startswith(FORMULA) else row.name
+        writer.writerow([name, *(getattr(row, column) for column in columns), currency])
+    return text.getvalue()
+
+
+def of_month(reading: MeterReading | None, name: str) -> tuple[list[Day], Decimal | None]:
+    """Return the day that is not over and the month's cost, where the meter stands in that month.
+
+    Args:
+        name: ``2026-11``.
+    """
+    if reading is None or f"{reading.until:%Y-%m}" != name:
+        return [], None
+    return [reading.day], reading.month_cost

@@ -1,0 +1,156 @@
+"""The report of a day that ended: once, by mail and as a page in the bucket."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from gpu_fleet_image.controllers.meter.efficiency import Efficiency, sum_up
+from gpu_fleet_image.controllers.meter.efficiency_page import headline, mail, page
+from gpu_fleet_image.controllers.meter.meter import DAY
+from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading, day_from_json
+from gpu_fleet_image.core.calls import batches
+from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import Store
+
+DAYS, REPORTS = "days", "reports"
+NOT_METERED = "NoSuchKey"
+PERIOD_S = int(DAY.total_seconds())
+# The last heartbeats of a day arrive a little after it.
+ARRIVED_AFTER = timedelta(minutes=10)
+BATCH = 500  # instances whose answers are held at a time
+
+
+def keep(store: Store, day: Day) -> None:
+    """Put a day on record; one that is there stays as it is. Raises CloudError."""
+    store.create(_key(DAYS, day.name, "json"), day.to_json())
+
+
+def load(store: Store, name: str) -> Day:
+    """A day on record.
+
+    Raises:
+        CloudError: there is none, or it is damaged.
+    """
+    stored = store.get(_key(DAYS, name, "json"))
+    if stored is None:
+        raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", NOT_METERED)
+    try:
+        return day_from_json(stored.content)
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
+
+
+def month(
+    store: Store, name: str, until: datetime
+) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+    """The days of a month on record up to a moment, and what their reports say of each instance.
+
+    Args:
+        name: ``2026-11``.
+
+    Returns:
+        The days; day -> instance id -> share of its GPU hours in which GPUs computed; the days that are over
+        and not on record.
+
+    Raises:
+        CloudError: something is damaged, or could not be read.
+    """
+    days: list[Day] = []
+    computing: dict[str, dict[str, Decimal]] = {}
+    missing: list[str] = []
+    date = datetime.strptime(name, "%Y-%m").replace(tzinfo=UTC)
+    while f"{date:%Y-%m}" == name and date + DAY <= until:
+        day = f"{date:%Y-%m-%d}"
+        try:
+            days.append(load(store, day))
+            computing[day] = _computing(store, day)
+        except CloudError as error:
+            if error.code != NOT_METERED:
+                raise
+            missing.append(day)
+        date += DAY
+    return days, computing, missing
+
+
+def _computing(store: Store, name: str) -> dict[str, Decimal]:
+    return {str(key): Decimal(share) for key, share in _reported(store, name, "computing").items()}
+
+
+def _reported(store: Store, name: str, section: str) -> Mapping[str, Any]:
+    """A section of the report of a day; empty where it has none."""
+    stored = store.get(_key(REPORTS, name, "json"))
+    content: Mapping[str, Any] = stored.content.get(section, {}) if stored is not None else {}
+    return content
+
+
+def hours_of(store: Store, name: str) -> str:
+    """GPU hours of a reported day by pool, in one line; empty where it has no report. Raises CloudError."""
+    said = [
+        f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
+        for pool, hours in _reported(store, name, "pools").items()
+        if Decimal(hours["rented"])
+    ]
+    return f"GPU hours of {name}: {'; '.join(said)}" if said else ""
+
+
+def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
+    """Report the days that ended and that nobody was notified of.
+
+    The object ``reports/.../DAY.json`` is written last and marks a day as reported: whatever fails before is
+    tried again by the next sweep, and a day that has one is reported no second time.
+
+    Returns:
+        The days that need no report any more.
+
+    Raises:
+        CloudError: one could not be made.
+    """
+    done = []
+    for name in reading.unreported:
+        if store.get(_key(REPORTS, name, "json")) is None:
+            day = load(store, name)
+            if reading.until < day.date + DAY + ARRIVED_AFTER:
+                continue
+            report = efficiency(cloud, policy, day)
+            where = _key(REPORTS, name, "html")
+            place = store.put_page(where, page(report))
+            if cloud.notifier is not None:
+                cloud.notifier.send(f"{policy.stack}: {name}: {headline(report)}", mail(report, place))
+            store.create(_key(REPORTS, name, "json"), report.to_json())
+        done.append(name)
+    return done
+
+
+def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
+    """A day with what its instances' agents said.
+
+    Raises:
+        CloudError: that could not be read.
+    """
+    gpus = policy.budget.gpus_of_pools() if policy.budget else {}
+    return sum_up(day, policy.stack, policy.currency, _utilisation(cloud, day), gpus)
+
+
+def _utilisation(cloud: SweepCloud, day: Day) -> Mapping[str, float]:
+    """Instance id -> mean utilisation of its GPUs, 0 to 1, of those instances that reported one."""
+    span = Span(day.date, day.date + DAY)
+    values: dict[str, float] = {}
+    for batch in batches(sorted(day.instances), BATCH):
+        queries = [Query(key, METRIC_GPU_UTILISATION, PERIOD_S, statistic="Average") for key in batch]
+        answers, failures = cloud.heartbeats.read(queries, span)
+        if failures:
+            raise CloudError(f"{METRIC_GPU_UTILISATION} of {day.name}: {failures[0].error}")
+        for query, answer in answers.items():
+            if answer.points:
+                values[query.instance_id] = max(answer.points)[1] / 100
+    return values
+
+
+def _key(prefix: str, name: str, ending: str) -> str:
+    """``reports/2026/11/2026-11-21.html``."""
+    year, month, _ = name.split("-")
+    return f"{prefix}/{year}/{month}/{name}.{ending}"

@@ -1,0 +1,180 @@
+"""What a day's GPU hours were worth: rented, computing, idle, saved, and who left most of them idle. Pure.
+
+A GPU computes while a kernel runs on it. An instance whose CPUs alone work is in use, and is not reaped; its
+GPUs are idle all the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+
+MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than all
+MOST_IDLE = 10
+CENT = Decimal("0.01")
+HOURS = ("rented", "computing", "idle", "unknown", "unused", "saved")  # what is said of each pool
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one instance did with its day.
+
+    Attributes:
+        gpu_hours: its GPUs times the hours it ran.
+        computing: share of them in which a GPU computed, 0 to 1; None where nobody said.
+    """
+
+    instance_id: str
+    instance: MeteredInstance
+    gpu_hours: Decimal
+    computing: Decimal | None
+    cost: Decimal
+
+    @property
+    def computing_gpu_hours(self) -> Decimal:
+        """None that nobody knows of."""
+        return self.gpu_hours * (self.computing or Decimal(0))
+
+    @property
+    def idle_cost(self) -> Decimal:
+        """What was paid for idle hours; nothing where nobody knows."""
+        return Decimal(0) if self.computing is None else self.cost * (1 - self.computing)
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """What a pool did with its day.
+
+    Attributes:
+        rented: GPU hours paid for, reserved ones in which no instance ran among them.
+        computing: of these, hours in which GPUs computed.
+        unknown: of these, hours of instances whose utilisation nobody said.
+        unused: of these, hours of a reservation in which no instance ran.
+        saved: hours that terminated instances would have run.
+    """
+
+    pool: str
+    rented: Decimal
+    computing: Decimal
+    unknown: Decimal
+    unused: Decimal
+    saved: Decimal
+    cost: Decimal
+
+    @property
+    def idle(self) -> Decimal:
+        """Hours in which nothing computed."""
+        return self.rented - self.computing - self.unknown
+
+    def to_json(self) -> dict[str, str]:
+        """GPU hours as decimal text."""
+        return {name: _short(getattr(self, name)) for name in HOURS}
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """A day.
+
+    Attributes:
+        name: ``2026-11-21``.
+        pools: each pool, by name; what all share is ``_shared``.
+        idle: the instances that left most money idle, at most ten.
+        saved_cost: what terminated instances would have cost.
+        computing: instance id -> share of its GPU hours in which GPUs computed, of those that said so.
+        unpriced: instances without a known price; where there are any, every cost is at least what it says.
+    """
+
+    name: str
+    stack: str
+    currency: str
+    pools: tuple[PoolUse, ...]
+    idle: tuple[Use, ...]
+    saved_cost: Decimal
+    computing: Mapping[str, Decimal]
+    unpriced: int = 0
+
+    def total(self, attribute: str) -> Decimal:
+        """Of all pools, by the name of an attribute of ``PoolUse``."""
+        return sum((getattr(pool, attribute) for pool in self.pools), Decimal(0))
+
+    def to_json(self) -> dict[str, Any]:
+        """For the bucket; amounts as decimal text."""
+        return {
+            "schema_version": 1,
+            "day": self.name,
+            "stack": self.stack,
+            "currency": self.currency,
+            "gpu_hours": {name: _short(self.total(name)) for name in HOURS},
+            "pools": {pool.pool: pool.to_json() for pool in self.pools},
+            "computing": {key: str(share) for key, share in self.computing.items()},
+            "cost": _short(self.total("cost")),
+            "unpriced_machines": self.unpriced,
+            "saved_cost": _short(self.saved_cost),
+            "most_idle": [
+                {"instance_id": use.instance_id, "idle_cost": _short(use.idle_cost)} for use in self.idle
+            ],
+        }
+
+
+def sum_up(
+    day: Day, stack: str, currency: str, computing: Mapping[str, float], gpus: Mapping[str, int]
+) -> Efficiency:
+    """Sum a day up.
+
+    Args:
+        computing: instance id -> mean utilisation of its GPUs, 0 to 1; left out where nobody knows.
+        gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
+    """
+    computing = _usable(computing)
+    uses = [_use(key, share, computing.get(key)) for key, share in day.instances.items()]
+    idle = sorted(
+        (use for use in uses if use.idle_cost > 0), key=lambda use: (-use.idle_cost, use.instance_id)
+    )
+    return Efficiency(
+        name=day.name,
+        stack=stack,
+        currency=currency,
+        pools=tuple(_pool_uses(day, uses, gpus)),
+        idle=tuple(idle[:MOST_IDLE]),
+        saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
+        computing={use.instance_id: use.computing for use in uses if use.computing is not None},
+        unpriced=day.unpriced,
+    )
+
+
+def _use(key: str, share: DayShare, computing: float | None) -> Use:
+    known = None if computing is None else min(Decimal(1), Decimal(str(computing)))
+    return Use(key, share.instance, share.gpu_hours, known, share.cost)
+
+
+def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterable[PoolUse]:
+    by_pool: dict[str, list[Use]] = defaultdict(list)
+    for use in uses:
+        by_pool[use.instance.pool].append(use)
+    saved: dict[str, Decimal] = defaultdict(Decimal)
+    for share in day.saved.values():
+        saved[share.instance.pool] += share.gpu_hours
+    for pool in sorted({*day.costs, *by_pool, *saved}):
+        own = by_pool[pool]
+        unused = day.unused_gpu_hours(pool, gpus)
+        yield PoolUse(
+            pool=pool,
+            rented=sum((use.gpu_hours for use in own), unused),
+            computing=sum((use.computing_gpu_hours for use in own), Decimal(0)),
+            unknown=sum((use.gpu_hours for use in own if use.computing is None), Decimal(0)),
+            unused=unused,
+            saved=saved[pool],
+            cost=day.costs.get(pool, Decimal(0)),
+        )
+
+
+def _usable(shares: Mapping[str, float]) -> dict[str, float]:
+    """Without numbers that nobody can mean: everybody on an instance may publish in its name."""
+    return {key: share for key, share in shares.items() if 0 <= share <= MOST_BELIEVED}
+
+
+def _short(amount: Decimal) -> str:
+    return str(amount.quantize(CENT))

@@ -1,0 +1,230 @@
+"""Budget freeze: pools that freeze do not scale out once the month has cost too much. Pure.
+
+A freeze stops and terminates no instance. It goes by the two highest of the budget's percentages: at the
+lower one the groups are capped at the size that they have, at the higher one they are closed: they start
+nothing any more, and what leaves is not replaced. A group's limit never falls below what runs in it. A new
+month, a larger budget or a user's ``gpu-fleet unfreeze`` gives every group its limit back; an ``unfreeze``
+of the lower stage does not keep the higher one away.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any, Protocol
+
+from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.model import Group
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time, parse_time
+
+SCHEMA_VERSION = 1
+
+
+class FreezeStage(IntEnum):
+    """How far the pools are frozen; the metric ``FreezeStage``."""
+
+    OPEN = 0
+    CAPPED = 1
+    CLOSED = 2
+
+    @property
+    def word(self) -> str:
+        """For users and records."""
+        return self.name.lower()
+
+
+class FreezableGroups(Protocol):
+    """What can be done to a scaling group, on either cloud; each raises CloudError."""
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Let it grow so far; terminates nothing."""
+
+    def close(self, group: str) -> None:
+        """Let it start nothing."""
+
+    def open(self, group: str) -> None:
+        """Let it start instances again."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a group was before a freeze.
+
+    Attributes:
+        closed: somebody else had closed it, and so it stays.
+        cap: its limit while the pools are capped.
+    """
+
+    max_size: int
+    closed: bool
+    cap: int
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A stack's freeze, as it lies in the bucket.
+
+    Attributes:
+        month: of which, ``2026-11``.
+        lifted: up to which stage a user lifted it this month.
+        groups: group -> what it was before.
+    """
+
+    month: str
+    stage: FreezeStage = FreezeStage.OPEN
+    since: datetime | None = None
+    lifted: FreezeStage = FreezeStage.OPEN
+    groups: Mapping[str, Before] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "month": self.month,
+            "stage": self.stage.word,
+            "since": format_time(self.since) if self.since else None,
+            "lifted": self.lifted.word,
+            "groups": {
+                name: {"max_size": before.max_size, "closed": before.closed, "cap": before.cap}
+                for name, before in self.groups.items()
+            },
+        }
+
+
+def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
+    """What ``to_json`` wrote.
+
+    Args:
+        raw: the JSON object.
+
+    Raises:
+        CloudError: it is damaged; no group is touched then.
+    """
+    try:
+        return Freeze(
+            month=str(raw["month"]),
+            stage=FreezeStage[raw["stage"].upper()],
+            since=parse_time(raw["since"]) if raw["since"] else None,
+            lifted=FreezeStage[raw["lifted"].upper()],
+            groups={
+                name: Before(int(entry["max_size"]), bool(entry["closed"]), int(entry["cap"]))
+                for name, entry in raw["groups"].items()
+            },
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CloudError(f"{where}: {error!r}", "Malformed") from error
+
+
+def due(spent: Decimal, budget: BudgetPolicy) -> FreezeStage:
+    """The stage that the money spent calls for."""
+    if not budget.freezes:
+        return FreezeStage.OPEN
+    *_, cap_at, close_at = (budget.monthly * percent / 100 for percent in budget.percents)
+    return (
+        FreezeStage.CLOSED
+        if spent >= close_at
+        else FreezeStage.CAPPED
+        if spent >= cap_at
+        else FreezeStage.OPEN
+    )
+
+
+def follow(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) -> Freeze:
+    """The freeze that holds from now on, its groups not yet brought in line.
+
+    Args:
+        before: the freeze up to now.
+        spent: in the month of ``now``.
+        now: aware UTC.
+    """
+    month = f"{now:%Y-%m}"
+    lifted = before.lifted if before.month == month else FreezeStage.OPEN
+    called_for = due(spent, budget)
+    stage = called_for if called_for > lifted else FreezeStage.OPEN
+    since = before.since if stage is before.stage else now
+    return replace(before, month=month, stage=stage, since=since, lifted=lifted)
+
+
+def lift(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) -> Freeze:
+    """The freeze that a user lifts: what is spent by now freezes nothing more this month."""
+    called_for = max(due(spent, budget), before.stage)
+    return replace(
+        before, month=f"{now:%Y-%m}", stage=FreezeStage.OPEN, since=now, lifted=max(before.lifted, called_for)
+    )
+
+
+def note(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Freeze:
+    """The freeze with what each group is now written down, before anything is done to it.
+
+    A limit above the one from before the freeze is users': no freeze sets one so high.
+    """
+    known = dict(freeze.groups)
+    for group in groups:
+        if group.name in known:
+            known[group.name] = replace(
+                known[group.name], max_size=max(known[group.name].max_size, group.max_size)
+            )
+        elif (
+            freeze.stage is not FreezeStage.OPEN
+            and group.pool in budget.pools
+            and budget.pools[group.pool].freezes
+        ):
+            known[group.name] = Before(group.max_size, group.closed, _room(group))
+    return replace(freeze, groups=known)
+
+
+@dataclass(frozen=True)
+class GroupChange:
+    """One change to a group: a new limit, or closed (True) or opened (False)."""
+
+    group: str
+    max_size: int | None = None
+    closed: bool | None = None
+
+    def __str__(self) -> str:
+        """For the report."""
+        if self.max_size is not None:
+            return f"max of {self.group} = {self.max_size}"
+        return f"{'close' if self.closed else 'open'} {self.group}"
+
+    def take(self, groups: FreezableGroups) -> None:
+        """Do it; raises CloudError."""
+        if self.max_size is not None:
+            groups.limit(self.group, self.max_size)
+        elif self.closed:
+            groups.close(self.group)
+        else:
+            groups.open(self.group)
+
+
+def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
+    """What brings the groups in line with the freeze; nothing where they are.
+
+    Args:
+        freeze: with every group noted.
+    """
+    for group in groups:
+        before = freeze.groups.get(group.name)
+        if before is None:
+            continue
+        closed = freeze.stage is FreezeStage.CLOSED or before.closed
+        if closed != group.closed:
+            yield GroupChange(group.name, closed=closed)
+        max_size = _limit(freeze.stage, group, before)
+        if max_size != group.max_size:
+            yield GroupChange(group.name, max_size=max_size)
+
+
+def _limit(stage: FreezeStage, group: Group, before: Before) -> int:
+    if stage is FreezeStage.OPEN:
+        return before.max_size
+    if stage is FreezeStage.CAPPED:
+        return max(before.cap, _room(group))
+    return _room(group)
+
+
+def _room(group: Group) -> int:
+    """The smallest limit that terminates nothing."""
+    return max(group.size, group.min_size)

@@ -1,0 +1,164 @@
+"""Carrying a freeze out: written down first, then done to the groups, on record and notified."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from gpu_fleet_image.controllers.meter.freeze_rules import (
+    Freeze,
+    FreezeStage,
+    follow,
+    from_json,
+    lift,
+    note,
+    steps,
+)
+from gpu_fleet_image.core.calls import Failure
+from gpu_fleet_image.core.cloud import SweepCloud
+from gpu_fleet_image.core.model import Group
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time
+
+KEY = "freeze.json"
+RECORDS = "budget"  # prefix of what is never overwritten
+CENT = Decimal("0.01")
+SAYS = {
+    FreezeStage.OPEN: "training pools start instances again",
+    FreezeStage.CAPPED: "training pools are capped at their size",
+    FreezeStage.CLOSED: "training pools start no new instances",
+}
+UNFREEZE = 'Busy instances stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who changes a freeze, and why.
+
+    Attributes:
+        name: the sweep, or a user's login.
+    """
+
+    name: str
+    reason: str
+
+
+SWEEP = Actor("sweep", "by the budget's thresholds")
+
+
+def read(store: Store, now: datetime) -> tuple[Freeze, str | None]:
+    """The freeze as it lies in the bucket, with the version to replace; raises CloudError."""
+    stored = store.get(KEY)
+    if stored is None:
+        return Freeze(f"{now.astimezone(UTC):%Y-%m}"), None
+    return from_json(stored.content, KEY), stored.version
+
+
+class Freezer:
+    """Changes the freeze of one stack.
+
+    Args:
+        groups: of the stack, as they were listed a moment ago.
+
+    Raises:
+        ConfigurationError: the cloud has no store, or the policy no budget.
+    """
+
+    def __init__(self, cloud: SweepCloud, policy: Policy, groups: Iterable[Group], spent: Decimal) -> None:
+        if cloud.store is None or policy.budget is None:
+            raise ConfigurationError("a freeze needs GPU_FLEET_LEDGER_URI and a policy with a budget")
+        self._cloud, self._policy, self._spent = cloud, policy, spent
+        self._store = cloud.store
+        self._budget = policy.budget
+        pools = {name for name, pool in self._budget.pools.items() if pool.freezes}
+        self._names = {group.name for group in groups if group.pool in pools}
+
+    def enforce(self, now: datetime) -> tuple[Freeze, list[Failure]]:
+        """Bring the groups in line with what is spent; where nothing is frozen that costs one read.
+
+        Returns:
+            The freeze that holds now, and what could not be done to which group.
+
+        Raises:
+            CloudError: nobody knows how far the pools are frozen, or it could not be written down; no group
+                was touched.
+        """
+        before, version = read(self._store, now)
+        after = follow(before, self._spent, self._budget, now)
+        if after.stage is FreezeStage.OPEN and not after.groups:
+            return after, []
+        return self._change(before, after, version, SWEEP)
+
+    def unfreeze(self, now: datetime, actor: Actor) -> tuple[Freeze, list[Failure]]:
+        """Lift the freeze for what is spent by now; result and errors as for ``enforce``."""
+        before, version = read(self._store, now)
+        return self._change(before, lift(before, self._spent, self._budget, now), version, actor)
+
+    def _change(
+        self, before: Freeze, after: Freeze, version: str | None, actor: Actor
+    ) -> tuple[Freeze, list[Failure]]:
+        names = sorted(self._names | after.groups.keys())
+        groups = self._cloud.instances.again((), names).groups if names else ()
+        after = note(after, groups, self._budget)
+        changed = after.stage is not before.stage or after.lifted > before.lifted
+        if changed:
+            self._record(before, after, actor)
+        if after != before:
+            version = self._write(after, version)
+        failures = self._take_steps(after, groups)
+        if after.stage is FreezeStage.OPEN and after.groups and not failures:
+            after = replace(after, groups={})
+            self._write(after, version)
+        if changed:
+            failures += self._notify(after, actor)
+        return after, failures
+
+    def _take_steps(self, freeze: Freeze, groups: Iterable[Group]) -> list[Failure]:
+        failures = []
+        for step in steps(freeze, groups):
+            try:
+                step.take(self._cloud.instances)
+            except (CloudError, DeadlineError) as error:
+                failures.append(Failure(step.group, str(step), str(error)))
+        return failures
+
+    def _write(self, freeze: Freeze, version: str | None) -> str:
+        written = self._store.move_on(KEY, freeze.to_json(), version)
+        if written is None:
+            raise CloudError("the freeze was changed at the same moment by another; try again")
+        return written
+
+    def _record(self, before: Freeze, after: Freeze, actor: Actor) -> None:
+        """Put the change on record before it is made; an object that is never overwritten."""
+        at = after.since or datetime.now(UTC)
+        record = {
+            "schema_version": 1,
+            "at": format_time(at),
+            "stack": self._policy.stack,
+            "region": self._policy.region,
+            "action": "freeze" if after.stage > before.stage else "unfreeze",
+            "stage": after.stage.word,
+            "stage_before": before.stage.word,
+            "by": actor.name,
+            "reason": actor.reason,
+            "spent": str(self._spent.quantize(CENT)),
+            "monthly": str(self._budget.monthly),
+            "currency": self._policy.currency,
+            "groups": sorted(after.groups),
+        }
+        self._store.create(f"{RECORDS}/{at:%Y/%m/%d}/{at:%Y%m%dT%H%M%SZ}-{after.stage.word}.json", record)
+
+    def _notify(self, after: Freeze, actor: Actor) -> list[Failure]:
+        if self._cloud.notifier is None:
+            return []
+        spent = f"{self._spent:.2f} of {self._budget.monthly} {self._policy.currency}"
+        text = f"{spent} are spent in {after.month}: {SAYS[after.stage]} ({actor.name}: {actor.reason})."
+        if after.stage is not FreezeStage.OPEN:
+            text += f"\n{UNFREEZE}"
+        try:
+            self._cloud.notifier.send(f"{self._policy.stack}: {SAYS[after.stage]}", text)
+        except (CloudError, DeadlineError) as error:
+            return [Failure("*", "notify of the freeze", str(error))]
+        return []

@@ -1,0 +1,347 @@
+"""What the stack has cost this month, hour by hour of each instance. Pure.
+
+The meter stands at a moment and moves on to the next sweep's, however late that comes: each instance is
+counted from when it was last seen running, or from its launch where that is later, until now, until the cloud
+says that it stopped, or, where the cloud lists it no more, until now at most. So a missed sweep
+loses no money, and one that runs twice counts nothing twice. Only an instance that came and went within
+one gap of more than an hour, after which EC2 forgets it, is missed.
+
+Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
+has them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
+is cut at midnight UTC, so that days and months add up to the same money.
+
+What is reserved costs its price every hour: with an instance in it that instance's, without one the pool's.
+So an instance that ends inside a reservation saves nothing.
+"""
+
+import calendar
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+
+from gpu_fleet_image.controllers.meter.meter_state import (
+    SECONDS_PER_HOUR,
+    Day,
+    DayShare,
+    MeteredInstance,
+    MeterReading,
+)
+from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.model import Instance, Inventory
+from gpu_fleet_image.core.reaper_errors import CloudError
+
+SHARED = "_shared"  # no pool's name begins so
+BILLED = frozenset({"running", "stopping"})
+STOPPED = "stopped"
+SMALLEST = Decimal("1e-9")  # of a currency's unit: spans round alike, so that parts add up to the whole
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class MeteredSpan:
+    """An instance, its disks alone, or what all pools share, from one moment to another.
+
+    Attributes:
+        instance_id, instance: whose; None for disks and for what is shared.
+        unused: how many reserved instances of the pool did not run, where the span is what they cost.
+        saved: the instance was stopped or terminated before: the time costs nothing, and would have.
+    """
+
+    begin: datetime
+    end: datetime
+    per_hour: Decimal
+    pool: str
+    instance_id: str | None = None
+    instance: MeteredInstance | None = None
+    unused: int = 0
+    saved: bool = False
+
+
+def metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstance | None:
+    """What the meter counts an instance with; None for one of a pool that the budget does not know."""
+    pool = budget.pools.get(instance.pool)
+    if pool is None:
+        return None
+    price = _price(instance, budget)
+    gpus = pool.gpus.get(instance.type, 0)
+    per_hour = (price or Decimal(0)) + pool.disk_per_hour
+    return MeteredInstance(
+        instance.pool, instance.owner, instance.type, gpus, per_hour, priced=price is not None
+    )
+
+
+def _price(instance: Instance, budget: BudgetPolicy) -> Decimal | None:
+    return budget.price_of(instance.pool, instance.type, spot=instance.spot)
+
+
+def with_spot_prices(budget: BudgetPolicy, market: Mapping[str, Decimal]) -> BudgetPolicy:
+    """The budget at the spot market's prices, each at most the one it knows: spot never passes on demand.
+
+    Args:
+        market: instance type -> what an hour costs now.
+    """
+    pools = {}
+    for name, pool in budget.pools.items():
+        known = {kind: price for kind, price in pool.spot.items() if kind in market}
+        lower = {kind: market[kind] if old is None else min(old, market[kind]) for kind, old in known.items()}
+        pools[name] = replace(pool, spot={**pool.spot, **lower})
+    return replace(budget, pools=pools)
+
+
+def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
+    """How many running instances count without a price: none is listed, and none was assumed."""
+    return sum(instance.state in BILLED and _price(instance, budget) is None for instance in instances)
+
+
+def reserved_in_use(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, tuple[int, int]]:
+    """Pool with a reservation -> how many of its instances run, and how many are paid for."""
+    running = Counter(instance.pool for instance in instances if instance.state in BILLED)
+    return {name: (running[name], pool.reserved) for name, pool in budget.pools.items() if pool.reserved}
+
+
+def per_hour(instances: Sequence[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
+    """Pool, and ``_shared``, -> what an hour costs as things stand; every pool of the budget is there."""
+    rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
+    for name, (used, paid) in reserved_in_use(instances, budget).items():
+        rates[name] = max(0, paid - used) * (budget.reserved_price(name) or Decimal(0))
+    for listed in instances:
+        instance = metered_instance(listed, budget)
+        if instance is not None and listed.state in BILLED:
+            rates[instance.pool] += instance.per_hour
+        elif instance is not None and listed.state == STOPPED:
+            rates[instance.pool] += budget.pools[instance.pool].disk_per_hour
+    return rates
+
+
+def advance(
+    before: MeterReading | None, fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime
+) -> tuple[MeterReading, list[Day]]:
+    """Count on to the present.
+
+    Args:
+        before: where the meter stands; None at first: then instances count from their launch this month.
+        fleet: as the cloud reports it at ``now``.
+        now: aware; a time before the meter's own changes nothing.
+
+    Returns:
+        Where the meter stands then, and the days that ended since, oldest first.
+
+    Raises:
+        CloudError: the meter has counted in another currency.
+    """
+    now = now.astimezone(UTC).replace(microsecond=0)
+    if before is None:
+        return _first(fleet, budget, currency, now), []
+    if before.currency != currency:
+        raise CloudError(f"the meter counts in {before.currency}, and the policy's prices are in {currency}")
+    if now <= before.until:
+        return before, []
+    running = _running(fleet, budget)
+    saved = {key: instance for key, instance in before.saved.items() if key not in running}
+    ran = list(_spans(fleet, before.running, before.until, budget, now))
+    spans = [
+        *ran,
+        *_unused_spans(ran, before.until, budget, now),
+        MeteredSpan(before.until, now, budget.shared_per_hour, SHARED),
+        *_saved_spans(saved, fleet, budget, now),
+    ]
+    counted, days = add_up(before, spans, now)
+    at_least = _without_price(fleet, before.running, budget)
+    if (now.year, now.month) != (before.until.year, before.until.month):
+        saved = {}  # what an instance would have cost beyond its last month is nobody's to claim
+    else:
+        at_least = at_least or before.at_least
+    return replace(counted, running=running, saved=saved, at_least=at_least), days
+
+
+def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy) -> bool:
+    """Whether hours since the last sweep count nothing because nobody knows their price."""
+    reserved = [name for name, pool in budget.pools.items() if pool.reserved]
+    return (
+        unpriced(fleet.instances, budget) > 0
+        or any(not instance.priced for instance in running.values())
+        or any(budget.reserved_price(name) is None for name in reserved)
+    )
+
+
+def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
+    """The same reading with the instances that a sweep terminated.
+
+    The cloud may not list them again; until the month ends, or they run again, they save.
+    """
+    ended = {key: replace(reading.running[key], ends_at=at) for key in ids if key in reading.running}
+    return replace(reading, running={**reading.running, **ended}, saved={**reading.saved, **ended})
+
+
+def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
+    """What the month will have cost at its end, at the pace of the last 24 hours.
+
+    Args:
+        rate: what an hour costs now, which stands in while less than an hour is counted.
+    """
+    until = reading.until
+    known = min(DAY, until - reading.since)
+    if known >= timedelta(hours=1):
+        of_yesterday = Decimal(1)
+        if until - reading.since >= DAY:
+            of_yesterday = 1 - _hours(until - reading.day.date) / 24
+        rate = (reading.day.cost + reading.yesterday * of_yesterday) / _hours(known)
+    days = calendar.monthrange(until.year, until.month)[1]
+    left = _midnight(until).replace(day=1) + days * DAY - until
+    return reading.month_cost + rate * _hours(left)
+
+
+def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime) -> MeterReading:
+    """The month so far, as far as what is there now shows; what is shared counts from now on."""
+    start = _midnight(now).replace(day=1)
+    zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
+    begin = MeterReading(currency, now, start, zero, Day(start))
+    counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
+    # What ran before the meter did says nothing about the pace.
+    today = Day(counted.day.date)
+    at_least = _without_price(fleet, {}, budget)
+    running = _running(fleet, budget)
+    return replace(counted, day=today, yesterday=Decimal(0), running=running, at_least=at_least)
+
+
+def _running(fleet: Inventory, budget: BudgetPolicy) -> dict[str, MeteredInstance]:
+    metered = {
+        instance.id: metered_instance(instance, budget)
+        for instance in fleet.instances
+        if instance.state in BILLED
+    }
+    return {key: instance for key, instance in metered.items() if instance is not None}
+
+
+def _spans(
+    fleet: Inventory,
+    running: Mapping[str, MeteredInstance] | None,
+    start: datetime,
+    budget: BudgetPolicy,
+    now: datetime,
+) -> Iterator[MeteredSpan]:
+    """What each instance cost since ``start``; ``running`` is who ran then, None where nobody knows."""
+    seen = (*fleet.instances, *fleet.gone)
+    for listed in seen:
+        instance = metered_instance(listed, budget)
+        if instance is None or listed.state == "pending":
+            continue
+        known = running.get(listed.id) if running is not None else None
+        began = start if known else max(start, listed.launched_at)
+        stop = _stop(listed, known, now)
+        is_known = listed.stopped_at is not None and running is None  # at first nobody knows who ran
+        if (
+            listed.state in BILLED
+            or known
+            or is_known
+            or (running is not None and listed.launched_at >= start)
+        ):
+            yield MeteredSpan(began, stop, instance.per_hour, instance.pool, listed.id, instance)
+        if listed.state == STOPPED:
+            since = max(start, stop) if listed.stopped_at else start
+            yield MeteredSpan(since, now, budget.pools[instance.pool].disk_per_hour, instance.pool)
+    ids = {instance.id for instance in seen}
+    for key, instance in (running or {}).items():
+        if key not in ids:
+            yield MeteredSpan(
+                start, min(now, instance.ends_at or now), instance.per_hour, instance.pool, key, instance
+            )
+
+
+def _unused_spans(
+    ran: Sequence[MeteredSpan], start: datetime, budget: BudgetPolicy, now: datetime
+) -> Iterator[MeteredSpan]:
+    """What the reserved instances cost that did not run, at each moment as many as were missing."""
+    for name, pool in budget.pools.items():
+        if not pool.reserved:
+            continue
+        own = [span for span in ran if span.pool == name and span.instance is not None]
+        turns = {min(now, max(start, moment)) for span in own for moment in (span.begin, span.end)}
+        for begin, end in pairwise(sorted({start, now, *turns})):
+            unused = pool.reserved - sum(span.begin <= begin and end <= span.end for span in own)
+            if unused > 0:
+                rate = unused * (budget.reserved_price(name) or Decimal(0))
+                yield MeteredSpan(begin, end, rate, name, unused=unused)
+
+
+def _saved_spans(
+    saved: Mapping[str, MeteredInstance], fleet: Inventory, budget: BudgetPolicy, now: datetime
+) -> Iterator[MeteredSpan]:
+    """What instances would have cost that were terminated, up to the end of that month.
+
+    One that was only stopped goes on paying for its disks. One of a reservation saves nothing.
+    """
+    stopped = {instance.id for instance in fleet.instances if instance.state == STOPPED}
+    for key, instance in saved.items():
+        pool = budget.pools.get(instance.pool)
+        if instance.ends_at is not None and not (pool and pool.reserved):
+            first = _midnight(instance.ends_at).replace(day=1)
+            end = min(now, (first + 31 * DAY).replace(day=1))
+            disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
+            rate = max(Decimal(0), instance.per_hour - disks)
+            yield MeteredSpan(instance.ends_at, end, rate, instance.pool, key, instance, saved=True)
+
+
+def _stop(instance: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
+    """Until when an instance ran: the present, where it runs or nobody knows better."""
+    if instance.state in BILLED:
+        return now
+    return min(now, instance.stopped_at or (known.ends_at if known else None) or now)
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _hours(span: timedelta) -> Decimal:
+    return Decimal(int(span.total_seconds())) / SECONDS_PER_HOUR
+
+
+def add_up(
+    reading: MeterReading, spans: Sequence[MeteredSpan], now: datetime
+) -> tuple[MeterReading, list[Day]]:
+    """Move a reading on to ``now`` and add what the spans cost since it was taken.
+
+    Returns:
+        The reading, and the days that ended on the way, oldest first.
+    """
+    days = []
+    while reading.until < now:
+        midnight = reading.day.date + DAY
+        reading = _add(reading, spans, min(midnight, now))
+        if reading.until == midnight:
+            days.append(reading.day)
+            month = reading.month if midnight.day > 1 else dict.fromkeys(reading.month, Decimal(0))
+            reading = replace(reading, month=month, day=Day(midnight), yesterday=reading.day.cost)
+    return reading, days
+
+
+def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) -> MeterReading:
+    """Add what the spans cost from where the reading stands to another moment of the same day."""
+    costs: dict[str, Decimal] = defaultdict(Decimal)
+    unused = Counter(reading.day.unused)
+    instances, saved = dict(reading.day.instances), dict(reading.day.saved)
+    for span in spans:
+        seconds = int((min(span.end, stop) - max(span.begin, reading.until)).total_seconds())
+        if seconds <= 0:
+            continue
+        cost = (span.per_hour * seconds / SECONDS_PER_HOUR).quantize(SMALLEST)
+        if not span.saved:
+            costs[span.pool] += cost
+        if span.unused:
+            unused[span.pool] += span.unused * seconds
+        if span.instance_id is not None and span.instance is not None:
+            shares = saved if span.saved else instances
+            had = shares.get(span.instance_id, DayShare(span.instance, 0, Decimal(0)))
+            shares[span.instance_id] = DayShare(span.instance, had.seconds + seconds, had.cost + cost)
+    counted = _sum(reading.day.costs, costs)
+    day = replace(reading.day, costs=counted, instances=instances, saved=saved, unused=dict(unused))
+    return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
+
+
+def _sum(left: Mapping[str, Decimal], right: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    names = sorted({*left, *right})
+    return {name: left.get(name, Decimal(0)) + right.get(name, Decimal(0)) for name in names}

@@ -1,0 +1,228 @@
+"""Where the meter stands, and how that lies in the bucket between two sweeps. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time, parse_time
+
+SCHEMA_VERSION = 1
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class MeteredInstance:
+    """An instance that costs money, as far as the meter must remember it.
+
+    Attributes:
+        per_hour: what an hour costs, disks included.
+        ends_at: when a sweep terminated it; None for one that no sweep terminated.
+        priced: whether its own price is in ``per_hour``; without one only its disks are.
+    """
+
+    pool: str
+    owner: str
+    type: str
+    gpus: int
+    per_hour: Decimal
+    ends_at: datetime | None = None
+    priced: bool = True
+
+
+@dataclass(frozen=True)
+class DayShare:
+    """What one instance had of a day."""
+
+    instance: MeteredInstance
+    seconds: int
+    cost: Decimal
+
+    @property
+    def gpu_hours(self) -> Decimal:
+        """Its GPUs times the hours it ran."""
+        return Decimal(self.seconds * self.instance.gpus) / SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True)
+class Day:
+    """A calendar day in UTC, or the part of it that was metered.
+
+    Attributes:
+        date: its first moment.
+        costs: pool, or ``_shared``, -> cost.
+        instances: instance id -> what it had of the day.
+        saved: instance id -> what it would have had of it, had no sweep terminated it.
+        unused: pool -> seconds of reserved instances that were paid for and did not run, added up.
+    """
+
+    date: datetime
+    costs: Mapping[str, Decimal] = field(default_factory=dict)
+    instances: Mapping[str, DayShare] = field(default_factory=dict)
+    saved: Mapping[str, DayShare] = field(default_factory=dict)
+    unused: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> Decimal:
+        """Of all pools."""
+        return sum(self.costs.values(), Decimal(0))
+
+    @property
+    def unpriced(self) -> int:
+        """How many of its instances count without a price: the costs are at least what they say."""
+        return sum(not share.instance.priced for share in self.instances.values())
+
+    def unused_gpu_hours(self, pool: str, gpus: Mapping[str, int]) -> Decimal:
+        """GPU hours of a pool's reservation that were paid for and had no instance.
+
+        Args:
+            gpus: pool -> GPUs of one of its instances.
+        """
+        return Decimal(self.unused.get(pool, 0) * gpus.get(pool, 0)) / SECONDS_PER_HOUR
+
+    @property
+    def name(self) -> str:
+        """``2026-11-21``."""
+        return f"{self.date:%Y-%m-%d}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it."""
+        return {
+            "date": self.name,
+            "costs": _texts(self.costs),
+            "machines": {key: _share_json(share) for key, share in self.instances.items()},
+            "saved": {key: _share_json(share) for key, share in self.saved.items()},
+            "unused_s": dict(self.unused),
+        }
+
+
+@dataclass(frozen=True)
+class MeterReading:
+    """Where the meter stands.
+
+    Attributes:
+        since: when it began to count.
+        until: up to which moment everything is counted.
+        month: pool, or ``_shared``, -> cost of the month of ``until``.
+        day: the day of ``until``.
+        yesterday: what the day before cost.
+        running: instance id -> instance, of those that ran at ``until``.
+        saved: instance id -> instance, of those that sweeps terminated this month and that run no more.
+        unreported: days that ended and that nobody was notified of yet, oldest first.
+        at_least: the month's costs lack hours whose price nobody knew.
+    """
+
+    currency: str
+    since: datetime
+    until: datetime
+    month: Mapping[str, Decimal]
+    day: Day
+    yesterday: Decimal = Decimal(0)
+    running: Mapping[str, MeteredInstance] = field(default_factory=dict)
+    saved: Mapping[str, MeteredInstance] = field(default_factory=dict)
+    unreported: tuple[str, ...] = ()
+    at_least: bool = False
+
+    @property
+    def month_cost(self) -> Decimal:
+        """Of all pools."""
+        return sum(self.month.values(), Decimal(0))
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it; money as decimal text."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "currency": self.currency,
+            "since": format_time(self.since),
+            "until": format_time(self.until),
+            "month": _texts(self.month),
+            "day": self.day.to_json(),
+            "yesterday": str(self.yesterday),
+            "running": {key: _instance_json(instance) for key, instance in self.running.items()},
+            "saved": {key: _instance_json(instance) for key, instance in self.saved.items()},
+            "unreported": list(self.unreported),
+            "at_least": self.at_least,
+        }
+
+
+def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
+    """What ``to_json`` wrote.
+
+    Args:
+        raw: the JSON object.
+
+    Raises:
+        CloudError: it is damaged. Nothing is counted then: a meter that began anew would forget money.
+    """
+    try:
+        return MeterReading(
+            currency=str(raw["currency"]),
+            since=parse_time(raw["since"]),
+            until=parse_time(raw["until"]),
+            month=_amounts(raw["month"]),
+            day=day_from_json(raw["day"]),
+            yesterday=Decimal(raw["yesterday"]),
+            running={key: _instance(entry) for key, entry in raw["running"].items()},
+            saved={key: _instance(entry) for key, entry in raw["saved"].items()},
+            unreported=tuple(map(str, raw["unreported"])),
+            at_least=bool(raw.get("at_least", False)),  # absent from what earlier versions wrote
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
+        raise CloudError(
+            f"{where}: {error!r}; put back a version that the bucket kept, or delete it to count this month "
+            "anew from what runs",
+            "Malformed",
+        ) from error
+
+
+def day_from_json(raw: Mapping[str, Any]) -> Day:
+    """What ``Day.to_json`` wrote; raises what damaged JSON raises."""
+    date = datetime.strptime(raw["date"], "%Y-%m-%d").replace(tzinfo=UTC)
+    unused = {str(pool): int(seconds) for pool, seconds in raw["unused_s"].items()}
+    return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]), unused)
+
+
+def _share_json(share: DayShare) -> dict[str, Any]:
+    return {"seconds": share.seconds, "cost": str(share.cost), **_instance_json(share.instance)}
+
+
+def _shares(raw: Mapping[str, Any]) -> dict[str, DayShare]:
+    return {
+        key: DayShare(_instance(entry), int(entry["seconds"]), Decimal(entry["cost"]))
+        for key, entry in raw.items()
+    }
+
+
+def _instance_json(instance: MeteredInstance) -> dict[str, Any]:
+    ends = {} if instance.ends_at is None else {"ends_at": format_time(instance.ends_at)}
+    return {
+        "pool": instance.pool,
+        "owner": instance.owner,
+        "type": instance.type,
+        "gpus": instance.gpus,
+        "per_hour": str(instance.per_hour),
+        **ends,
+        **({} if instance.priced else {"priced": False}),
+    }
+
+
+def _instance(raw: Mapping[str, Any]) -> MeteredInstance:
+    return MeteredInstance(
+        pool=str(raw["pool"]),
+        owner=str(raw["owner"]),
+        type=str(raw["type"]),
+        gpus=int(raw["gpus"]),
+        per_hour=Decimal(raw["per_hour"]),
+        ends_at=parse_time(raw["ends_at"]) if "ends_at" in raw else None,
+        priced=bool(raw.get("priced", True)),
+    )
+
+
+def _texts(amounts: Mapping[str, Decimal]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items()}
+
+
+def _amounts(raw: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {str(name): Decimal(amount) for name, amount in raw.items()}

@@ -1,0 +1,114 @@
+"""What a stack costs, and how that stands to its budget: for metrics, reports and users. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from gpu_fleet_image.controllers.meter import meter
+from gpu_fleet_image.controllers.meter.freeze_rules import Freeze, FreezeStage
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading
+from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.metrics import (
+    METRIC_FREEZE,
+    METRIC_HOUR_COST,
+    METRIC_MONTH_BUDGET,
+    METRIC_MONTH_COST,
+    METRIC_MONTH_FORECAST,
+    METRIC_UNPRICED,
+    Figure,
+)
+from gpu_fleet_image.core.times import format_time
+
+CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What the stack costs, and how that stands to its budget.
+
+    Attributes:
+        rates: pool, or ``_shared``, -> what an hour costs now.
+        unpriced: running instances that count without a price.
+        freeze: how far the pools are frozen; None where they never are.
+        reserved: pool with a reservation -> instances that run, and instances that are paid for.
+    """
+
+    currency: str
+    budget: BudgetPolicy
+    reading: MeterReading
+    rates: Mapping[str, Decimal]
+    unpriced: int
+    freeze: Freeze | None = None
+    reserved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> Decimal:
+        """What an hour costs now, of all pools."""
+        return sum(self.rates.values(), Decimal(0))
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the amounts lack what nobody knows the price of."""
+        return self.unpriced > 0 or self.reading.at_least
+
+    @property
+    def forecast(self) -> Decimal:
+        """What the month will have cost at its end."""
+        return meter.forecast(self.reading, self.rate)
+
+    def figures(self) -> list[Figure]:
+        """What the meter publishes."""
+        whole: dict[str, Decimal | int] = {
+            METRIC_HOUR_COST: self.rate,
+            METRIC_MONTH_COST: self.reading.month_cost,
+            METRIC_MONTH_FORECAST: self.forecast,
+            METRIC_MONTH_BUDGET: self.budget.monthly,
+            METRIC_UNPRICED: self.unpriced,
+            METRIC_FREEZE: self.freeze.stage if self.freeze else FreezeStage.OPEN,
+        }
+        return [
+            *(Figure(name, float(value)) for name, value in whole.items()),
+            *(Figure(METRIC_HOUR_COST, float(value), pool) for pool, value in self.rates.items()),
+            *(Figure(METRIC_MONTH_COST, float(value), pool) for pool, value in self.reading.month.items()),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report; money as decimal text."""
+        return {
+            "currency": self.currency,
+            "per_hour": {pool: str(rate) for pool, rate in self.rates.items()},
+            "month_to_date": {pool: str(cost.quantize(CENT)) for pool, cost in self.reading.month.items()},
+            "month_cost": str(self.reading.month_cost.quantize(CENT)),
+            "month_forecast": str(self.forecast.quantize(CENT)),
+            "monthly": str(self.budget.monthly),
+            "until": format_time(self.reading.until),
+            "unpriced_machines": self.unpriced,
+            "at_least": self.at_least,
+            "reserved": {pool: {"used": used, "paid": paid} for pool, (used, paid) in self.reserved.items()},
+            "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
+            "freeze": self.freeze.to_json() if self.freeze else None,
+        }
+
+
+def line_of(spending: Spending) -> str:
+    """The whole in one line."""
+    currency, spent, monthly = spending.currency, spending.reading.month_cost, spending.budget.monthly
+    share = f" ({spent / monthly:.0%})" if monthly else ""
+    at_least = "at least " if spending.at_least else ""
+    line = (
+        f"{at_least}{spending.rate:,.2f} {currency} an hour; {at_least}{spent:,.2f} of {monthly:,} this month"
+        f"{share}, {at_least}{spending.forecast:,.2f} at its end at this pace"
+    )
+    if spending.unpriced:
+        line += f"; {spending.unpriced} instances without a price count nothing"
+    for pool, (used, paid) in spending.reserved.items():
+        line += (
+            f"; {used} of {paid} reserved instances of {pool} in use ({used / paid:.0%}), all are paid for"
+        )
+    if spending.budget.assumed:
+        line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
+    freeze = spending.freeze
+    if freeze and freeze.stage is not FreezeStage.OPEN and freeze.since:
+        line += f"; pools that freeze are {freeze.stage.word} since {format_time(freeze.since)}"
+    return line

@@ -1,0 +1,392 @@
+"""One pass of the mover: look, decide, write down, carry out.
+
+What is decided is on record before it is done: first the state, under the condition that no other pass wrote
+it meanwhile, then a line in the ledger for each decision. A pass that is cut off in between is finished by
+the next one.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Protocol
+
+from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
+from gpu_fleet_image.controllers.mover import growth
+from gpu_fleet_image.controllers.mover.growth import GROWTH
+from gpu_fleet_image.controllers.mover.placement import (
+    Action,
+    MoneyLeft,
+    PlacementDecision,
+    PoolView,
+    Site,
+    decide,
+    totals,
+    wants_money,
+)
+from gpu_fleet_image.core.calls import Failure
+from gpu_fleet_image.core.capacity import (
+    LEDGER,
+    REQUEST_KEY,
+    REQUESTS,
+    STATE,
+    Coming,
+    MoverState,
+    Request,
+    Trouble,
+    asked,
+    state_of,
+)
+from gpu_fleet_image.core.cloud import SweepCloud
+from gpu_fleet_image.core.model import Inventory
+from gpu_fleet_image.core.policy import Policy, PoolPolicy
+from gpu_fleet_image.core.queue_need import LONGEST, QUEUE, PoolNeed, needs_of, trouble_of
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time
+
+# Older requests are of nobody who still waits.
+STALE = timedelta(hours=1)
+# More wait for the next pass; what is longer is no request.
+MOST_REQUESTS, LONGEST_REQUEST = 100, 4096
+NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
+# Another activity of the group still runs: next minute (ESS, error codes).
+LATER = frozenset({"ScalingActivityInProgress", "IncorrectScalingGroupStatus"})
+HEAR = "hear the queue"  # of whose failure nobody would know but by an alarm
+NO_METER = (
+    "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, finds out"
+)
+
+
+class Groups(Protocol):
+    """What the mover does to scaling groups, on either cloud; each raises CloudError."""
+
+    def start(self, group: str, number: int) -> str:
+        """Want so many instances more; gives the cloud's name of that activity, where it says one."""
+
+    def withdraw(self, group: str, number: int) -> None:
+        """Want so many fewer, never fewer than there are: no instance is terminated."""
+
+    def failure(self, group: str, activities: Collection[str]) -> Trouble | None:
+        """The newest launch that failed, where none succeeded since; of these activities, if any is known."""
+
+
+@dataclass(frozen=True)
+class MoveResult:
+    """What one pass did.
+
+    Attributes:
+        decisions: what was decided, in order.
+        failures: what could not be done.
+    """
+
+    decisions: tuple[PlacementDecision, ...]
+    failures: tuple[Failure, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the log, and for whoever started the pass."""
+        return {
+            "decisions": [
+                f"{decision.action} {decision.pool}: {decision.reason}" for decision in self.decisions
+            ],
+            "failed": [
+                f"{failure.instance_id}: {failure.step}: {failure.error}" for failure in self.failures
+            ],
+        }
+
+
+def move(cloud: SweepCloud, groups: Groups, policy: Policy, clock: Callable[[], datetime]) -> MoveResult:
+    """Run one pass.
+
+    Args:
+        groups: of the same cloud.
+        clock: the time now.
+
+    Raises:
+        CloudError: what is there could not be read, or not written down; no group was raised.
+        ConfigurationError: no ledger is named.
+    """
+    if cloud.store is None:
+        raise ConfigurationError("the mover needs GPU_FLEET_LEDGER_URI")
+    return _Mover(cloud, cloud.store, groups, policy, clock).once()
+
+
+class _Mover:
+    """One pass on its way."""
+
+    def __init__(
+        self, cloud: SweepCloud, store: Store, groups: Groups, policy: Policy, clock: Callable[[], datetime]
+    ) -> None:
+        self._cloud, self._store, self._groups, self._policy = cloud, store, groups, policy
+        self._clock = clock
+        self._failures: list[Failure] = []
+
+    def once(self) -> MoveResult:
+        """Look, decide, write down, carry out."""
+        now = self._clock()
+        stored = self._store.get(STATE)
+        before = state_of(stored.content) if stored else MoverState()
+        requests = self._requests(now, before.requests)
+        fleet = self._cloud.instances.fleet()
+        view = PoolView(
+            now,
+            self._policy,
+            self._sites(fleet, before),
+            fleet.instances,
+            MoneyLeft(None, {}, why=NO_METER),
+            requests,
+            self._firing(),
+            self._queue(now),
+        )
+        if wants_money(view, before) or self._policy.has_queue:
+            view = replace(view, money=self._money(fleet, now))
+            self._say_growth(view, before)
+        after, decisions = decide(view, before)
+        if after == before and not decisions:
+            return MoveResult((), tuple(self._failures))
+        version = self._store.move_on(STATE, after.to_json(), stored.version if stored else None)
+        if version is None:
+            raise CloudError("another pass of the mover was quicker; this one did nothing")
+        for number, decision in enumerate(decisions):
+            self._record(number, decision, now)
+        done = self._carry_out(after, decisions)
+        if done != after and self._store.replace(STATE, done.to_json(), version) is None:
+            self._failures.append(Failure("*", "write the state", "another pass was quicker"))
+        return MoveResult(tuple(decisions), tuple(self._failures))
+
+    def _requests(self, now: datetime, known: Container[str]) -> list[Request]:
+        """What users wrote down of late, whole or not, and no pass has seen."""
+        keys = dict[str, str]()
+        days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
+        for day in days:
+            for listed in self._store.listed(f"{REQUESTS}/{day}/"):
+                key = listed.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
+                if listed.age <= STALE and key not in known and REQUEST_KEY.fullmatch(key):
+                    keys[key] = listed.key
+        return [self._request(key, keys[key], now) for key in sorted(keys)[:MOST_REQUESTS]]
+
+    def _request(self, key: str, where: str, now: datetime) -> Request:
+        try:
+            written = self._store.beginning(where, LONGEST_REQUEST)
+            return asked(key, written.content if written else {}, now)
+        except CloudError as error:
+            if error.code not in NO_REQUEST:
+                raise
+            return asked(key, {}, now)
+
+    def _sites(self, fleet: Inventory, before: MoverState) -> dict[str, tuple[Site, ...]]:
+        """Pool -> its groups in order; whether one failed is asked only where something is on its way."""
+        busy: dict[str, set[str]] = {coming.group: set() for coming in before.coming if coming.group}
+        for coming in before.coming:
+            if coming.activity:
+                busy[coming.group].add(coming.activity)
+        sites = {}
+        for pool, settings in self._policy.pools.items():
+            groups = []
+            for label in settings.capacity.groups if settings.capacity else ():
+                title = f"gpu-fleet-{self._policy.stack}-{label}"
+                for group in fleet.groups:
+                    if group.pool == pool and (group.title == title or group.title.startswith(f"{title}-")):
+                        running = busy.get(group.name)
+                        failed = None if running is None else self._groups.failure(group.name, running)
+                        groups.append(Site(group, label, failed))
+            sites[pool] = tuple(groups)
+        return sites
+
+    def _firing(self) -> frozenset[str]:
+        alarms = {
+            alarm: name
+            for name, pool in self._policy.pools.items()
+            for alarm in (pool.capacity.scale_out_alarms if pool.capacity else ())
+        }
+        if not alarms:
+            return frozenset()
+        try:
+            firing = self._cloud.instances.alarms_firing(sorted(alarms))
+        except CloudError as error:
+            self._failures.append(Failure("*", "read alarms", str(error)))
+            return frozenset()
+        return frozenset(alarms[name] for name in firing if name in alarms)
+
+    def _queue(self, now: datetime) -> dict[str, PoolNeed] | None:
+        """What the queue's controller said last; nothing where it is silent or that cannot be read."""
+        if not self._policy.has_queue:
+            return None
+        try:
+            said = self._store.newest(QUEUE, LONGEST)
+            if said is None:
+                return {}
+            needs = needs_of(said.content, now)
+            if trouble := trouble_of(said.content, now):
+                self._failures.append(Failure("*", HEAR, trouble))
+            return needs
+        except CloudError as error:
+            self._failures.append(Failure("*", "read what the queue wants", str(error)))
+            return {}
+
+    def _money(self, fleet: Inventory, now: datetime) -> MoneyLeft:
+        """What may be spent; where that cannot be read nothing is."""
+        try:
+            spending = look(self._cloud, self._policy, fleet, now)
+        except (CloudError, DeadlineError) as error:
+            self._failures.append(Failure("*", "read the meter", str(error)))
+            return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")
+        if spending is None:
+            return MoneyLeft(None, {}, why=NO_METER)
+        budget = spending.budget
+        frozen = spending.freeze is not None and spending.freeze.stage is not FreezeStage.OPEN
+        return MoneyLeft(
+            budget.monthly - spending.reading.month_cost,
+            prices(self._policy),
+            frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
+            currency=spending.currency,
+        )
+
+    def _say_growth(self, view: PoolView, before: MoverState) -> None:
+        """Let users' commands know what is there and may be spent; nothing of a pass depends on it."""
+        if self._policy.has_queue:
+            try:
+                self._store.put(GROWTH, growth.to_json(view.money, totals(view, before), view.now))
+            except CloudError as error:
+                self._failures.append(Failure("*", "say what may grow", str(error)))
+
+    def _record(self, number: int, decision: PlacementDecision, now: datetime) -> None:
+        name = f"{now:%Y%m%dT%H%M%S.%fZ}-{number:03d}-{decision.action}-{decision.pool}"
+        self._store.create(f"{LEDGER}/{now:%Y/%m/%d}/{name}.json", record_of(decision, self._policy, now))
+
+    def _carry_out(self, state: MoverState, decisions: Iterable[PlacementDecision]) -> MoverState:
+        """Do it; the state with what was started, and without a place where nothing could be.
+
+        A start counts on what its pool withdraws elsewhere: where that failed it waits for the next pass, or
+        the pool would want more than its ``size.max``.
+        """
+        not_withdrawn = set[str]()
+        for decision in decisions:
+            if decision.action is Action.START and decision.pool in not_withdrawn:
+                state = replace(state, coming=_without_place(state, decision))
+                continue
+            try:
+                activity = self._do(decision)
+            except (CloudError, DeadlineError) as error:
+                self._failures.append(
+                    Failure(decision.instance or decision.group, decision.action, str(error))
+                )
+                if decision.action is Action.WITHDRAW:
+                    not_withdrawn.add(decision.pool)
+                state = _failed(state, decision, self._clock(), error)
+            else:
+                state = _done(state, decision, activity)
+        return state
+
+    def _do(self, decision: PlacementDecision) -> str:
+        activity = ""
+        if decision.action is Action.START:
+            activity = self._groups.start(decision.group, len(decision.coming))
+        elif decision.action is Action.WITHDRAW:
+            self._groups.withdraw(decision.group, len(decision.coming))
+        if decision.untag:
+            self._cloud.instances.untag([decision.instance], decision.untag)
+        if decision.tags:
+            self._cloud.instances.tag([decision.instance], decision.tags)
+        return activity
+
+
+def prices(policy: Policy) -> dict[str, Decimal | None]:
+    """Pool -> what an hour of one instance more costs at most with its disks; None where nobody knows. Pure.
+
+    What is reserved is paid for without it: an instance more costs its disks alone.
+    """
+    if policy.budget is None:
+        return {}
+    highest: dict[str, Decimal | None] = {}
+    for name, pool in policy.budget.pools.items():
+        if pool.reserved:
+            highest[name] = pool.disk_per_hour
+            continue
+        spot = _buys_spot_alone(policy.pools.get(name))
+        types = pool.spot if spot else pool.on_demand
+        known = [policy.budget.price_of(name, kind, spot=spot) for kind in types]
+        hours = [price for price in known if price is not None]
+        highest[name] = max(hours) + pool.disk_per_hour if hours and len(hours) == len(known) else None
+    return highest
+
+
+def _buys_spot_alone(pool: PoolPolicy | None) -> bool:
+    if pool is None or pool.market != "spot":
+        return False
+    return pool.capacity is None or not pool.capacity.on_demand_fallback
+
+
+def record_of(decision: PlacementDecision, policy: Policy, now: datetime) -> dict[str, Any]:
+    """A line of the ledger, in the shape of the reaper's."""
+    price = prices(policy).get(decision.pool)
+    return {
+        "schema_version": 1,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": decision.action,
+        "instance_id": decision.instance or None,
+        "pool": decision.pool,
+        "owner": decision.owner,
+        "group": decision.group or None,
+        "reason": decision.reason,
+        "coming": list(decision.coming),
+        "desired_before": decision.desired,
+        "desired": _after(decision),
+        "currency": policy.currency,
+        "price_per_hour": None if price is None else str(price),
+    }
+
+
+def _after(decision: PlacementDecision) -> int | None:
+    change = {Action.START: 1, Action.WITHDRAW: -1}.get(decision.action, 0)
+    return None if decision.desired is None else decision.desired + change * len(decision.coming)
+
+
+def _done(state: MoverState, decision: PlacementDecision, activity: str) -> MoverState:
+    if decision.action is not Action.START:
+        return state
+    started = tuple(
+        replace(coming, started=True, activity=activity) if coming.id in decision.coming else coming
+        for coming in state.coming
+    )
+    return replace(state, coming=started)
+
+
+def _without_place(state: MoverState, decision: PlacementDecision) -> tuple[Coming, ...]:
+    """What is on its way, that of a decision back among those that wait."""
+    return tuple(arrival.back() if arrival.id in decision.coming else arrival for arrival in state.coming)
+
+
+def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: Exception) -> MoverState:
+    """A group that refuses to be raised is passed over for a while; one that is busy is asked again."""
+    if decision.action is not Action.START:
+        return state
+    coming = _without_place(state, decision)
+    if isinstance(error, CloudError) and error.code in LATER:
+        return replace(state, coming=coming)
+    trouble = {**state.trouble, decision.group: Trouble(now, str(error))}
+    return replace(state, coming=coming, trouble=trouble)
+
+
+def log(result: MoveResult) -> Mapping[str, Any]:
+    """One JSON object a line, as the sweep's log; gives the whole.
+
+    Raises:
+        CloudError: the queue's controller is silent, or cannot read a job: the pass is done, and an alarm.
+    """
+    content = result.to_json()
+    lines: Sequence[tuple[str, Sequence[str]]] = (
+        ("decision", content["decisions"]),
+        ("failure", content["failed"]),
+    )
+    for event, texts in lines:
+        for text in texts:
+            sys.stdout.write(json.dumps({"event": event, "text": text}) + "\n")
+    if unheard := [failure.error for failure in result.failures if failure.step == HEAR]:
+        raise CloudError(unheard[0], "QueueUnheard")
+    return content

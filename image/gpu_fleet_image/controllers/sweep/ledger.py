@@ -1,0 +1,138 @@
+"""What was stopped or terminated, and what that saves: one JSON object for each action, never overwritten.
+
+The record is written before the instance is touched, under a key made of the instance and of its mark: no end
+without a record, and a sweep that tries again after a failure finds its own record instead of adding one. It
+says what is meant. How it ended is said by a second object beside it: ``.ended.json`` once the cloud has
+confirmed the end, ``.failed.json`` where it failed. Only a confirmed end saves anything: a sweep that was cut
+off in between saves nothing, whatever the instance does afterwards.
+
+That users started a stopped instance again stands below ``started/``, under the record's name: the stop saves
+until then. Consoles of before read ``ledger/`` alone, and know nothing of it.
+
+Records of schema version 1 were confirmed only where an earlier try had failed; see ``confirms``.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding
+from gpu_fleet_image.core.model import TAG_POOL, Decision
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time
+
+PREFIX = "ledger"
+STARTED_PREFIX = "started"
+LEFTOVERS_PREFIX = "leftovers"
+FAILED, ENDED = ".failed.json", ".ended.json"
+SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
+HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
+
+
+def key_of(decision: Decision) -> str:
+    """``ledger/2026/11/21/i-0123-20261121T120000Z-terminate``, without its ending."""
+    if decision.reap_after is None:
+        raise ValueError(f"{decision.instance.id} was never marked")
+    moment = decision.reap_after
+    name = f"{decision.instance.id}-{moment:%Y%m%dT%H%M%SZ}-{decision.verdict.lower()}"
+    return f"{PREFIX}/{moment:%Y/%m/%d}/{name}"
+
+
+def saved_usd_per_month(decision: Decision) -> Decimal:
+    """What a month without the instance saves, in the policy's currency.
+
+    Nothing where its price is unknown, or where another takes its place.
+    """
+    if decision.replaced:
+        return Decimal(0)
+    return (decision.hourly_price or Decimal(0)) * HOURS_PER_MONTH
+
+
+def record_of(decision: Decision, policy: Policy, group: str | None, now: datetime) -> dict[str, Any]:
+    """The ledger's record of one end, with its evidence."""
+    instance = decision.instance
+    return {
+        "schema_version": SCHEMA,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": decision.verdict.lower(),
+        "instance_id": instance.id,
+        "instance_type": instance.type,
+        "pool": instance.pool,
+        "owner": instance.owner,
+        "group": group,
+        "launched_at": format_time(instance.launched_at),
+        "reason": decision.reason,
+        "idle_s": decision.idle_s,
+        "idle_since": format_time(decision.idle_since) if decision.idle_since else None,
+        "reap_after": format_time(decision.reap_after) if decision.reap_after else None,
+        "currency": policy.currency,
+        "price_per_hour": None if decision.hourly_price is None else str(decision.hourly_price),
+        "saved_per_month": str(saved_usd_per_month(decision)),
+    }
+
+
+def write(store: Store, key: str, record: Mapping[str, Any]) -> None:
+    """Write a record once; one that is there already, of a sweep that failed or was cut off, stays as it is.
+
+    Raises:
+        CloudError: it could not be written.
+    """
+    store.create(f"{key}.json", dict(record))
+
+
+def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
+    """Note beside a record that its end failed. Raises CloudError."""
+    store.create(key + FAILED, {"schema_version": 1, "at": format_time(now), "error": error})
+
+
+def confirm(store: Store, key: str, now: datetime) -> None:
+    """Note beside a record that its instance has ended. Raises CloudError."""
+    store.create(key + ENDED, {"schema_version": 1, "at": format_time(now)})
+
+
+def started_key(key: str) -> str:
+    """Where it stands that an instance was started after the stop of a record: without its ending too."""
+    return f"{STARTED_PREFIX}{key.removeprefix(PREFIX)}"
+
+
+def note_start(store: Store, key: str, at: datetime) -> None:
+    """Note that the instance of a stop's record was started again, once. Raises CloudError."""
+    store.create(f"{started_key(key)}.json", {"schema_version": 1, "at": format_time(at)})
+
+
+def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
+    """Whether a record without a confirmation beside it stands for an end; pure.
+
+    One of schema version 1 does unless its end failed: sweeps wrote none for an end that came about at once.
+
+    Args:
+        failed: a failure is noted beside it.
+    """
+    return record.get("schema_version", 1) < SCHEMA and not failed
+
+
+def leftover_key(finding: LeftoverFinding) -> str:
+    """``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without its ending."""
+    moment = finding.unused_since
+    if moment is None:
+        raise ValueError(f"{finding.leftover.id} was never noted")
+    return f"{LEFTOVERS_PREFIX}/{moment:%Y/%m/%d}/{finding.leftover.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
+
+
+def leftover_record(finding: LeftoverFinding, policy: Policy, now: datetime) -> dict[str, Any]:
+    """The ledger's record of a removed leftover."""
+    return {
+        "schema_version": 1,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": "remove",
+        "currency": policy.currency,
+        "pool": finding.leftover.tags.get(TAG_POOL, ""),
+        "saved_per_month": str(finding.monthly_price or Decimal(0)),
+        **finding.to_json(),
+    }

@@ -1,0 +1,148 @@
+"""What instances left behind: unattached volumes, unassociated addresses, instances stopped for long. Pure.
+
+AWS does not say since when a volume is unattached; the sweep that first sees it so writes it down on it. Only
+time after that counts, and only a snapshot made after it is a copy of what the volume holds. One that was
+attached meanwhile, be it between two looks, is unused since then (``tidy.look``).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from gpu_fleet_image.core.marks import hold_of
+from gpu_fleet_image.core.model import (
+    TAG_IDLE_SINCE,
+    TAG_MANAGED,
+    TAG_PROTECTED,
+    TAG_STACK,
+    Instance,
+    Kind,
+    Leftover,
+)
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.times import format_time, parse_time
+
+# A month of one GiB (aws.amazon.com/ebs/pricing) and of one public IPv4 address of 0.005 an hour
+# (aws.amazon.com/vpc/pricing), us-east-1, November 2025. Elsewhere the price is unknown here.
+PRICED = ("aws", "us-east-1", "USD")
+GIB_MONTH = {
+    "gp3": Decimal("0.08"),
+    "gp2": Decimal("0.10"),
+    "io1": Decimal("0.125"),
+    "io2": Decimal("0.125"),
+    "st1": Decimal("0.045"),
+    "sc1": Decimal("0.015"),
+    "standard": Decimal("0.05"),
+}
+ADDRESS_MONTH = Decimal("3.65")
+
+
+class Step(StrEnum):
+    """What is to be done with it."""
+
+    NOTE = "note"  # write down since when nobody uses it
+    LIST = "list"
+    REMOVE = "remove"
+    FORGET = "forget"  # it is in use again: take the note away
+
+
+@dataclass(frozen=True)
+class LeftoverFinding:
+    """What a sweep makes of a leftover.
+
+    Attributes:
+        reason: why, for a user.
+        unused_since: as far as is known.
+        monthly_price: in the policy's currency; None where unknown.
+    """
+
+    leftover: Leftover
+    step: Step
+    reason: str
+    unused_since: datetime | None
+    monthly_price: Decimal | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "kind": str(self.leftover.kind),
+            "id": self.leftover.id,
+            "owner": self.leftover.tags.get("gpu-fleet:owner", ""),
+            "step": str(self.step),
+            "reason": self.reason,
+            "unused_since": format_time(self.unused_since) if self.unused_since else None,
+            "size_gib": self.leftover.size_gib,
+            "price_per_month": None if self.monthly_price is None else str(self.monthly_price),
+        }
+
+
+def judge(
+    leftovers: Iterable[Leftover], snapshots: Mapping[str, datetime], policy: Policy, now: datetime
+) -> list[LeftoverFinding]:
+    """Decide on each; those that cost most come first.
+
+    Args:
+        leftovers: what nobody uses.
+        snapshots: volume id -> start of its newest complete snapshot.
+        now: the time of the sweep.
+    """
+    findings = [_judge_one(leftover, snapshots.get(leftover.id), policy, now) for leftover in leftovers]
+    return sorted(findings, key=lambda finding: (-(finding.monthly_price or Decimal(0)), finding.leftover.id))
+
+
+def _judge_one(
+    leftover: Leftover, snapshot: datetime | None, policy: Policy, now: datetime
+) -> LeftoverFinding:
+    since = leftover.unused_since or _noted(leftover)
+    price = monthly_price(leftover, policy)
+
+    def finding(step: Step, reason: str) -> LeftoverFinding:
+        return LeftoverFinding(leftover, step, reason, since, price)
+
+    if leftover.tags.get(TAG_MANAGED) != "true" or leftover.tags.get(TAG_STACK) != policy.stack:
+        return finding(Step.LIST, "not managed by this stack")
+    if leftover.in_use:
+        return finding(Step.FORGET, "in use again")
+    if since is None or since > now:
+        return finding(Step.NOTE, "seen unused for the first time")
+    if now - since < timedelta(days=policy.leftovers.older_than_days):
+        return finding(Step.LIST, f"unused since {format_time(since)}")
+    if kept := _kept(leftover, snapshot, since, policy, now):
+        return finding(Step.LIST, f"unused since {format_time(since)}; {kept}")
+    return finding(Step.REMOVE, f"unused since {format_time(since)}")
+
+
+def _kept(
+    leftover: Leftover, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime
+) -> str:
+    """Why it stays though its time is over, or an empty text."""
+    as_instance = Instance(leftover.id, "", "stopped", since, leftover.tags)
+    if TAG_PROTECTED in leftover.tags or hold_of(as_instance, now) is not None:
+        return "kept by a tag"
+    if leftover.kind is Kind.INSTANCE:
+        return "the pool's terminate_stopped_after_days decides"
+    if not policy.leftovers.remove:
+        return "the policy says to list it only"
+    if leftover.kind is Kind.VOLUME and (snapshot is None or snapshot < since):
+        return "no snapshot since then"
+    return ""
+
+
+def _noted(leftover: Leftover) -> datetime | None:
+    try:
+        return parse_time(leftover.tags[TAG_IDLE_SINCE])
+    except (KeyError, ValueError):
+        return None
+
+
+def monthly_price(leftover: Leftover, policy: Policy) -> Decimal | None:
+    """What it costs in a month, where the list price is known here."""
+    if (policy.cloud, policy.region, policy.currency) != PRICED:
+        return None
+    if leftover.kind is Kind.ADDRESS:
+        return ADDRESS_MONTH
+    price = GIB_MONTH.get(leftover.volume_type)
+    return None if price is None else price * leftover.size_gib

@@ -1,0 +1,88 @@
+"""Looking for leftovers now and then, and doing what the policy says about them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpu_fleet_image.controllers.sweep import leftovers
+from gpu_fleet_image.controllers.sweep.carry_out import Tools
+from gpu_fleet_image.controllers.sweep.ledger import leftover_key, leftover_record, write
+from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding, Step
+from gpu_fleet_image.core.calls import Failure
+from gpu_fleet_image.core.cloud import Leftovers
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Instance, Kind
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
+from gpu_fleet_image.core.times import format_time
+
+# They cost little and change slowly; looking at each sweep would double the calls of a small fleet.
+LOOK_EVERY = timedelta(hours=6)
+
+
+def is_due(last: datetime | None, now: datetime) -> bool:
+    """Whether to look for leftovers in this sweep."""
+    return last is None or now - last >= LOOK_EVERY
+
+
+def look(
+    where: Leftovers, instances: Sequence[Instance], policy: Policy, now: datetime
+) -> list[LeftoverFinding]:
+    """Everything that nobody uses, and what is to become of it.
+
+    Raises:
+        CloudError: a list could not be read.
+    """
+    age = timedelta(days=policy.leftovers.older_than_days)
+    stopped = [
+        instance
+        for instance in instances
+        if instance.state == "stopped" and instance.stopped_at and now - instance.stopped_at >= age
+    ]
+    left = where.find(stopped)
+    volumes = [leftover.id for leftover in left if leftover.kind is Kind.VOLUME and not leftover.in_use]
+    snapshots = where.snapshots(volumes) if policy.leftovers.remove and volumes else {}
+    findings = leftovers.judge(left, snapshots, policy, now)
+    to_go = {
+        finding.leftover.id: finding.unused_since
+        for finding in findings
+        if finding.step is Step.REMOVE and finding.leftover.kind is Kind.VOLUME and finding.unused_since
+    }
+    written = where.written(to_go, now) if to_go else {}
+    if not written:
+        return findings
+    left = [
+        replace(leftover, unused_since=written.get(leftover.id, leftover.unused_since)) for leftover in left
+    ]
+    return leftovers.judge(left, snapshots, policy, now)
+
+
+def carry_out(
+    tools: Tools, where: Leftovers, findings: Sequence[LeftoverFinding], now: datetime
+) -> list[Failure]:
+    """Note, forget and remove; at most ``max_actions`` removals, the dearest first.
+
+    Returns:
+        What could not be done.
+    """
+    failures = []
+    removals = [finding for finding in findings if finding.step is Step.REMOVE][: tools.policy.max_actions]
+    others = [finding for finding in findings if finding.step in (Step.NOTE, Step.FORGET)]
+    for finding in [*removals, *others]:
+        try:
+            _carry_out_one(tools, where, finding, now)
+        except (CloudError, DeadlineError) as error:
+            failures.append(
+                Failure(finding.leftover.id, f"{finding.step} {finding.leftover.kind}", str(error))
+            )
+    return failures
+
+
+def _carry_out_one(tools: Tools, where: Leftovers, finding: LeftoverFinding, now: datetime) -> None:
+    key = finding.leftover.id
+    if finding.step is Step.NOTE:
+        tools.instances.tag([key], {TAG_IDLE_SINCE: format_time(now)})
+    elif finding.step is Step.FORGET:
+        tools.instances.untag([key], [TAG_IDLE_SINCE])
+    else:
+        write(tools.store, leftover_key(finding), leftover_record(finding, tools.policy, now))
+        where.remove(finding.leftover)

@@ -1,0 +1,196 @@
+"""The first days of a stack, in which its sweep only watches: what would have been stopped or terminated.
+
+The same decisions are made as later. Only the marks are not written on the instances but kept in the bucket
+(``watch.json``, with the moment of the first sweep), and what a sweep would have terminated is reported
+instead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from gpu_fleet_image.core.marks import is_given_back
+from gpu_fleet_image.core.model import (
+    ENDS,
+    TAG_IDLE_SINCE,
+    TAG_REAP_AFTER,
+    Decision,
+    Inventory,
+    Plan,
+    Verdict,
+)
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time, parse_time
+
+KEY = "watch.json"
+HOURS_PER_MONTH = Decimal(730)
+
+
+@dataclass
+class Watch:
+    """What was seen since the first sweep.
+
+    Attributes:
+        marks: instance id -> the tags that its mark would be.
+        would_end: what would have been terminated, oldest first, as JSON objects with ``instance_id``,
+            ``pool``, ``type``, ``owner``, ``action``, ``at``, ``idle_since``, ``price_per_hour``, and
+            ``used_again_at`` of one that was.
+        summed_up: the summary at the end was sent.
+        version: of the object that this was read from; None where there is none yet.
+    """
+
+    began: datetime
+    marks: dict[str, dict[str, str]] = field(default_factory=dict)
+    would_end: list[dict[str, Any]] = field(default_factory=list)
+    summed_up: bool = False
+    version: str | None = None
+
+    def until(self, policy: Policy) -> datetime:
+        """When the sweep begins to act."""
+        return self.began + timedelta(days=policy.watch_days)
+
+    def overlaid(self, fleet: Inventory) -> Inventory:
+        """The fleet as it would be: with the marks that are kept here; what was given back has its own."""
+        own = (TAG_IDLE_SINCE, TAG_REAP_AFTER)
+        instances = tuple(
+            each
+            if is_given_back(each)
+            else replace(
+                each,
+                tags={key: value for key, value in each.tags.items() if key not in own}
+                | self.marks.get(each.id, {}),
+            )
+            for each in fleet.instances
+        )
+        return replace(fleet, instances=instances)
+
+    def note(self, plan: Plan, now: datetime) -> list[dict[str, Any]]:
+        """Write down what a plan would do; gives what it would end and none before did.
+
+        What its owner gave back is terminated indeed.
+        """
+        open_ids = {entry["instance_id"] for entry in self.would_end if entry["used_again_at"] is None}
+        present = {decision.instance.id for decision in plan.decisions}
+        self.marks = {key: mark for key, mark in self.marks.items() if key in present}
+        new = []
+        for decision in plan.decisions:
+            key = decision.instance.id
+            if is_given_back(decision.instance):
+                self.marks.pop(key, None)
+            elif decision.verdict is Verdict.MARK and decision.idle_since and decision.reap_after:
+                self.marks[key] = {
+                    TAG_IDLE_SINCE: format_time(decision.idle_since),
+                    TAG_REAP_AFTER: format_time(decision.reap_after),
+                }
+            elif decision.verdict is Verdict.UNMARK:
+                self.marks.pop(key, None)
+                self._used_again(key, now)
+            elif decision.verdict in ENDS and key not in open_ids:
+                new.append(_would_end(decision, now))
+        self.would_end += new
+        return new
+
+    def _used_again(self, instance_id: str, now: datetime) -> None:
+        for entry in self.would_end:
+            if entry["instance_id"] == instance_id and entry["used_again_at"] is None:
+                entry["used_again_at"] = format_time(now)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the object holds it."""
+        return {
+            "began": format_time(self.began),
+            "marks": self.marks,
+            "would_end": self.would_end,
+            "summed_up": self.summed_up,
+        }
+
+
+def load(store: Store, now: datetime) -> Watch:
+    """What earlier sweeps saw; a new watch where there was none.
+
+    Raises:
+        CloudError: it cannot be read, so that nobody knows whether the sweep may act.
+    """
+    stored = store.get(KEY)
+    if stored is None:
+        return Watch(now)
+    try:
+        content = stored.content
+        return Watch(
+            parse_time(content["began"]),
+            dict(content["marks"]),
+            list(content["would_end"]),
+            bool(content["summed_up"]),
+            stored.version,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        anew = f"{KEY} cannot be read; to begin the watch anew {store.to_forget(KEY)}"
+        raise CloudError(anew, "Malformed") from error
+
+
+def save(store: Store, watch: Watch) -> None:
+    """Keep it for the next sweep. Raises CloudError."""
+    version = store.move_on(KEY, watch.to_json(), watch.version)
+    if version is None:
+        raise CloudError(f"{KEY} was written by somebody else meanwhile", "Conflict")
+    watch.version = version
+
+
+def watching_policy(policy: Policy) -> Policy:
+    """The policy as it decides while nothing happens: nobody is asked for leave, and nothing makes room."""
+    pools = {name: replace(pool, require_acknowledgement=False) for name, pool in policy.pools.items()}
+    return replace(policy, pools=pools, max_actions=100_000, max_percent=100)
+
+
+def _would_end(decision: Decision, now: datetime) -> dict[str, Any]:
+    return {
+        "instance_id": decision.instance.id,
+        "pool": decision.instance.pool,
+        "type": decision.instance.type,
+        "owner": decision.instance.owner or "nobody",
+        "action": decision.verdict.lower(),
+        "at": format_time(now),
+        "idle_since": format_time(decision.idle_since) if decision.idle_since else None,
+        "price_per_hour": None if decision.hourly_price is None else str(decision.hourly_price),
+        "used_again_at": None,
+    }
+
+
+def worth(would_end: list[dict[str, Any]]) -> Decimal:
+    """What these would have cost in a month, where their price is known."""
+    prices = (Decimal(entry["price_per_hour"]) for entry in would_end if entry["price_per_hour"] is not None)
+    return sum(prices, Decimal(0)) * HOURS_PER_MONTH
+
+
+def text_of(would_end: list[dict[str, Any]], until: datetime, currency: str) -> str:
+    """The message about them."""
+    return "\n".join((*_lines(would_end, currency), "", *_closing(would_end, until, currency)))
+
+
+def _lines(would_end: list[dict[str, Any]], currency: str) -> Iterator[str]:
+    for entry in would_end:
+        price = f", {entry['price_per_hour']} {currency} an hour" if entry["price_per_hour"] else ""
+        again = f"; USED AGAIN at {entry['used_again_at']}" if entry["used_again_at"] else ""
+        what = (
+            f"{entry['instance_id']} ({entry['type']}, pool {entry['pool']}, owner {entry['owner']}{price})"
+        )
+        yield f"- {what}: {entry['action']} at {entry['at']}, idle since {entry['idle_since']}{again}"
+
+
+def _closing(would_end: list[dict[str, Any]], until: datetime, currency: str) -> Iterator[str]:
+    yield f"Together {worth(would_end)} {currency} a month. Nothing was marked, stopped or terminated."
+    yield f"From {format_time(until)} on the sweep acts. To change that: reaper.watch_days or reaper.dry_run."
+
+
+def summary(watch: Watch, policy: Policy) -> tuple[str, str]:
+    """(subject, message) of the watch as a whole."""
+    again = sum(entry["used_again_at"] is not None for entry in watch.would_end)
+    subject = (
+        f"{policy.stack}: watched {policy.watch_days} days, {len(watch.would_end)} instances would have been "
+        f"stopped or terminated, {again} of them used again"
+    )
+    return subject, text_of(watch.would_end, watch.until(policy), policy.currency)

@@ -1,0 +1,265 @@
+"""What is asked for, what is on its way, and what the mover remembers from pass to pass.
+
+All of it lies below ``capacity/`` of the stack's records:
+
+- ``requests/DAY/KIND/CALLER/NAME.json``: one request, written by the user who asks. KIND is ``users`` or
+  ``sessions``, CALLER what the cloud calls the credentials: below it nobody else can write on AWS.
+- ``state.json``: what became of each; the mover alone writes it, and whoever asked reads it.
+- ``ledger/YYYY/MM/DD/...json``: every decision, written before it is carried out, never overwritten.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time, parse_time
+
+PREFIX = "capacity"
+REQUESTS = f"{PREFIX}/requests"
+STATE = f"{PREFIX}/state.json"
+LEDGER = f"{PREFIX}/ledger"
+SCHEMA = 1
+# On an instance: the key of the request that it came for, or one of the three words.
+TAG_TAKEN = "gpu-fleet:taken"
+SPARE, SHARED, QUEUED = "spare", "shared", "queued"
+LONGEST_HOURS = 14 * 24
+# A session's id has a colon, a user's has none: an IAM user's own id is no second name of the same user.
+REQUEST_KEY = re.compile(
+    r"\d{4}-\d\d-\d\d/(?:users/([^/:]{1,64})|sessions/([^/:]{1,64}:[^/:]{1,64}))/[0-9TZ]{1,20}-[0-9a-f]{1,16}"
+)
+POOL_NAME = re.compile(r"[a-z0-9-]{1,64}")
+REMEMBERED = timedelta(days=2)
+
+
+class Fate(StrEnum):
+    """What became of a request."""
+
+    OPEN = "open"
+    FILLED = "filled"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for, and what became of it.
+
+    Attributes:
+        key: ``DAY/KIND/CALLER/NAME``.
+        count: how many instances.
+        hours: how long they are kept, used or not; None to leave them to the idle rules alone.
+        at: when the mover first saw it.
+        reason: why, for whoever asked.
+        instances: that came, in order.
+        tried: where there was no room, and what the cloud said.
+        withdraws: the key of an earlier request of the same user, which this one withdraws; else empty.
+    """
+
+    key: str
+    pool: str
+    count: int
+    hours: float | None
+    at: datetime
+    fate: Fate = Fate.OPEN
+    reason: str = ""
+    instances: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    withdraws: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Who asks: a user's name, or a session's, as far as the role lets nobody choose another one."""
+        return owner_of(self.key)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the state holds it."""
+        return {
+            "pool": self.pool,
+            "count": self.count,
+            "hours": self.hours,
+            "at": format_time(self.at),
+            "state": self.fate,
+            "reason": self.reason,
+            "owner": self.owner,
+            "instances": list(self.instances),
+            "tried": list(self.tried),
+            "withdraws": self.withdraws,
+        }
+
+
+def caller_in(key: str) -> str:
+    """Who asks, by a request's key: ``users/NAME`` or ``sessions/ID:NAME``."""
+    return key.partition("/")[2].rpartition("/")[0]
+
+
+def owner_of(key: str) -> str:
+    """The name in a request's key."""
+    match = REQUEST_KEY.fullmatch(key)
+    if match is None:
+        raise ValueError(f"{key}: no key of a request")
+    return (match[1] or match[2]).rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class Coming:
+    """An instance that is on its way, or waits for a place to start.
+
+    Attributes:
+        purpose: the key of a request, ``spare``, ``shared`` or ``queued``.
+        asked_at: since when it is wanted.
+        group: where it is being started; empty while it waits.
+        since: since when there.
+        goal: desired capacity of that group once it was raised for this one.
+        started: the group was raised.
+        activity: what the cloud calls the activity that raised it, where it says so.
+    """
+
+    id: str
+    pool: str
+    purpose: str
+    asked_at: datetime
+    group: str = ""
+    since: datetime | None = None
+    goal: int = 0
+    started: bool = False
+    activity: str = ""
+
+    def back(self) -> "Coming":
+        """The same without a place."""
+        return replace(self, group="", since=None, goal=0, started=False, activity="")
+
+    def to_json(self) -> dict[str, Any]:
+        """As the state holds it."""
+        return {
+            "id": self.id,
+            "pool": self.pool,
+            "purpose": self.purpose,
+            "asked_at": format_time(self.asked_at),
+            "group": self.group,
+            "since": format_time(self.since) if self.since else None,
+            "goal": self.goal,
+            "started": self.started,
+            "activity": self.activity,
+        }
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A group could start nothing: when, and what the cloud said."""
+
+    at: datetime
+    why: str
+
+
+@dataclass(frozen=True)
+class MoverState:
+    """What one pass hands to the next.
+
+    Attributes:
+        requests: key -> request, open ones and those of the last two days.
+        coming: what is on its way, oldest first.
+        trouble: group -> its last failure.
+        raised_for_load: pool -> when its load last brought it an instance.
+        held: pool -> why it gets neither spares nor instances for its load.
+    """
+
+    requests: Mapping[str, Request] = field(default_factory=dict)
+    coming: tuple[Coming, ...] = ()
+    trouble: Mapping[str, Trouble] = field(default_factory=dict)
+    raised_for_load: Mapping[str, datetime] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it."""
+        return {
+            "schema_version": SCHEMA,
+            "requests": {key: request.to_json() for key, request in sorted(self.requests.items())},
+            "coming": [coming.to_json() for coming in self.coming],
+            "trouble": {
+                key: [format_time(trouble.at), trouble.why] for key, trouble in sorted(self.trouble.items())
+            },
+            "raised_for_load": {key: format_time(at) for key, at in sorted(self.raised_for_load.items())},
+            "held": dict(sorted(self.held.items())),
+        }
+
+
+def state_of(raw: Mapping[str, Any]) -> MoverState:
+    """What ``MoverState.to_json`` wrote.
+
+    Raises:
+        CloudError: it is damaged; nothing is started then.
+    """
+    try:
+        return MoverState(
+            {key: _request(key, request) for key, request in raw["requests"].items()},
+            tuple(_coming(coming) for coming in raw["coming"]),
+            {key: Trouble(parse_time(at), str(why)) for key, (at, why) in raw["trouble"].items()},
+            {key: parse_time(at) for key, at in raw["raised_for_load"].items()},
+            {key: str(why) for key, why in raw["held"].items()},
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CloudError(f"{STATE}: {error!r}", "Malformed") from error
+
+
+def _request(key: str, raw: Mapping[str, Any]) -> Request:
+    return Request(
+        key,
+        str(raw["pool"]),
+        int(raw["count"]),
+        None if raw["hours"] is None else float(raw["hours"]),
+        parse_time(raw["at"]),
+        Fate(raw["state"]),
+        str(raw["reason"]),
+        tuple(raw["instances"]),
+        tuple(raw["tried"]),
+        str(raw.get("withdraws", "")),  # states of before have none
+    )
+
+
+def _coming(raw: Mapping[str, Any]) -> Coming:
+    return Coming(
+        str(raw["id"]),
+        str(raw["pool"]),
+        str(raw["purpose"]),
+        parse_time(raw["asked_at"]),
+        str(raw["group"]),
+        parse_time(raw["since"]) if raw["since"] else None,
+        int(raw["goal"]),
+        bool(raw["started"]),
+        str(raw.get("activity", "")),
+    )
+
+
+def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
+    """A request as a user wrote it; what is wrong with it refuses it, in words for whoever asked."""
+    if "withdraws" in raw:
+        return _withdrawal(key, raw["withdraws"], now)
+    pool, count, hours = raw.get("pool"), raw.get("count"), raw.get("hours")
+    problems = []
+    if not isinstance(pool, str) or POOL_NAME.fullmatch(pool) is None:
+        problems.append(f"pool = {str(pool)[:64]!r}; allowed: the name of a pool")
+        pool = "unknown"
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        problems.append(f"count = {str(count)[:64]!r}; allowed: a whole number of at least 1")
+    in_range = isinstance(hours, int | float) and not isinstance(hours, bool) and 0 < hours <= LONGEST_HOURS
+    if hours is not None and not in_range:
+        problems.append(f"hours = {str(hours)[:64]!r}; allowed: up to {LONGEST_HOURS}")
+    if problems:
+        return Request(key, pool, 0, None, now, Fate.REFUSED, "; ".join(problems))
+    return Request(key, pool, int(count or 0), hours, now)
+
+
+def _withdrawal(key: str, withdraws: Any, now: datetime) -> Request:
+    """A request that withdraws another of the same user."""
+    if (
+        isinstance(withdraws, str)
+        and REQUEST_KEY.fullmatch(withdraws)
+        and caller_in(withdraws) == caller_in(key)
+    ):
+        return Request(key, "", 0, None, now, withdraws=withdraws)
+    reason = f"withdraws = {str(withdraws)[:64]!r}; allowed: the key of a request of your own"
+    return Request(key, "unknown", 0, None, now, Fate.REFUSED, reason)

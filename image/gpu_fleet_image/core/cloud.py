@@ -1,0 +1,241 @@
+"""What sweep, meter and commands need of a cloud, and how it gets there from a policy and the environment.
+
+``aws/connect.py`` and ``alicloud/connect.py`` have the same functions. Neither is imported here: the archive
+of one cloud's sweep carries nothing of the other's.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+from gpu_fleet_image.core.calls import Calls, Failure
+from gpu_fleet_image.core.metrics import Figure
+from gpu_fleet_image.core.model import Instance, Inventory, Leftover
+from gpu_fleet_image.core.notify.notifier import Notifier
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import Store
+
+COMPLETE = "Complete"
+MAX_POINTS = 100_800  # of one GetMetricData answer (API GetMetricData)
+MAX_QUERIES = 500  # of one GetMetricData call
+Statistic = Literal["Minimum", "Average", "Sum"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One metric of one instance.
+
+    Attributes:
+        period_s: length of a period; its smallest value is asked for unless ``statistic`` says otherwise.
+        enough_below_s: a newest value from 0 up to this says enough: where a cloud is cheaper to ask for it
+            alone, the rest of the window may stay unread.
+        statistic: what is asked of a period's values.
+    """
+
+    instance_id: str
+    metric: str
+    period_s: int
+    enough_below_s: float = 0.0
+    statistic: Statistic = "Minimum"
+
+
+@dataclass
+class Answer:
+    """What came back for one query.
+
+    Attributes:
+        points: (start of the period, its value), in any order, perhaps repeated.
+        status: the newest that the cloud said of it.
+    """
+
+    points: list[tuple[datetime, float]] = field(default_factory=list)
+    status: str = "Missing"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every point is here."""
+        return self.status == COMPLETE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which time is asked for."""
+
+    start: datetime
+    end: datetime
+
+
+def give_up(batch: Sequence[Query], answers: Mapping[Query, Answer], error: CloudError) -> list[Failure]:
+    """Note that a call for these failed; a failure of each."""
+    for query in batch:
+        answers[query].status = "Failed"
+    return [Failure(query.instance_id, "read heartbeats", str(error)) for query in batch]
+
+
+CLOUDS = ("aws", "alicloud")
+
+
+class Instances(Protocol):
+    """The managed instances of one stack. Every method raises CloudError where the cloud refuses.
+
+    Attributes:
+        end_batch: instances of one stop or termination.
+    """
+
+    end_batch: int
+    detach_batch: int
+
+    def fleet(self) -> Inventory:
+        """Every managed instance of the stack, and its scaling groups."""
+
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
+        """The same instances and groups, read anew; in ``gone`` the terminated ones of the instances."""
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """An instance's tags; none for one that is not there."""
+
+    def lock(self, instance_id: str, action: str) -> str:
+        """Why the cloud would not stop or terminate an instance, where its list does not say."""
+
+    def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
+        """Those of the alarms that are in the state ALARM."""
+
+    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags."""
+
+    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
+        """Take tags away, whatever their value."""
+
+    def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
+        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``."""
+
+    def attach(self, group: str, ids: Sequence[str]) -> None:
+        """Put instances back into their group, which then wants more."""
+
+    def stop(self, ids: Sequence[str]) -> None:
+        """Stop instances; their disks stay."""
+
+    def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
+        """End instances for good; ``stopped``: none that runs, where the call can ask that."""
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Let a group grow to so many instances and no further."""
+
+    def close(self, group: str) -> None:
+        """Let a group start no instance any more."""
+
+    def open(self, group: str) -> None:
+        """Let a group start instances again."""
+
+
+class Heartbeats(Protocol):
+    """The metrics of one stack."""
+
+    def read(self, queries: Sequence[Query], span: Span) -> tuple[dict[Query, Answer], list[Failure]]:
+        """An answer for every query, incomplete where a call failed; and the failures."""
+
+    def publish(self, figures: Sequence[Figure]) -> None:
+        """Publish what the sweep and its meter say; raises CloudError."""
+
+
+class Leftovers(Protocol):
+    """What the stack's instances left behind. Every method raises CloudError where the cloud refuses."""
+
+    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+        """Unattached volumes, unassociated addresses, stopped instances with what their disks take."""
+
+    def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
+        """Volume id -> start of its newest complete snapshot."""
+
+    def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
+        """Volume id -> until when it was written to after a moment, where ``find`` does not show.
+
+        A volume that is attached and detached again between two looks keeps the note of the first.
+        """
+
+    def remove(self, leftover: Leftover) -> None:
+        """Delete a volume or give an address back."""
+
+
+@dataclass(frozen=True)
+class SweepCloud:
+    """Where a sweep looks and acts.
+
+    Attributes:
+        calls: counts every call of the others.
+        notifier: notifies users; None only in a dry run.
+        store: holds lease and ledger; None only in a dry run.
+        spot_prices: what an hour of some types costs on the spot market now, in the policy's currency, types
+            without a price left out; raises CloudError. None where the policy's own prices are all there is.
+    """
+
+    calls: Calls
+    instances: Instances
+    heartbeats: Heartbeats
+    leftovers: Leftovers
+    notifier: Notifier | None = None
+    store: Store | None = None
+    spot_prices: Callable[[Sequence[str]], Mapping[str, Decimal]] | None = None
+
+
+def module(cloud: str) -> ModuleType:
+    """The module that connects to a cloud.
+
+    It has ``connect(policy, calls, environ, made=None) -> Cloud``,
+    ``instances(region, calls, stack="") -> Instances``, ``account_id(region, calls)`` of the credentials,
+    ``bucket_client(region)``, an S3 client of boto3, and ``store(region, calls, uri) -> Store``.
+
+    Args:
+        cloud: one of ``CLOUDS``.
+    """
+    return importlib.import_module(f"gpu_fleet_image.providers.{cloud}.connect")
+
+
+def bucket_client(cloud: str, region: str) -> Any:
+    """boto3's S3 client for the cloud's buckets."""
+    return module(cloud).bucket_client(region)
+
+
+LEDGER_URI = "GPU_FLEET_LEDGER_URI"
+TOPIC_ARN = "GPU_FLEET_TOPIC_ARN"
+POLICY_FILE = "GPU_FLEET_POLICY_FILE"
+# policy.json lies beside the package: at the root of the function's archive.
+BESIDE_PACKAGE = Path(__file__).resolve().parents[2] / "policy.json"
+
+
+def policy_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the policy lies unless a flag says otherwise."""
+    return Path(environ.get(POLICY_FILE) or BESIDE_PACKAGE)
+
+
+def connect(
+    policy: Policy,
+    clock: Callable[[], datetime],
+    *,
+    deadline: datetime | None = None,
+    read_only: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    made: Any = None,
+) -> SweepCloud:
+    """The stack's cloud.
+
+    Args:
+        clock: the time now.
+        deadline: no call is made after it.
+        read_only: no call changes anything.
+        environ: where the ledger, and what notifies users, are named.
+        made: the cloud's ``Clients`` to use instead of new ones.
+
+    Raises:
+        ConfigurationError: a variable is malformed.
+    """
+    calls = Calls(clock, deadline, read_only=read_only)
+    connected: SweepCloud = module(policy.cloud).connect(policy, calls, environ, made)
+    return connected

@@ -1,0 +1,208 @@
+"""A user's hold on an instance, as tags that the sweep obeys: set and removed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from gpu_fleet_image.core.handshake import Exchange, Winner
+from gpu_fleet_image.core.marks import Hold, hold_in, mark_of
+from gpu_fleet_image.core.model import (
+    KEEP_AT_MOST,
+    TAG_KEEP_BY,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_OWNER,
+    Instance,
+)
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, NotHolderError, TooLateError
+from gpu_fleet_image.core.times import format_time
+
+# A clock that is behind by less still finds a due mark due. Clouds take calls of one that is off by a quarter
+# of an hour (RequestTimeTooSkewed of S3 and OSS); who is further off cannot set the hold either.
+NOT_DUE_YET = timedelta(minutes=30)
+LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sets or ends a hold.
+
+    Attributes:
+        name: an account's on the instance, a user's in the cloud elsewhere.
+        in_place_of: whose hold they say that it is; elsewhere, where the cloud decides who may tag.
+    """
+
+    name: str
+    in_place_of: str = ""
+    is_root: bool = False
+
+    def may_change(self, hold: Hold, owner: str) -> bool:
+        """Whether the hold is theirs, the instance is, or neither is anybody's by name; root may anyway."""
+        named = {_short(hold.holder), _short(owner)} - {""}
+        own = {_short(self.name), _short(self.in_place_of)}
+        return self.is_root or not named or not named.isdisjoint(own)
+
+
+def _short(name: str) -> str:
+    """A name as accounts have it: users of a directory are called by their address in the cloud."""
+    return name.partition("@")[0].lower()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A hold that a user asks for.
+
+    Attributes:
+        shortened: it was asked for longer than is allowed.
+    """
+
+    until: datetime
+    reason: str
+    shortened: bool
+
+    def tags(self, holder: str) -> dict[str, str]:
+        """The hold as tags."""
+        until = format_time(self.until)
+        return {TAG_KEEP_UNTIL: until, TAG_KEEP_REASON: self.reason, TAG_KEEP_BY: f"{until} {holder}"}
+
+
+def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
+    """A hold from now on, for 14 days at most.
+
+    Raises:
+        ConfigurationError: the reason is empty or does not fit a tag.
+    """
+    reason = " ".join(reason.split())
+    if not 1 <= len(reason) <= LONGEST_REASON:
+        raise ConfigurationError(
+            f"--reason of {len(reason)} characters; allowed: 1 to {LONGEST_REASON}, say 'paper deadline'"
+        )
+    if not reason.isprintable():
+        raise ConfigurationError(f"--reason {reason!r}; allowed: characters that can be printed")
+    # A second less: the sweep's clock may be behind, and it doubts a hold of more than 14 days.
+    longest = KEEP_AT_MOST - timedelta(minutes=1)
+    return Wish(now + min(duration, longest), reason, shortened=duration > KEEP_AT_MOST)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command prints: lines, and warnings beside them."""
+
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Tagging(Protocol):
+    """Reads and changes the tags of instances; each method raises CloudError."""
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """An instance's tags; none for one that is not there."""
+
+    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags."""
+
+    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
+        """Take tags away, whatever their value."""
+
+
+def managed(instance_id: str, tagging: Tagging) -> dict[str, str]:
+    """The tags of an instance that the reaper may touch.
+
+    Raises:
+        ConfigurationError: it never touches the instance.
+        CloudError: the cloud does not answer.
+    """
+    tags = tagging.tags(instance_id)
+    if tags.get(TAG_MANAGED) != "true":
+        raise ConfigurationError(
+            f"{instance_id} does not carry {TAG_MANAGED}=true: the reaper never touches it, or it is not "
+            "there"
+        )
+    return tags
+
+
+@dataclass(frozen=True)
+class KeepTarget:
+    """The instance that a user means.
+
+    Attributes:
+        records: where sweep and instance answer one another, and under which name the instance does so,
+            for a mark.
+    """
+
+    id: str
+    tagging: Tagging
+    records: Callable[[datetime], Exchange]
+
+    def keep(self, wanted: Wish, caller: Caller) -> Output:
+        """Set a hold, which replaces the one before.
+
+        Raises:
+            TooLateError: the sweep has decided to end the instance; it is not kept.
+            NotHolderError: another keeps it.
+            ConfigurationError, CloudError: as ``managed``.
+        """
+        hold = self._changeable(caller)
+        if not self.withdraw(wanted):
+            raise TooLateError(_too_late(self.id))
+        tags = wanted.tags(caller.name)
+        self.tagging.tag([self.id], tags)
+        if not self.withdraw(wanted):  # decided in between
+            self.tagging.untag([self.id], list(tags))
+            raise TooLateError(_too_late(self.id))
+        replaced = (f"{hold.problem}; replaced",) if hold and hold.problem else ()
+        return Output((f"{self.id} is kept until {format_time(wanted.until)}: {wanted.reason}",), replaced)
+
+    def release(self, caller: Caller) -> Output:
+        """Let a hold end now. Raises NotHolderError, ConfigurationError, CloudError as ``keep``."""
+        if self._changeable(caller) is None:
+            return Output((f"{self.id} was not kept",))
+        # over, but still there: an earlier give-back stays void, and who was notified before is notified anew
+        self.tagging.tag([self.id], {TAG_KEEP_UNTIL: format_time(datetime.now(UTC))})
+        return Output((f"{self.id} is kept no longer",))
+
+    def _changeable(self, caller: Caller) -> Hold | None:
+        """The hold in force, if there is one; errors as of ``release``."""
+        tags = managed(self.id, self.tagging)
+        hold, owner = hold_in(tags, datetime.now(UTC)), tags.get(TAG_OWNER, "")
+        if hold is None or caller.may_change(hold, owner):
+            return hold
+        until = "" if hold.until is None else f" until {format_time(hold.until)}"
+        raise NotHolderError(
+            f"{self.id} is kept{until} by {hold.holder or owner or 'a user whom no tag names'} "
+            f"({hold.reason}). They, its owner {owner or '(nobody)'} and operators may change that: "
+            "on the instance by sudo, elsewhere with --holder NAME"
+        )
+
+    def withdraw(self, wanted: Wish) -> bool:
+        """Withdraw a mark that is due, unless the sweep has decided to end the instance.
+
+        Returns:
+            Whether nobody has decided otherwise, or the instance has refused that. A mark that is not due yet
+            needs nothing: the hold is read again before anything is decided.
+
+        Raises:
+            CloudError: nobody knows; the message says so.
+        """
+        now = datetime.now(UTC)
+        try:
+            mark = mark_of(Instance(self.id, "", "running", now, self.tagging.tags(self.id)))
+            if mark is None or now < mark.reap_after - NOT_DUE_YET:
+                return True
+            exchange = self.records(mark.reap_after)
+            decided = exchange.claim(Winner.WITHDRAWN, f"kept: {wanted.reason}", now)
+            return decided is Winner.WITHDRAWN or exchange.is_refused()
+        except CloudError as error:
+            raise CloudError(
+                f"{self.id} may be terminated any moment, and nobody can say that it is kept: {error}",
+                error.code,
+            ) from error
+
+
+def _too_late(instance_id: str) -> str:
+    return (
+        f"too late: the sweep has decided to terminate or stop {instance_id}, where nothing ran. "
+        "It is not kept; /scratch/keep is saved"
+    )

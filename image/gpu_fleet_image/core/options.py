@@ -1,0 +1,161 @@
+"""Command-line options that several commands share."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from gpu_fleet_image.core import cloud as clouds
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.cloud import LEDGER_URI, policy_file
+from gpu_fleet_image.core.place import Asked
+from gpu_fleet_image.core.times import parse_time
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class FiniteRange(click.FloatRange):
+    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse what is outside of the range, and what is no number or no end."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} must be a finite number", param, ctx)
+        return number
+
+
+class IsoTime(click.ParamType[datetime]):
+    """A time with its zone."""
+
+    name = "ISO"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Parse it, or fail naming what is allowed."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_time(str(value))
+        except ValueError:
+            self.fail(f"{value!r}; allowed: ISO 8601 with a zone, say 2026-11-21T18:00:00+01:00", param, ctx)
+
+
+now_option: Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
+
+
+class Known(click.ParamType[str]):
+    """A name that may be any; a shell completes it with those that are known here.
+
+    Args:
+        known: by the context of the command, the names.
+    """
+
+    def __init__(self, name: str, known: Callable[[click.Context], list[str]]) -> None:
+        self.name = name
+        self._known = known
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - click's signature
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The names that begin so."""
+        return [CompletionItem(name) for name in self._known(ctx) if name.startswith(incomplete)]
+
+
+def _stacks(context: click.Context) -> list[str]:
+    """Those that have a file here, if this is a checkout."""
+    return context.obj.names() if context.obj else []
+
+
+def _pools(context: click.Context) -> list[str]:
+    """Those of the stack that ``--stack`` names."""
+    stack = context.params.get("stack")
+    return context.obj.pools(stack) if context.obj and stack else []
+
+
+STACK_VARIABLE = "GPU_FLEET_STACK"
+STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
+WHERE: tuple[Decorator, ...] = (
+    click.option(
+        *("-s", "--stack"),
+        metavar="NAME",
+        type=STACK_NAME,
+        envvar=STACK_VARIABLE,
+        help=f"Of this stack, by its published policy; by default {STACK_VARIABLE}, else the only one here.",
+    ),
+    click.option("--region", help="Its region; by default of its file, this instance, the environment."),
+    click.option("--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default likewise."),
+    click.option("--account", "account_id", metavar="ID", help="Its account; by default yours."),
+)
+POLICY: tuple[Decorator, ...] = (
+    click.option(
+        "--policy", "policy_path", metavar="FILE", type=click.Path(path_type=Path), help="A policy in a file."
+    ),
+    click.option("--ledger", metavar="URI", help=f"Where the ledger lies; by default {LEDGER_URI}."),
+)
+
+
+def stack_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which stack is meant; the command gets them as ``asked``."""
+    return _asking(command, (*WHERE, *POLICY))
+
+
+def subject_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command whose subject is a stack: its name may be an argument too."""
+    return click.argument("subject", metavar="[STACK]", required=False, type=STACK_NAME)(
+        _asking(command, (*WHERE, *POLICY))
+    )
+
+
+def json_option(command: Callable[..., None]) -> Callable[..., None]:
+    """``-o json``, as the parameter ``as_json``."""
+    return click.option(
+        *("-o", "--output", "as_json"),
+        type=click.Choice(["table", "json"]),
+        default="table",
+        callback=lambda _, __, form: form == "json",
+        help="For programs: json, with the keys of docs/platform.md.",
+    )(command)
+
+
+def where_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The same without those of a policy, for a command that needs none."""
+    return _asking(command, WHERE)
+
+
+def _stack_of(context: click.Context, subject: str | None, said: Mapping[str, Any]) -> str | None:
+    """The stack that a command line means; None where this instance, or a policy, says which."""
+    flag = said["stack"]
+    by_flag = context.get_parameter_source("stack") is ParameterSource.COMMANDLINE
+    if subject and by_flag and flag != subject:
+        raise click.UsageError(f"two stacks are named, {subject!r} and --stack {flag!r}; name one")
+    if subject or flag:
+        return subject or str(flag)
+    known = _stacks(context)
+    elsewhere = said.get("policy_path") or paths.instance_file().exists() or policy_file().exists()
+    return known[0] if len(known) == 1 and not elsewhere else None
+
+
+def _asking(command: Callable[..., None], options: tuple[Decorator, ...]) -> Callable[..., None]:
+    names = {field.name for field in fields(Asked)}
+
+    @wraps(command)
+    def taking(**given: Any) -> None:
+        context = click.get_current_context()
+        said = {name: given.pop(name) for name in names & given.keys()}
+        said["stack"] = _stack_of(context, given.pop("subject", None), said)
+        command(**given, asked=Asked(**said, files=context.obj))
+
+    made: Callable[..., None] = taking
+    for option in reversed(options):
+        made = option(made)
+    return made

@@ -1,0 +1,64 @@
+"""OSS through its S3 interface: where it answers, and boto3's client for it."""
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+
+from gpu_fleet_image.core.alicloud_credentials import Credentials
+
+ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, for functions and tests
+# https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
+# The public one costs, and refuses accounts opened since March 2025 in mainland regions.
+ENDPOINT_OUTSIDE = "https://s3.oss-{region}.aliyuncs.com"
+ENDPOINT_INSIDE = "https://s3.oss-{region}-internal.aliyuncs.com"
+FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
+
+
+def bucket_client(
+    region: str, credentials: Credentials, endpoint: str | None = None, *, once: bool = False
+) -> Any:
+    """boto3's S3 client for OSS, with the keys that count now.
+
+    OSS knows neither the newer checksums nor path addressing, nor ``If-None-Match`` on a write: for that it
+    has a header of its own, which is sent in its place.
+
+    Args:
+        region: of the bucket.
+        credentials: of whoever asks.
+        endpoint: where OSS answers; None for the public one, or what the environment says.
+        once: for what must not be late: a call is made once, and given up after seconds.
+
+    Raises:
+        ConfigurationError: there are no credentials.
+        CloudError: the metadata service does not answer.
+    """
+    keys = credentials.current()
+    url = os.environ.get(ENDPOINT) or endpoint or ENDPOINT_OUTSIDE.format(region=region)
+    ours = (urlsplit(url).hostname or "").endswith(".aliyuncs.com")
+    made = boto3.client(
+        "s3",
+        region_name=region,
+        endpoint_url=url,
+        aws_access_key_id=keys.key_id,
+        aws_secret_access_key=keys.secret,
+        aws_session_token=keys.token or None,
+        config=Config(
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            retries={"mode": "standard", "total_max_attempts": 1 if once else 8},
+            connect_timeout=1 if once else 5,
+            read_timeout=3 if once else 30,
+            s3={"addressing_style": "virtual" if ours else "path"},
+        ),
+    )
+    made.meta.events.register("before-call.s3.PutObject", _forbid_overwrite)
+    return made
+
+
+def _forbid_overwrite(params: dict[str, Any], **_: object) -> None:
+    if params["headers"].get("If-None-Match") == "*":
+        del params["headers"]["If-None-Match"]
+        params["headers"][FORBID_OVERWRITE] = "true"

@@ -1,0 +1,241 @@
+"""Where a stack is, and the policy that it published: for users' commands, wherever they run."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from gpu_fleet_image.core import cloud as clouds
+from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.cloud import LEDGER_URI, POLICY_FILE, policy_file
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, InstanceFileError, nearest
+from gpu_fleet_image.core.store import ABSENT
+
+POLICY_KEY = "reaper/policy.json"
+LEDGER_PREFIX = "reaper"
+SCHEMES = {"aws": "s3", "alicloud": "oss"}
+REGION_VARIABLES = {"aws": ("AWS_REGION", "AWS_DEFAULT_REGION"), "alicloud": ("ALIBABA_CLOUD_REGION_ID",)}
+NO_BUCKET = "NoSuchBucket"
+
+
+class StackFiles(Protocol):
+    """The stack files of a checkout, for a command that runs in one; elsewhere there are none."""
+
+    def names(self) -> list[str]:
+        """Every stack that has a file."""
+
+    def place(self, name: str) -> Mapping[str, str]:
+        """Cloud, region, account_id and endpoint_url of a stack, as far as its file says them."""
+
+    def pools(self, name: str) -> list[str]:
+        """The names of a stack's pools."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one stack is.
+
+    Attributes:
+        cloud: ``aws`` or ``alicloud``.
+        account_id: its account; empty for that of the credentials.
+        endpoint_url: of an emulator; empty for the cloud itself.
+    """
+
+    stack: str
+    cloud: str
+    region: str
+    account_id: str = ""
+    endpoint_url: str = ""
+
+    def bucket(self, account_id: str) -> str:
+        """The bucket of the stack's records, as the stack names it."""
+        return f"gpu-fleet-{self.stack}-records-{account_id}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line says of the stack that it means.
+
+    Attributes:
+        policy_path: ``--policy``.
+        stack, cloud, region, account_id: the flags of these names.
+        ledger: ``--ledger``.
+        files: the stack files there are.
+    """
+
+    policy_path: Path | None = None
+    stack: str | None = None
+    cloud: str | None = None
+    region: str | None = None
+    account_id: str | None = None
+    ledger: str | None = None
+    files: StackFiles | None = None
+
+    def refuse_pool(self, key: str, pool: str) -> None:
+        """Refuse a pool that the stack's file here does not have, before any cloud is asked.
+
+        Flags that say where the stack is may mean another of that name; its published policy says then.
+
+        Args:
+            key: what the command line calls it.
+
+        Raises:
+            ConfigurationError: naming the pools that the file has.
+        """
+        elsewhere = self.policy_path or self.region or self.account_id
+        pools = self.files.pools(self.stack) if self.files and self.stack and not elsewhere else []
+        if pools and pool not in pools:
+            raise ConfigurationError(
+                f"{key} {pool!r}: no such pool; stack {self.stack} has {', '.join(pools)} in its file here"
+                f"{nearest(pool, pools)}"
+            )
+
+    @property
+    def is_silent(self) -> bool:
+        """Neither a flag nor the environment says which stack is meant."""
+        return not (self.policy_path or self.stack or policy_file().exists() or os.environ.get(POLICY_FILE))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The stack that a command is about.
+
+    Attributes:
+        environ: the environment with its ledger, as ``environment.connect`` takes it.
+    """
+
+    policy: Policy
+    environ: Mapping[str, str]
+
+
+def subject(asked: Asked) -> Subject:
+    """The policy of the stack that is meant, from a file or from the stack's own bucket.
+
+    Raises:
+        ReaperError: it is not known which stack is meant, or its policy cannot be read.
+    """
+    own = {LEDGER_URI: asked.ledger} if asked.ledger else {}
+    if not asked.stack and not asked.is_silent:
+        return Subject(policies.load(asked.policy_path or policy_file()), {**os.environ, **own})
+    place = place_of(asked)
+    account = place.account_id or account_of(place)
+    ledger = {LEDGER_URI: ledger_uri(place, account)}
+    policy = policies.load(asked.policy_path) if asked.policy_path else published(place, account)
+    if policy.stack != place.stack:
+        raise ConfigurationError(f"--policy is of stack {policy.stack!r}, --stack is {place.stack!r}")
+    return Subject(policy, {**ledger, **os.environ, **own})
+
+
+def ledger_uri(place: Place, account_id: str) -> str:
+    """Where the stack keeps the sweep's records."""
+    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{LEDGER_PREFIX}"
+
+
+def place_of(asked: Asked) -> Place:
+    """Where the stack is: by flags, else its file in a checkout, else this instance, else the environment.
+
+    Raises:
+        ConfigurationError: nothing says the stack or its region.
+    """
+    here = _instance()
+    name = asked.stack or here.get("stack")
+    if not name:
+        raise ConfigurationError(
+            f"--stack is missing, and this is no instance of a stack{_here(asked.files)}"
+        )
+    file = dict(asked.files.place(name)) if asked.files and name in asked.files.names() else {}
+    known = {**(here if here.get("stack") == name else {}), **file}
+    cloud = asked.cloud or known.get("cloud") or cloud_of_environment()
+    region = asked.region or known.get("region") or region_of_environment(cloud)
+    if not region:
+        raise ConfigurationError(_no_region(name, cloud, asked.files))
+    place = Place(
+        name, cloud, region, asked.account_id or known.get("account_id", ""), known.get("endpoint_url", "")
+    )
+    if place.endpoint_url:
+        _use_emulator(place.endpoint_url)
+    return place
+
+
+def published(place: Place, account_id: str) -> Policy:
+    """The policy that a stack published in its bucket.
+
+    Raises:
+        ConfigurationError: the stack is not deployed there, or published none.
+        CloudError: it may not be read, or the cloud does not answer.
+    """
+    bucket = place.bucket(account_id)
+    where = f"{SCHEMES[place.cloud]}://{bucket}/{POLICY_KEY}"
+    s3 = clouds.bucket_client(place.cloud, place.region)
+    try:
+        answer = _calls().look(s3.get_object, Bucket=bucket, Key=POLICY_KEY)
+    except CloudError as error:
+        if error.code == NO_BUCKET:
+            raise ConfigurationError(
+                f"{where}: no such bucket; is stack {place.stack!r} deployed in account {account_id}? "
+                "--account and --region name another"
+            ) from error
+        if error.code in ABSENT:
+            raise ConfigurationError(
+                f"{where}: not there; `gpu-fleet up {place.stack}` publishes it. Or name a file with --policy"
+            ) from error
+        if error.code in DENIED:
+            raise CloudError(
+                f"{where} may not be read with these credentials: {error}", error.code
+            ) from error
+        raise
+    return policies.parse(answer["Body"].read().decode("utf-8", "replace"), where)
+
+
+def account_of(place: Place) -> str:
+    """The account of the credentials. Raises CloudError: there are none, or they are refused."""
+    account: str = clouds.module(place.cloud).account_id(place.region, _calls())
+    return account
+
+
+def region_of_environment(cloud: str) -> str | None:
+    """The region that the environment names, if it does."""
+    return next(filter(None, map(os.environ.get, REGION_VARIABLES[cloud])), None)
+
+
+def cloud_of_environment() -> str:
+    """The first cloud that the environment names a region of."""
+    return next((cloud for cloud in clouds.CLOUDS if region_of_environment(cloud)), clouds.CLOUDS[0])
+
+
+def _instance() -> dict[str, str]:
+    """What this instance's file says of its stack; nothing elsewhere."""
+    if not paths.instance_file().exists():
+        return {}
+    try:
+        instance = instance_file.load(paths.instance_file())
+    except InstanceFileError as error:
+        raise ConfigurationError(str(error)) from error
+    return {"stack": instance.stack, "cloud": instance.cloud, "region": instance.region}
+
+
+def _no_region(name: str, cloud: str, files: StackFiles | None) -> str:
+    variable = REGION_VARIABLES[cloud][0]
+    return f"stack {name!r} has no file here; say where it is with --region (or {variable}){_here(files)}"
+
+
+def _here(files: StackFiles | None) -> str:
+    names = ", ".join(files.names()) if files else ""
+    return f"; the stack files here are {names}" if names else ""
+
+
+def _use_emulator(url: str) -> None:
+    """Lead every client of this process to the emulator of the stack file, which takes any credentials."""
+    os.environ.setdefault("AWS_ENDPOINT_URL", url)
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(variable, "emulator")
+
+
+def _calls() -> Calls:
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # noqa: E731 - a clock
+    return Calls(now, read_only=True)

@@ -1,0 +1,83 @@
+"""What a stack's queue wants of the mover: ``capacity/queue.json``, which its controller writes. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpu_fleet_image.core.capacity import PREFIX
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import format_time, parse_time
+
+QUEUE = f"{PREFIX}/queue.json"
+SCHEMA = 1
+# A controller says so four times a minute; what an older word wants may be over.
+FRESH = timedelta(minutes=5)
+# A controller that is replaced is back before that.
+SILENT_AFTER = timedelta(minutes=15)
+LONGEST = 1 << 20  # bytes of the object
+MOST_JOBS = 1000
+LONGEST_WHY = 300
+
+
+@dataclass(frozen=True)
+class PoolNeed:
+    """What waits for instances of one pool.
+
+    Attributes:
+        standing: instances of the queue that are at work, or take no jobs.
+        jobs: how many whole instances each waiting job needs, those that come first first.
+    """
+
+    standing: int
+    jobs: tuple[int, ...]
+
+    def wanted(self, most: int) -> int:
+        """How many instances the pool should have: a job gets all that it needs or none, up to so many."""
+        total = self.standing
+        for number in self.jobs:
+            if total + number <= most:
+                total += number
+        return total
+
+
+def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] = ()) -> dict[str, Any]:
+    """As the bucket holds it.
+
+    Args:
+        unread: why jobs could not be read.
+    """
+    pools = {
+        pool: {"standing": need.standing, "jobs": list(need.jobs[:MOST_JOBS])}
+        for pool, need in sorted(needs.items())
+    }
+    said = {"unread": len(unread), "unread_why": unread[0][:LONGEST_WHY]} if unread else {}
+    return {"schema_version": SCHEMA, "at": format_time(now), "pools": pools, **said}
+
+
+def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
+    """What ``to_json`` wrote; nothing where that is old.
+
+    Raises:
+        CloudError: it is damaged.
+    """
+    try:
+        if abs(now - parse_time(raw["at"])) > FRESH:
+            return {}
+        return {
+            str(pool): PoolNeed(int(need["standing"]), tuple(max(0, int(job)) for job in need["jobs"]))
+            for pool, need in raw["pools"].items()
+        }
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CloudError(f"{QUEUE}: {error!r}", "Malformed") from error
+
+
+def trouble_of(raw: Mapping[str, Any], now: datetime) -> str:
+    """What an operator must hear of the queue's controller; empty for nothing. ``needs_of`` has read it."""
+    at = parse_time(raw["at"])
+    if now - at > SILENT_AFTER:
+        return f"the queue's controller has not spoken since {format_time(at)}: no job gets an instance"
+    if number := raw.get("unread"):
+        why = raw.get("unread_why")
+        return f"the queue's controller cannot read {number} jobs, and asks for none of theirs: {why}"
+    return ""

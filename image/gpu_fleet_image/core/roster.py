@@ -1,0 +1,99 @@
+"""``accounts.json``: who has an account on the stack's instances."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_fleet_image.core.errors import InstanceError
+
+KEY = "accounts.json"
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
+KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
+UIDS, TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
+
+
+class RosterError(InstanceError):
+    """``accounts.json`` is not as it must be; nothing of it is carried out."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """A user's account.
+
+    Attributes:
+        uid: also the number of the group of the same name.
+        keys: lines of ``authorized_keys``.
+        team: a group beside the own; empty for none.
+        team_gid: its number; 0 without a team.
+        admin: may become root.
+    """
+
+    name: str
+    uid: int
+    keys: tuple[str, ...] = ()
+    team: str = ""
+    team_gid: int = 0
+    admin: bool = False
+
+
+def parse(document: dict[str, Any]) -> tuple[Person, ...]:
+    """Everybody. What the file says is checked anew: root acts on it.
+
+    Raises:
+        RosterError: naming everything that is wrong.
+    """
+    if document.get("schema_version") != 1:
+        raise RosterError(f"{KEY}: schema_version = {document.get('schema_version')!r}; allowed: 1")
+    entries = document.get("users")
+    if not isinstance(entries, list):
+        raise RosterError(f"{KEY}: users = {entries!r}; allowed: a list")
+    problems = [
+        f"{KEY}: users[{index}].{problem}"
+        for index, entry in enumerate(entries)
+        for problem in _problems(entry if isinstance(entry, dict) else {})
+    ]
+    people = () if problems else tuple(_person(entry) for entry in entries)
+    problems += _clashes(people)
+    if problems:
+        raise RosterError("\n".join(problems))
+    return people
+
+
+def _person(entry: dict[str, Any]) -> Person:
+    return Person(
+        name=entry["name"],
+        uid=entry["uid"],
+        keys=tuple(entry["keys"]),
+        team=entry["team"],
+        team_gid=entry["team_gid"],
+        admin=entry["admin"],
+    )
+
+
+def _problems(entry: dict[str, Any]) -> list[str]:
+    keys, team = entry.get("keys"), entry.get("team")
+    right = {
+        "name": isinstance(entry.get("name"), str) and NAME.fullmatch(entry["name"]) is not None,
+        "uid": _within(entry.get("uid"), UIDS),
+        "keys": isinstance(keys, list)
+        and all(isinstance(key, str) and KEY_LINE.fullmatch(key) is not None for key in keys),
+        "team": isinstance(team, str) and (not team or NAME.fullmatch(team) is not None),
+        "team_gid": _within(entry.get("team_gid"), TEAM_GIDS) if team else entry.get("team_gid") == 0,
+        "admin": isinstance(entry.get("admin"), bool),
+    }
+    return [f"{key} = {entry.get(key)!r}: not as a stack writes it" for key, ok in right.items() if not ok]
+
+
+def _within(value: object, numbers: range) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value in numbers
+
+
+def _clashes(people: tuple[Person, ...]) -> list[str]:
+    """Two of one name or number."""
+    names = [person.name for person in people]
+    uids = [person.uid for person in people]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    shared = sorted({uid for uid in uids if uids.count(uid) > 1})
+    return [f"{KEY}: {name!r} is named twice" for name in twice] + [
+        f"{KEY}: several users have uid {uid}" for uid in shared
+    ]

@@ -1,0 +1,226 @@
+"""Small JSON objects in a bucket, written only under a condition."""
+
+import email.utils
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+
+# PutObject answers these when a condition does not hold (S3 API, conditional writes;
+# OSS API, x-oss-forbid-overwrite).
+REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "FileAlreadyExists", "412", "409"})
+ABSENT = frozenset({"NoSuchKey", "404"})
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as it was read.
+
+    Attributes:
+        content: the JSON object.
+        version: what a later write may be conditional on.
+    """
+
+    content: dict[str, Any]
+    version: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An object in a listing.
+
+    Attributes:
+        key: below the store's prefix.
+        age: since it was last written, both times by the bucket's clock.
+    """
+
+    key: str
+    age: timedelta
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a listing.
+
+    Attributes:
+        listed: in the order of the keys.
+        token: to go on with; empty on the last page.
+    """
+
+    listed: list[Listed]
+    token: str
+
+
+class Store:
+    """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
+
+    Args:
+        uri: ``s3://bucket/prefix``.
+
+    Raises:
+        ConfigurationError: when the URI is not one.
+    """
+
+    def __init__(self, s3: Any, calls: Calls, uri: str) -> None:
+        self._scheme, _, rest = uri.partition("://")
+        self._bucket, _, prefix = rest.partition("/")
+        if self._scheme not in ("s3", "oss") or not self._bucket:
+            raise ConfigurationError(
+                f"GPU_FLEET_LEDGER_URI = {uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
+            )
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._s3 = s3
+        self._calls = calls
+
+    def get(self, key: str, at_most: int | None = None) -> StoredObject | None:
+        """An object, or None where there is none.
+
+        Args:
+            key: below the prefix.
+            at_most: bytes, of an object that others write: no more are read.
+
+        Raises:
+            CloudError: it could not be read, is no JSON object, or is longer.
+        """
+        return self._read(key, at_most)
+
+    def newest(self, key: str, at_most: int | None = None) -> StoredObject | None:
+        """What was last written to a key, be it by a user who was too late; else as ``get``."""
+        return self._read(key, at_most)
+
+    def beginning(self, key: str, length: int) -> StoredObject | None:
+        """As ``newest``, but of an object that others write no more than so many bytes are read.
+
+        Raises:
+            CloudError: as of ``get``; one that is longer, or empty, is no JSON object.
+        """
+        return self._read(key, Range=f"bytes=0-{length - 1}")
+
+    def create(self, key: str, content: dict[str, Any]) -> str | None:
+        """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
+        answer = self._put(key, content, IfNoneMatch="*")
+        return None if answer is None else str(answer["ETag"])
+
+    def put(self, key: str, content: dict[str, Any]) -> None:
+        """Write an object, over an older one if there is one. Raises CloudError."""
+        self._put(key, content)
+
+    def listed(self, prefix: str) -> list[Listed]:
+        """Every object whose key begins so, in the order of the keys. Raises CloudError."""
+        entries: list[Listed] = []
+        page = self.page(prefix)
+        entries += page.listed
+        while page.token:
+            page = self.page(prefix, token=page.token)
+            entries += page.listed
+        return entries
+
+    def page(self, prefix: str, after: str = "", token: str = "") -> Page:
+        """A thousand objects at most whose keys begin so, in the order of the keys: one call.
+
+        Args:
+            prefix: how the keys begin.
+            after: only keys that come after this one, which need not be there; empty for all.
+            token: of the page before, in place of ``after``, to go on where that ended.
+
+        Raises:
+            CloudError: also where the bucket lists what was not asked for.
+        """
+        where = (
+            {"ContinuationToken": token} if token else {"StartAfter": self._prefix + after} if after else {}
+        )
+        answer = self._calls.look(
+            self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **where
+        )
+        now = self._answered_at(answer)
+        listed = [
+            Listed(entry["Key"].removeprefix(self._prefix), now - entry["LastModified"])
+            for entry in answer.get("Contents", [])
+        ]
+        if after and listed and listed[0].key <= after:
+            raise CloudError(
+                f"{prefix}: asked for what comes after {after!r}, got {listed[0].key!r}", "Malformed"
+            )
+        return Page(listed, answer.get("NextContinuationToken", ""))
+
+    def _answered_at(self, page: dict[str, Any]) -> datetime:
+        """When the bucket answered, by its own clock."""
+        date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+        return email.utils.parsedate_to_datetime(date) if date else self._calls.now()
+
+    def put_page(self, key: str, text: str) -> str:
+        """Write an HTML page, over an older one if there is one; gives its URI. Raises CloudError."""
+        self._calls.change(
+            self._s3.put_object,
+            Bucket=self._bucket,
+            Key=self._prefix + key,
+            Body=text.encode(),
+            ContentType="text/html; charset=utf-8",
+        )
+        return f"{self._scheme}://{self._bucket}/{self._prefix}{key}"
+
+    def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
+        """Write over the version that was read: the new one, or None where a user was quicker.
+
+        Raises:
+            CloudError: it could not be written.
+        """
+        answer = self._put(key, content, IfMatch=version)
+        return None if answer is None else str(answer["ETag"])
+
+    def move_on(self, key: str, content: dict[str, Any], version: str | None) -> str | None:
+        """Create an object where none was read, else replace the version that was; as those two."""
+        return self.create(key, content) if version is None else self.replace(key, content, version)
+
+    def to_forget(self, key: str) -> str:
+        """What a user does so that ``get`` finds nothing any more."""
+        return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
+
+    def _read(self, key: str, at_most: int | None = None, **exact: str) -> StoredObject | None:
+        try:
+            answer = self._calls.look(
+                self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
+            )
+        except CloudError as error:
+            if error.code in ABSENT:
+                return None
+            raise
+        return stored_object(answer, self._prefix + key, at_most)
+
+    def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
+        """What PutObject answered, or None where the condition does not hold."""
+        try:
+            answer: dict[str, Any] = self._calls.change(
+                self._s3.put_object,
+                Bucket=self._bucket,
+                Key=self._prefix + key,
+                Body=json.dumps(content, indent=1, sort_keys=True).encode(),
+                ContentType="application/json",
+                **condition,
+            )
+        except CloudError as error:
+            if error.code in REFUSED or (error.code in ABSENT and "IfMatch" in condition):
+                return None
+            raise
+        return answer
+
+
+def stored_object(answer: dict[str, Any], key: str, at_most: int | None = None) -> StoredObject:
+    """What GetObject answered.
+
+    Raises:
+        CloudError: it is no JSON object, or longer than so many bytes.
+    """
+    body = answer["Body"].read() if at_most is None else answer["Body"].read(at_most + 1)
+    if at_most is not None and len(body) > at_most:
+        raise CloudError(f"{key}: longer than {at_most} bytes", "Malformed")
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise CloudError(f"{key}: not a JSON object", "Malformed")
+    return StoredObject(content, answer["ETag"])

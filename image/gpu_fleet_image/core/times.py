@@ -1,0 +1,88 @@
+"""Aware times as tags and users write them, and quiet hours in a time zone. Pure."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from gpu_fleet_image.core.policy import QuietHours
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
+
+SATURDAY = 5
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+# Beyond it the arithmetic of ``datetime`` overflows; "for ever" is written as the year 9999.
+LAST_YEAR = 9998
+LONGEST_DURATION = timedelta(days=36_500)
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO 8601 time with its zone, as UTC.
+
+    Raises:
+        ValueError: when it is not one, names no zone, or lies where no clock will ever be.
+    """
+    value = datetime.fromisoformat(text.strip())
+    if value.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    if not 1 < value.year <= LAST_YEAR:
+        raise ValueError(f"{text!r} lies outside the years 2 to {LAST_YEAR}")
+    return value.astimezone(UTC)
+
+
+def format_time(value: datetime) -> str:
+    """ISO 8601 in UTC with whole seconds, as tags hold it."""
+    return value.astimezone(UTC).replace(microsecond=0).isoformat()
+
+
+def parse_duration(text: str) -> timedelta:
+    """``90m``, ``8h`` or ``2d`` as a time span longer than nothing.
+
+    Raises:
+        ConfigurationError: for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
+    if not match or float(match[1]) == 0:
+        raise ConfigurationError(f"duration {text!r}; allowed: a number and m, h or d, say 90m, 8h or 2d")
+    longest = LONGEST_DURATION / timedelta(**{UNITS[match[2]]: 1})
+    return timedelta(**{UNITS[match[2]]: min(float(match[1]), longest)})
+
+
+def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
+    """Whether users asked for quiet at this moment.
+
+    Args:
+        now: any aware time.
+        spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
+            midnight, and one that starts at its end lasts all day.
+        zone: whose wall clock.
+        weekends: Saturday and Sunday are quiet.
+    """
+    local = now.astimezone(zone)
+    if weekends and local.weekday() >= SATURDAY:
+        return True
+    minute = local.hour * 60 + local.minute
+    return any(_within(minute, span) for span in spans)
+
+
+def _within(minute: int, span: QuietHours) -> bool:
+    if span.start_minute < span.end_minute:
+        return span.start_minute <= minute < span.end_minute
+    return minute >= span.start_minute or minute < span.end_minute
+
+
+def format_span(value: timedelta) -> str:
+    """A time span for a user: ``47 s``, ``12 min``, ``5.5 h`` or ``3.2 d``."""
+    seconds = abs(value.total_seconds())
+    for unit, length_s, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < up_to:
+            number = seconds / length_s
+            return f"{number:.1f} {unit}" if unit == "h" else f"{number:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def marking_rule(pool: str, idle_after: timedelta, percent: int, action: str, grace_minutes: int) -> str:
+    """When a pool marks an instance, and what follows, for a user."""
+    return (
+        f"pool {pool}: marked after {format_span(idle_after)} idle with {percent} % of the heartbeats, "
+        f"{action} {grace_minutes} min later"
+    )

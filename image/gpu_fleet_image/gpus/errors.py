@@ -1,7 +1,0 @@
-"""Error of GPU reservations: one message for a user."""
-
-from gpu_fleet_image.instance.errors import InstanceError
-
-
-class GpuReservationError(InstanceError):
-    """A reservation cannot be made or read, or GPUs cannot be listed."""

@@ -1,0 +1,209 @@
+"""What must change on an instance for its accounts to be those of the roster. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_fleet_image.core.roster import Person
+
+PEOPLE, ADMINS = "gpu-fleet-users", "gpu-fleet-admins"  # groups of sysusers.d
+SHELL, NO_SHELL = "/bin/bash", "/usr/sbin/nologin"
+NEVER_EXPIRES, EXPIRED_DAY = -1, 1  # days since 1970, as /etc/shadow has them
+
+
+@dataclass(frozen=True)
+class LocalAccount:
+    """An account as it was found.
+
+    Attributes:
+        gid: of its own group.
+        groups: names of those that it is in besides.
+        expires: the day from which on nobody logs in; NEVER_EXPIRES for none.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    shell: str
+    groups: frozenset[str] = frozenset()
+    expires: int = NEVER_EXPIRES
+
+    @property
+    def is_ours(self) -> bool:
+        """It was made from a roster."""
+        return PEOPLE in self.groups
+
+    @property
+    def is_locked(self) -> bool:
+        """Nobody logs in."""
+        return self.expires == EXPIRED_DAY
+
+
+@dataclass(frozen=True)
+class LocalAccounts:
+    """Accounts and groups of the instance.
+
+    Attributes:
+        accounts: name -> account.
+        groups: name -> number.
+        keys: name -> what its key file holds; without those that have none.
+        homes: name below /home -> number of its owner; -1 where it is no folder.
+    """
+
+    accounts: Mapping[str, LocalAccount] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    homes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunProgram:
+    """A program of package passwd that is run."""
+
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WriteKeys:
+    """A key file that gets this content; empty: it is removed."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True)
+class MakeHome:
+    """A home that is not there yet."""
+
+    name: str
+    uid: int
+
+
+@dataclass(frozen=True)
+class EndSessions:
+    """A leaver's open sessions."""
+
+    name: str
+    uid: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A user for whom nothing was done, and why."""
+
+    name: str
+    why: str
+
+
+Change = RunProgram | WriteKeys | MakeHome | EndSessions | Refusal
+
+
+def changes(people: Sequence[Person], accounts_now: LocalAccounts) -> list[Change]:
+    """In the order in which they are to be carried out: those who leave first."""
+    named = {person.name for person in people}
+    ordered: list[Change] = []
+    for account in accounts_now.accounts.values():
+        if account.is_ours and account.name not in named:
+            ordered += _leave(account, accounts_now)
+    groups = dict(accounts_now.groups)
+    for person in people:
+        why = _refused(person, accounts_now.accounts, groups) or _home_refused(person, accounts_now.homes)
+        if why:
+            ordered.append(Refusal(person.name, why))
+            continue
+        ordered += _groups(person, groups)
+        ordered += _account(person, accounts_now.accounts.get(person.name))
+        ordered += _keys_and_home(person, accounts_now)
+    return ordered
+
+
+def _refused(person: Person, accounts: Mapping[str, LocalAccount], groups: Mapping[str, int]) -> str:
+    """Why this account cannot be made or kept; empty where it can."""
+    account = accounts.get(person.name)
+    if account is not None and not account.is_ours:
+        return f"the system has an account {person.name!r} of its own (uid {account.uid})"
+    if account is not None and account.uid != person.uid:
+        return (
+            f"its uid would become {person.uid}, and files of {account.uid} nobody's: leave the number alone"
+        )
+    others = [
+        account.name
+        for account in accounts.values()
+        if account.uid == person.uid and account.name != person.name
+    ]
+    if others:
+        return f"uid {person.uid} is that of {others[0]!r}"
+    for name, gid in _wanted_groups(person):
+        others = [other for other, number in groups.items() if number == gid and other != name]
+        if others:
+            return f"group number {gid} of {name!r} is that of group {others[0]!r}"
+        if groups.get(name, gid) != gid:
+            return f"group {name!r} has number {groups[name]} here, not {gid}"
+    return ""
+
+
+def _home_refused(person: Person, homes: Mapping[str, int]) -> str:
+    others = [name for name, number in homes.items() if number == person.uid and name != person.name]
+    if others and person.name not in homes:
+        return (
+            f"uid {person.uid} is that of /home/{others[0]}, whose files would be theirs; give another number"
+        )
+    owner = homes.get(person.name, person.uid)
+    if owner == person.uid:
+        return ""
+    whose = "is no folder" if owner < 0 else f"belongs to uid {owner}"
+    return f"/home/{person.name} {whose}: an administrator must move it away"
+
+
+def _wanted_groups(person: Person) -> Iterator[tuple[str, int]]:
+    yield person.name, person.uid
+    if person.team:
+        yield person.team, person.team_gid
+
+
+def _groups(person: Person, groups: dict[str, int]) -> Iterator[RunProgram]:
+    for name, gid in _wanted_groups(person):
+        if name not in groups:
+            groups[name] = gid
+            yield RunProgram(("groupadd", "--gid", str(gid), name))
+
+
+def _account(person: Person, account: LocalAccount | None) -> Iterator[Change]:
+    own = frozenset({PEOPLE, *filter(None, [person.team]), *([ADMINS] if person.admin else [])})
+    listed = ",".join(sorted(own))
+    if account is None:
+        # "*" is no password's hash: nobody has one, and keys still let in
+        fresh = (
+            "--no-create-home",
+            "--home-dir",
+            f"/home/{person.name}",
+            "--shell",
+            SHELL,
+            "--password",
+            "*",
+        )
+        numbers = ("--uid", str(person.uid), "--gid", str(person.uid), "--groups", listed)
+        yield RunProgram(("useradd", *numbers, *fresh, person.name))
+        return
+    if account.is_locked:
+        yield RunProgram(("usermod", "--expiredate", "", "--shell", SHELL, person.name))
+    if account.groups != own:
+        yield RunProgram(("usermod", "--groups", listed, person.name))
+
+
+def _keys_and_home(person: Person, accounts_now: LocalAccounts) -> Iterator[Change]:
+    content = "".join(f"{key}\n" for key in person.keys)
+    if accounts_now.keys.get(person.name, "") != content:
+        yield WriteKeys(person.name, content)
+    if person.name not in accounts_now.homes:
+        yield MakeHome(person.name, person.uid)
+
+
+def _leave(account: LocalAccount, accounts_now: LocalAccounts) -> Iterator[Change]:
+    """Lock: no log-in by any way, root by none; files and running jobs stay."""
+    if accounts_now.keys.get(account.name):
+        yield WriteKeys(account.name, "")
+    if account.groups != {PEOPLE}:
+        yield RunProgram(("usermod", "--groups", PEOPLE, account.name))
+    if not account.is_locked or account.shell != NO_SHELL:
+        yield RunProgram(("usermod", "--expiredate", str(EXPIRED_DAY), "--shell", NO_SHELL, account.name))
+    yield EndSessions(account.name, account.uid)

@@ -1,0 +1,96 @@
+"""``gpu-fleet accounts``: makes this instance's accounts those of the stack's roster, once."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core.errors import CloudError, InstanceError
+from gpu_fleet_image.core.files import read_text, replace_text
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.roster import KEY, Person, RosterError, parse
+from gpu_fleet_image.instance.accounts import system
+from gpu_fleet_image.instance.accounts.changes import changes
+from gpu_fleet_image.instance.agent import cloud
+
+# Of a disk that outlives a restart: at the next boot the bucket may not answer, and users must get in.
+LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
+ROOT_ALONE = 0o600
+
+LOG = logging.getLogger(__name__)
+
+
+class AccountsError(InstanceError):
+    """Some of the accounts are not as the stack wants them."""
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet accounts")
+def command() -> None:
+    """Make accounts, groups, keys and homes those of the stack's access.people; lock those who left."""
+    logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
+    instance = instance_file.load(paths.instance_file())
+    connected = cloud.connect(instance, Metadata(instance.cloud))
+
+    def read() -> dict[str, Any] | None:
+        document = connected.store().newest(KEY)
+        return None if document is None else document.content
+
+    def homes_there() -> bool:
+        return not instance.home_file_system or os.path.ismount(system.HOMES)
+
+    people, problem = roster(read, LAST_GOOD)
+    problems = [*filter(None, [problem]), *carried_out(people, system.System(homes_there, system.run))]
+    if problems:
+        raise AccountsError("\n".join(problems))
+
+
+def roster(
+    read: Callable[[], dict[str, Any] | None], last_good: Path
+) -> tuple[tuple[Person, ...] | None, str]:
+    """Everybody, and why it is an older word where it is; None where there is no word at all.
+
+    A roster that cannot be read, is damaged or was deleted locks nobody: the last good one stays.
+    """
+    try:
+        document = read()
+        if document is None:
+            raise CloudError(f"{KEY} is not in the stack's bucket")
+        people = parse(document)
+    except (CloudError, RosterError) as error:
+        return _kept(last_good), f"event=roster-not-read reason={str(error)!r}"
+    last_good.parent.mkdir(mode=0o755, exist_ok=True)
+    replace_text(last_good, json.dumps(document), ROOT_ALONE)
+    return people, ""
+
+
+def _kept(last_good: Path) -> tuple[Person, ...] | None:
+    try:
+        return parse(json.loads(read_text(last_good)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RosterError) as error:
+        LOG.error("event=last-roster-not-read file=%s reason=%r", last_good, str(error))
+        return None
+
+
+def carried_out(people: tuple[Person, ...] | None, instance: system.System) -> list[str]:
+    """Every change, each tried whatever became of the others; gives what failed."""
+    if people is None:
+        return []
+    problems = []
+    for change in changes(people, system.local_accounts(keys=instance.keys, homes=instance.homes)):
+        try:
+            said = instance.carry_out(change)
+        except system.NotDoneError as error:
+            problems.append(f"event=account-not-changed {error}")
+        else:
+            if said:
+                LOG.info("%s", said)
+    for name, count in instance.end_former_admins().items():
+        LOG.info("event=former-admin account=%s processes_ended=%d", name, count)
+    return problems

@@ -1,0 +1,212 @@
+"""The instance's accounts: read from /etc, changed by the programs of package passwd."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from gpu_fleet_image.core.files import replace_text
+from gpu_fleet_image.instance.accounts import rights
+from gpu_fleet_image.instance.accounts.changes import (
+    NEVER_EXPIRES,
+    Change,
+    EndSessions,
+    LocalAccount,
+    LocalAccounts,
+    MakeHome,
+    Refusal,
+    RunProgram,
+    WriteKeys,
+)
+
+ETC, HOMES, SKELETON = Path("/etc"), Path("/home"), Path("/etc/skel")
+LINGER = Path("/var/lib/systemd/linger")
+KEY_FILES = Path("/etc/ssh/authorized_keys.d")
+PRIVATE = 0o700
+LONGEST_CALL_S = 60
+SSHD = ("sshd", "sshd-session")
+MANAGER = "systemd"  # a user's own, which starts their timers, sockets and services
+
+
+class NotDoneError(Exception):
+    """One change could not be carried out; the others are tried."""
+
+
+def local_accounts(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
+    """Accounts, groups, key files and homes as they are now. Raises OSError."""
+    groups, members = _groups(etc)
+    expires = dict(_expiry(etc))
+    accounts = {}
+    for name, _, uid, gid, _, _, shell in _rows(etc / "passwd", 7):
+        accounts[name] = LocalAccount(
+            name,
+            int(uid),
+            int(gid),
+            shell,
+            frozenset(members[name]),
+            expires.get(name, NEVER_EXPIRES),
+        )
+    files = {path.name: path.read_text(encoding="utf-8") for path in _files(keys)}
+    return LocalAccounts(accounts, groups, files, dict(_owners(homes)))
+
+
+def _owners(homes: Path) -> Iterator[tuple[str, int]]:
+    """Name -> who owns it; -1 for what is no folder, such as a link."""
+    for path in homes.iterdir():
+        with suppress(FileNotFoundError):  # gone since it was listed
+            status = path.lstat()
+            yield path.name, status.st_uid if stat.S_ISDIR(status.st_mode) else -1
+
+
+def _groups(etc: Path) -> tuple[dict[str, int], defaultdict[str, set[str]]]:
+    """Name -> number, and account -> groups that it is in beside its own."""
+    numbers: dict[str, int] = {}
+    members: defaultdict[str, set[str]] = defaultdict(set)
+    for name, _, gid, listed in _rows(etc / "group", 4):
+        numbers[name] = int(gid)
+        for member in filter(None, listed.split(",")):
+            members[member].add(name)
+    return numbers, members
+
+
+def _expiry(etc: Path) -> Iterator[tuple[str, int]]:
+    """shadow(5): the eighth field is the day of the account's end."""
+    for row in _rows(etc / "shadow", 9):
+        if row[7]:
+            yield row[0], int(row[7])
+
+
+def _rows(path: Path, columns: int) -> Iterator[list[str]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        fields = line.split(":")
+        if len(fields) == columns:
+            yield fields
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+@dataclass(frozen=True)
+class System:
+    """What carries changes out; as root.
+
+    Attributes:
+        homes_there: whether the homes' file system is mounted, where the stack has one.
+        run: runs a program to its end; raises CalledProcessError.
+    """
+
+    homes_there: Callable[[], bool]
+    run: Callable[[tuple[str, ...]], object]
+    homes: Path = HOMES
+    keys: Path = KEY_FILES
+    linger: Path = LINGER
+
+    def end_former_admins(self) -> Mapping[str, int]:
+        """What former admins have open: name -> how many processes were ended. Raises OSError."""
+        return rights.end_former_admins(local_accounts(keys=self.keys, homes=self.homes))
+
+    def carry_out(self, change: Change) -> str:
+        """One change; gives a line for the log, empty where there was nothing to do.
+
+        Raises:
+            NotDoneError: naming what failed.
+        """
+        try:
+            match change:
+                case Refusal(name, why):
+                    raise NotDoneError(f"account={name} reason={why!r}")
+                case RunProgram(command):
+                    self.run(command)
+                    return f"event=account-changed command={' '.join(command)!r}"
+                case WriteKeys(name, content):
+                    return self._write_keys(name, content)
+                case MakeHome(name, uid):
+                    return self._make_home(name, uid)
+                case EndSessions(name, uid):
+                    # a manager that lingers would start their timers and sockets at each boot
+                    (self.linger / name).unlink(missing_ok=True)
+                    return ended_sessions(name, uid)
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr or b"").decode(errors="replace").strip()
+            raise NotDoneError(f"command={' '.join(error.cmd)!r} reason={said!r}") from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotDoneError(f"change={type(change).__name__} reason={str(error)!r}") from error
+
+    def _write_keys(self, name: str, content: str) -> str:
+        """Below a folder of root's: a user adds no key that outlasts the roster's word."""
+        self.keys.mkdir(mode=0o755, exist_ok=True)
+        if content:
+            replace_text(self.keys / name, content)
+        else:
+            (self.keys / name).unlink(missing_ok=True)
+        return f"event=keys account={name} count={content.count(chr(10))}"
+
+    def _make_home(self, name: str, uid: int) -> str:
+        """Empty but for the skeleton, open to nobody else; the name is nobody's before it is theirs."""
+        if not self.homes_there():
+            raise NotDoneError(f"account={name} reason='the shared homes are not mounted yet'")
+        unfinished = self.homes / f".{name}.{os.getpid()}"
+        shutil.copytree(SKELETON, unfinished, symlinks=True) if SKELETON.is_dir() else unfinished.mkdir()
+        try:
+            for path in [*unfinished.rglob("*"), unfinished]:
+                os.chown(path, uid, uid, follow_symlinks=False)
+            unfinished.chmod(PRIVATE)
+            unfinished.rename(self.homes / name)
+        except OSError:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if _is_home_of(self.homes / name, uid):  # another instance of the stack was quicker
+                return ""
+            raise
+        return f"event=home account={name}"
+
+
+def _is_home_of(path: Path, uid: int) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == uid
+
+
+def ended_sessions(name: str, uid: int) -> str:
+    """Close what a leaver has open by SSH or a session manager, and their own service manager.
+
+    What runs without a terminal runs on.
+    """
+    closed = 0
+    left = 0
+    for process in psutil.process_iter(["uids", "name", "terminal", "ppid"]):
+        if process.info["uids"] is None or process.info["uids"].real != uid:
+            continue
+        with suppress(psutil.Error):
+            how = _ending(process)
+            if how is None:
+                left += 1
+            else:
+                process.send_signal(how)
+                closed += 1
+    return f"event=leaver account={name} sessions_closed={closed} processes_left={left}" if closed else ""
+
+
+def _ending(process: psutil.Process) -> signal.Signals | None:
+    """How to end what root started for a user: sshd's own process, the manager, a shell at a terminal."""
+    parent = process.parent()
+    if parent is None or parent.uids().real != 0:
+        return None
+    if process.info["name"] in (*SSHD, MANAGER):
+        return signal.SIGTERM
+    return signal.SIGHUP if process.info["terminal"] else None
+
+
+def run(command: tuple[str, ...]) -> None:
+    """RunProgram a program to its end. Raises CalledProcessError, TimeoutExpired."""
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=LONGEST_CALL_S)

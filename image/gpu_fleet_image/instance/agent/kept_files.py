@@ -1,0 +1,154 @@
+"""Copies what users want to keep from the instance's scratch disk to the stack's data bucket.
+
+The disk is gone with the instance. What this agent sent before, and what neither changed since nor left the
+bucket, is left out, so that a second copy after a failure or a mark costs one listing. No file's time is held
+against the bucket's: `cp -p`, `mv` and `rsync -a` put an older file in place of a newer one, and checkpoints
+are all of one size.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import BotoCoreError, ClientError
+
+from gpu_fleet_image.core.files import opened
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+
+KEEP_FOLDER = Path("/scratch/keep")
+TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent stays small while it copies
+SHOWN_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a copy did: files and bytes sent, and files that the bucket had already."""
+
+    files: int
+    sent_bytes: int
+    unchanged: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """What differs between two states of a file; the kernel alone sets ``ctime_ns`` and ``inode``."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Version":
+        """The version that a look at the file found."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@dataclass(frozen=True)
+class CopyPlace:
+    """Where the copies go.
+
+    Attributes:
+        prefix: of every key, with a slash at its end.
+    """
+
+    bucket: str
+    prefix: str
+
+
+def place(data_uri: str, pool: str, instance_id: str) -> CopyPlace:
+    """``<pool>/keep/<instance>/`` in the data bucket: a pool's role writes below ``<pool>/`` only.
+
+    Raises:
+        ConfigurationError: when the URI names no bucket.
+    """
+    scheme, _, rest = data_uri.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme not in ("s3", "oss") or not bucket:
+        raise ConfigurationError(
+            f"data_uri = {data_uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
+        )
+    parts = [*filter(None, prefix.split("/")), pool, "keep", instance_id, ""]
+    return CopyPlace(bucket, "/".join(parts))
+
+
+def save(
+    folder: Path,
+    s3: Any,
+    to: CopyPlace,
+    progress: Callable[[], None] = lambda: None,
+    sent: dict[str, Version] | None = None,
+) -> Saved:
+    """Copy the folder.
+
+    Args:
+        folder: what to keep; may be missing.
+        s3: boto3's S3 client.
+        progress: called every now and then while bytes move.
+        sent: key -> what was sent there, of earlier copies by this process; filled in.
+
+    Raises:
+        CloudError: the bucket cannot be listed, or files could not be copied, be it because they changed
+            meanwhile; the message names some of them.
+    """
+    sent = {} if sent is None else sent
+    failures: list[str] = []
+    files = sorted(_files(folder, failures))
+    there = _listed(s3, to) if files else {}
+    copied, copied_bytes = 0, 0
+    for path in files:
+        relative = path.relative_to(folder)
+        key = to.prefix + relative.as_posix()
+        try:
+            with opened(folder, relative) as descriptor:
+                version = Version.of(os.fstat(descriptor))
+                if sent.get(key) == version and there.get(key) == version.size:
+                    continue
+                # by its descriptor: the name may lead to a link to a file of root's by now
+                source = f"/proc/self/fd/{descriptor}"
+                s3.upload_file(source, to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
+            if Version.of(path.lstat()) != version:
+                failures.append(f"{path}: changed while it was copied")
+                continue
+        except (OSError, Boto3Error, BotoCoreError, ClientError, UnicodeError) as error:
+            failures.append(f"{path}: {error}")
+            continue
+        sent[key] = version
+        copied, copied_bytes = copied + 1, copied_bytes + version.size
+    if failures:
+        shown = "; ".join(failures[:SHOWN_FAILURES])
+        raise CloudError(f"{len(failures)} of {len(files)} files of {folder} were not saved: {shown}")
+    return Saved(copied, copied_bytes, len(files) - copied)
+
+
+def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
+    """Regular files. Links are not followed: anybody may put one there, and the agent reads as root.
+
+    What cannot be looked at is a failure: nobody knows what lies there. Only the folder may be missing.
+    """
+
+    def note(error: OSError) -> None:
+        if not (isinstance(error, FileNotFoundError) and error.filename == str(folder)):
+            failures.append(str(error))
+
+    for parent, _, names in os.walk(folder, onerror=note):
+        for path in (Path(parent, name) for name in names):
+            try:
+                if stat.S_ISREG(path.lstat().st_mode):
+                    yield path
+            except OSError as error:
+                failures.append(str(error))
+
+
+def _listed(s3: Any, to: CopyPlace) -> dict[str, int]:
+    """key -> size in bytes."""
+    try:
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=to.bucket, Prefix=to.prefix)
+        return {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", [])}
+    except (BotoCoreError, ClientError) as error:
+        raise CloudError(f"listing s3://{to.bucket}/{to.prefix}: {error}") from error

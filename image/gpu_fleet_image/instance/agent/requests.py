@@ -1,0 +1,220 @@
+"""What users ask of the agent of their instance, and what it does and says: one JSON object each way."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.holds import Caller, KeepTarget, Output, wish
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.times import format_span, format_time, parse_duration
+from gpu_fleet_image.instance.agent import activity_file
+from gpu_fleet_image.instance.agent.listening import Target
+from gpu_fleet_image.instance.agent.notices import Notices
+from gpu_fleet_image.instance.agent.user_socket import LONGEST_REQUEST
+
+BUSY = "the agent of this instance answers others; try again in a few seconds"
+WAIT_FOR_OTHERS_S = 60.0
+ROOT = "root"
+MOST_NAMED = 64  # accounts whose malformed requests are logged
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UserRequest:
+    """What a user asks.
+
+    Attributes:
+        command: one of ``COMMANDS``.
+        duration: of a hold, ``2d`` say.
+        instance: which instance is meant; empty for this one.
+    """
+
+    command: str
+    duration: str = ""
+    reason: str = ""
+    instance: str = ""
+
+    @classmethod
+    def of(cls, line: bytes) -> "UserRequest":
+        """Read one.
+
+        Raises:
+            ConfigurationError: it is none; the message says what is wrong with it.
+        """
+        if len(line) > LONGEST_REQUEST:
+            raise ConfigurationError(f"request of more than {LONGEST_REQUEST} bytes")
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError("request: no JSON") from error
+        known = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or not known >= content.keys() >= {"command"}:
+            raise ConfigurationError(f"request: allowed: an object of {', '.join(sorted(known))}")
+        if not all(isinstance(value, str) for value in content.values()):
+            raise ConfigurationError("request: allowed: texts")
+        if content["command"] not in COMMANDS:
+            raise ConfigurationError(
+                f"request: command {content['command']!r}; allowed: {', '.join(COMMANDS)}"
+            )
+        return cls(**content)
+
+
+def line(output: Output | None = None, error: str = "") -> bytes:
+    """An answer as it is sent."""
+    return json.dumps({**asdict(output or Output(())), "error": error}).encode() + b"\n"
+
+
+class Requests:
+    """Does what users ask.
+
+    Args:
+        target: this instance.
+        keeper: sets and removes its holds; raises ``InstanceError`` where it may not.
+        notices: what the cloud says of it; None where nothing does.
+        rule: when its pool marks an instance, in one line; empty while that is not known.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        keeper: Callable[[], KeepTarget],
+        notices: Notices | None,
+        rule: Callable[[], str],
+    ) -> None:
+        self._target = target
+        self._keeper = keeper
+        self._notices = notices
+        self._rule = rule
+        self._alone = threading.Lock()  # holds one after another, as the agent's calls to its cloud are few
+        self._named: set[str] = set()
+
+    def answer(self, request: bytes, account: str) -> bytes:
+        """The line for one request of an account. Raises nothing."""
+        try:
+            asked = UserRequest.of(request)
+        except ConfigurationError as error:
+            if account not in self._named and len(self._named) < MOST_NAMED:
+                self._named.add(account)
+                LOG.warning("event=malformed-request account=%s reason=%r", account, str(error))
+            return line(error=str(error))
+        try:
+            return line(self._done(asked, account))
+        except InstanceError as error:
+            return line(error=str(error))
+        except Exception as error:  # the next user's request must find the agent alive
+            LOG.exception("event=request-failed account=%s command=%s", account, asked.command)
+            return line(
+                error=f"a defect of gpu-fleet: {type(error).__name__}; journalctl -u gpu-reaper shows where"
+            )
+
+    def _done(self, asked: UserRequest, account: str) -> Output:
+        own = self._target.instance_id
+        if asked.instance not in ("", own):
+            raise ConfigurationError(
+                f"{asked.instance!r} is another instance than this one, {own}: nobody here has a right over "
+                f"others; on a laptop: gpu-fleet {asked.command} ... --instance ID "
+                f"--stack {self._target.instance.stack}"
+            )
+        return COMMANDS[asked.command](self, asked, account)
+
+    def keep(self, asked: UserRequest, account: str) -> Output:
+        """Set a hold; errors as for ``KeepTarget.keep``."""
+        wanted = wish(parse_duration(asked.duration), asked.reason, datetime.now(UTC))
+        output = self._one_at_a_time(lambda keeper: keeper.keep(wanted, caller_of(account)))
+        LOG.info(
+            "event=kept account=%s until=%s reason=%r", account, format_time(wanted.until), wanted.reason
+        )
+        return output
+
+    def release(self, _: UserRequest, account: str) -> Output:
+        """Remove it; errors as for ``KeepTarget.release``."""
+        output = self._one_at_a_time(lambda keeper: keeper.release(caller_of(account)))
+        LOG.info("event=released account=%s", account)
+        return output
+
+    def _one_at_a_time(self, act: Callable[[KeepTarget], Output]) -> Output:
+        if not self._alone.acquire(timeout=WAIT_FOR_OTHERS_S):
+            raise CloudError(BUSY)
+        try:
+            return act(self._keeper())
+        finally:
+            self._alone.release()
+
+    def status(self, _: UserRequest, __: str) -> Output:
+        """Say what the agent saw last."""
+        more = f"of all instances: on a laptop, gpu-fleet status --stack {self._target.instance.stack}"
+        return Output((*aligned([*self._seen(), *self._said()]), more))
+
+    def explain(self, _: UserRequest, __: str) -> Output:
+        """Say what becomes of the instance, as far as it knows."""
+        instance, own = self._target.instance, self._target.instance_id
+        rule = self._rule() or f"pool {instance.pool}: its times are not known here yet"
+        more = f"gpu-fleet explain {own} --stack {instance.stack}"
+        return Output(
+            (
+                *aligned([*self._seen(), *self._said()]),
+                rule,
+                f"what a sweep would do, and the heartbeats that it reads: on a laptop, {more}",
+            )
+        )
+
+    def _seen(self) -> Iterator[tuple[str, str]]:
+        content = activity_file.read(paths.activity_file())
+        if content is None:
+            raise ConfigurationError(
+                f"{paths.activity_file()}: not there or damaged; an agent that has just started judges its "
+                "first minute"
+            )
+        return here_lines(content)
+
+    def _said(self) -> Iterator[tuple[str, str]]:
+        """The cloud's word on mark and hold, as (name, text)."""
+        if self._notices is None:
+            return
+        try:
+            mark, hold = self._notices.mark(), self._notices.hold()
+        except CloudError as error:
+            yield "mark and hold", f"unknown: {error}"
+            return
+        if mark is not None:
+            yield "marked", f"due after {format_time(mark)}, unless it is used or kept"
+        if hold:
+            yield "kept until", hold
+
+
+COMMANDS: Mapping[str, Callable[[Requests, UserRequest, str], Output]] = {
+    "keep": Requests.keep,
+    "release": Requests.release,
+    "status": Requests.status,
+    "explain": Requests.explain,
+}
+
+
+def caller_of(account: str) -> Caller:
+    """An account of this instance; who becomes root here is an operator."""
+    return Caller(account, is_root=account == ROOT)
+
+
+def aligned(pairs: list[tuple[str, str]]) -> Iterator[str]:
+    """Names and texts in two columns."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    return (f"{name:<{width}}  {text}" for name, text in pairs)
+
+
+def here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The agent's word as (name, text)."""
+    yield "instance", str(content.get("instance_id"))
+    yield "state", str(content.get("state"))
+    seconds = content.get("seconds_since_activity")
+    yield "idle", format_span(timedelta(seconds=seconds)) if isinstance(seconds, int | float) else "unknown"
+    yield "as of", str(content.get("at"))
+    for key in ("reasons", "unknown", "suspect_hung"):
+        for reason in content.get(key) or ():
+            yield key.replace("_", " "), reason if isinstance(reason, str) else json.dumps(reason)

@@ -1,0 +1,99 @@
+"""``idle.command``: a program of the stack's owner that knows whether an instance is busy.
+
+Not the agent starts it but systemd, by the unit ``gpu-idle-command``: as an account without rights, in a
+sandbox of its own. The agent writes which program it is and reads how it ended, both in root's own folder.
+Only a program that root alone can change is run: whoever could change it would speak for everybody on the
+instance.
+"""
+
+import re
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.files import alone, read_text, replace_text
+from gpu_fleet_image.core.reaper_errors import SensorError
+
+BUSY, NOT_BUSY = 0, 1
+UNIT = "gpu-idle-command.service"
+# as rootfs/usr/libexec/gpu-fleet/idle-command reads and writes them
+ASKED, ANSWER, LOCK = "idle-command", "idle-command.answer", "idle-command.lock"
+EXITED = re.compile(r"exited (\d+)\n")
+LONGEST_STOP_S = 30  # systemd kills at once
+
+
+@dataclass(frozen=True)
+class BusyCommand:
+    """A program whose exit code says whether the instance is busy: 0 busy, 1 not, anything else not known.
+
+    Attributes:
+        command: its absolute path and arguments.
+        timeout_s: it is killed after so many seconds.
+    """
+
+    command: tuple[str, ...]
+    timeout_s: float
+
+    def is_busy(self) -> bool:
+        """Run it.
+
+        Raises:
+            SensorError: it may not or cannot be run, takes too long, or ends with another code.
+        """
+        name = self.command[0]
+        refuse_changeable(Path(name))
+        if any("\0" in word for word in self.command):
+            raise SensorError(f"idle.command {name}: a NUL in its arguments")
+        try:
+            # the agent and explain --live both ask, and there is one unit and one answer
+            with alone(paths.run_dir() / LOCK):
+                said = self._answer()
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise SensorError(f"idle.command {name}: {error}") from error
+        exited = EXITED.fullmatch(said)
+        if exited is None or int(exited[1]) not in (BUSY, NOT_BUSY):
+            ended = f"exit code {exited[1]}" if exited else said.strip()
+            raise SensorError(f"idle.command {name}: {ended}; exit code 0 says busy, 1 says not busy")
+        return int(exited[1]) == BUSY
+
+    def _answer(self) -> str:
+        """How it ended, as systemd saw it; raises SensorError, OSError, ValueError, SubprocessError."""
+        answer = paths.run_dir() / ANSWER
+        answer.unlink(missing_ok=True)
+        replace_text(paths.run_dir() / ASKED, "".join(f"{word}\0" for word in self.command))
+        try:
+            started = _systemctl("start", self.timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _systemctl("stop", LONGEST_STOP_S)
+            raise SensorError(
+                f"idle.command {self.command[0]}: no answer within {self.timeout_s:g} s"
+            ) from error
+        if not answer.exists():
+            raise SensorError(f"idle.command {self.command[0]}: {started.stderr.strip() or 'no answer'}")
+        return read_text(answer)
+
+
+def _systemctl(verb: str, timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["systemctl", verb, UNIT], capture_output=True, text=True, check=False, timeout=timeout_s
+    )
+
+
+def refuse_changeable(path: Path) -> None:
+    """Refuse a program that anybody but root could change.
+
+    Raises:
+        SensorError: naming the file or folder, and why.
+    """
+    for part in (path, *path.parents):
+        try:
+            status = part.lstat()
+        except OSError as error:
+            raise SensorError(f"idle.command {path}: {part}: {error.strerror}") from error
+        if stat.S_ISLNK(status.st_mode) and part == path:
+            raise SensorError(f"idle.command {path}: is a link; name the program itself")
+        writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+        if status.st_uid != 0 or writable:
+            raise SensorError(f"idle.command {path}: {part} can be changed by others than root")

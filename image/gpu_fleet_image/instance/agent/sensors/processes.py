@@ -1,0 +1,571 @@
+"""The process table: which programs are work, which get on, who is logged in, and when they last typed.
+
+A terminal counts at its last input: when a program reads it, the kernel sets its access time, to eight
+seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
+JupyterLab, a code tunnel, and of a container, whose terminals are found through its processes.
+"""
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from pwd import getpwuid
+
+import psutil
+
+from gpu_fleet_image.core.model import Tie
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse, Session, Started
+from gpu_fleet_image.instance.agent.sensors.slow_answer import SlowAnswer
+
+LAUNCHERS = frozenset(
+    {
+        *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "colossalai", "composer"),
+        # Open MPI 4 and 5 with their daemons on the other nodes, MPICH and Intel MPI with theirs, Slurm's
+        *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prun", "prted"),
+        *("mpiexec.hydra", "hydra_pmi_proxy", "srun", "salloc", "sbatch"),
+    }
+)
+LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
+# What runs a script, whose name the kernel then shows as the next word that is no option.
+INTERPRETER = re.compile(
+    r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
+)
+# What runs a module by ``-m``; `grep -m` and `git commit -m` run none. Of other names a Python may have:
+# python3.12-dbg, pypy3, ipython.
+RUNS_MODULES = re.compile(r"i?(?:python|pypy|graalpy)[\w.-]*|uv|coverage|kernprof|scalene|viztracer|debugpy")
+# What may stand before it. What else starts a Python starts a process of its own, which is seen by itself.
+WRAPPERS = frozenset(
+    {
+        *("env", "nice", "ionice", "chrt", "nohup", "setsid", "stdbuf", "timeout", "time", "taskset"),
+        *("numactl", "sudo", "runuser", "systemd-run", "systemd-inhibit", "flock", "xvfb-run", "tini"),
+        *("dumb-init", "ssh", "conda", "mamba", "micromamba", "pixi", "poetry", "pdm", "hatch", "pipenv"),
+        *("apptainer", "singularity", "nsys", "ncu", "nvprof", "rocprof", "perf", "py-spy", "strace"),
+        *("ltrace", "gdb", "cuda-gdb", "valgrind", "compute-sanitizer"),
+    }
+)
+MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
+OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
+# ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): any command may run below it
+SUBMITTED = ("-m", "gpu_fleet", "work")
+LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
+BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
+BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
+FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
+# A worker of Ray calls itself after what it runs; these run nothing (seen of Ray 2.5x, and its source,
+# python/ray/_private/workers and ray_constants.py).
+RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+RAY_COMMANDS = frozenset({"job", "submit", "exec"})
+# What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+WORLD_SIZE = re.compile("[0-9]{1,9}")  # what no launcher sets is no size; int() refuses 4301 digits
+# OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
+SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
+SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
+# Of any language's kernel; jupyter_client names the file so.
+CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
+CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
+SETTLED_S = 60.0  # after it began: what starts a container puts its process there within a second
+FIRST_PERSON = 1000  # the first user id of users (login.defs, UID_MIN)
+STARTED_LATELY_S = 900.0
+# Where notebooks' servers took longer to answer, the table is read again: what began meanwhile is to be seen.
+NEW_TABLE_AFTER_S = 1.0
+TTY_STEP_S = 8.0
+PROC_CHUNK = 1 << 16
+PSEUDO_TERMINALS, CONSOLES, FIRST_SERIAL = 136, 4, 64  # majors, and a minor (admin-guide/devices.txt)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table.
+
+    Attributes:
+        command: its arguments, the program first.
+        terminal: device number of its terminal; 0 without one.
+        cpu_s: CPU time, with that of children it waited for.
+        began_s: when it began, in seconds after the boot.
+        line: the arguments as the kernel has them, for what must distinguish any two of them.
+    """
+
+    pid: int
+    command: tuple[str, ...]
+    parent: int = 0
+    terminal: int = 0
+    cpu_s: float = 0.0
+    began_s: float = 0.0
+    uid: int = 0
+    line: bytes = field(default=b"", repr=False)
+
+    @property
+    def name(self) -> str:
+        """The program, without its folder; of one that named itself, the title's first word.
+
+        Names are logged and shown to everybody, and the rest of a title may hold arguments with secrets.
+        """
+        first = self.command[0] if self.command else ""
+        return _base(first.split(" ")[0] if len(self.command) == 1 else first)
+
+    @property
+    def user(self) -> str:
+        """The login name, or the number of a user that has none."""
+        return user_name(self.uid)
+
+    @property
+    def shown(self) -> str:
+        """For users: name, id and whose it is."""
+        return f"{self.name} ({self.pid}, {self.user})"
+
+
+def user_name(uid: int) -> str:
+    """The login name of a user id."""
+    try:
+        return getpwuid(uid).pw_name
+    except KeyError:  # of a container
+        return str(uid)
+
+
+def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> bool:
+    """Whether a command is work while it runs: a launcher, a submitted run, a copy, a build, a task of Ray.
+
+    Args:
+        command: the arguments, the program first.
+        words: program names that the stack adds (``idle.watch``).
+    """
+    names = _names(command)
+    if not names:
+        return False
+    return (
+        bool(words.intersection(names))
+        or is_launcher(command)
+        or tuple(command[1:4]) == SUBMITTED
+        or (names[0] == "rsync" and "--daemon" not in command)
+        or (names[0].startswith("ray::") and not command[0].startswith(RAY_AT_REST))
+        or ("ray" in names and bool(RAY_COMMANDS.intersection(command[1:3])))
+        # "slurmstepd: [12.0]" is a step of a job; the other, "slurmstepd infinity", only holds the cgroup
+        or names[0] == "slurmstepd:"
+        or (names[0] in BUILDERS and bool(BUILD_WORDS.intersection(command[1 : 1 + FIRST_WORDS])))
+    )
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Whether a command starts the ranks of a job."""
+    modules = _modules(command[:6])  # a debugger, or what measures coverage, may stand before the module
+    return bool(LAUNCHERS.intersection(_names(command))) or any(
+        module.startswith(LAUNCHER_MODULES) for module in modules
+    )
+
+
+def _modules(command: Sequence[str]) -> list[str]:
+    """The modules that a Python runs by ``-m``, behind a wrapper or shell too; none of another program."""
+    names = [_base(word) for word in command]
+    first = names[0] if names else ""
+    if first not in WRAPPERS and not INTERPRETER.fullmatch(first) and not RUNS_MODULES.fullmatch(first):
+        return []
+    python = next((at for at, name in enumerate(names) if RUNS_MODULES.fullmatch(name)), len(names))
+    return [after for word, after in pairwise(command[python:]) if MODULE_OPTION.fullmatch(word)]
+
+
+def _names(command: Sequence[str]) -> list[str]:
+    """The program's name, and its script's: `python3 /opt/venv/bin/torchrun ...` is torchrun too.
+
+    What `vim torchrun` edits is none. A process that gave itself a title has all of it in the first word.
+    """
+    if not command or command[0].startswith("-"):
+        return []
+    if command[0].startswith("slurmstepd"):
+        return [_base(command[0].split(" ")[0])]
+    script = _script(command)
+    return [_base(command[0]), *([_base(script)] if script else [])]
+
+
+def _script(command: Sequence[str]) -> str:
+    """The file that an interpreter runs; empty for any other program, and where it runs none."""
+    if INTERPRETER.fullmatch(_base(command[0])) is None:
+        return ""
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word == "-c" or MODULE_OPTION.fullmatch(word):
+            return ""
+        if word in OPTIONS_WITH_A_VALUE:
+            next(words, None)
+    return ""
+
+
+def _base(word: str) -> str:
+    """A program without its folder."""
+    return word.rstrip("/").rpartition("/")[2]
+
+
+def kernel_id(command: Sequence[str]) -> str | None:
+    """The id of a notebook's kernel, or None for any other command."""
+    files = (word for word in command if word.endswith(".json"))
+    return next((match["id"] for word in files if (match := CONNECTION_FILE.fullmatch(word))), None)
+
+
+def _kernels(table: Mapping[int, Process]) -> list[Process]:
+    """The processes of notebooks' kernels."""
+    return [process for process in table.values() if kernel_id(process.command)]
+
+
+@dataclass(frozen=True)
+class _Used:
+    """What a process had used at a moment: CPU time, and bytes through system calls."""
+
+    at_s: float
+    began_s: float
+    cpu_s: float
+    moved_bytes: float
+
+    def rates_since(self, before: "_Used") -> tuple[float, float]:
+        """Cores, and bytes per second, since an earlier look; none where its id was another's then."""
+        over_s = self.at_s - before.at_s
+        if before.began_s != self.began_s or over_s <= 0:
+            return 0.0, 0.0
+        moved_bytes = max(0.0, self.moved_bytes - before.moved_bytes)
+        return max(0.0, self.cpu_s - before.cpu_s) / over_s, moved_bytes / over_s
+
+
+class ProcessTable:
+    """Reads the process table.
+
+    Args:
+        gpu_pids: processes on a GPU, as NVML listed them last.
+        real_s: real seconds, monotonic.
+        kernels: when kernels last ran something, by Jupyter's word: (sessions, what could not be read).
+        words: program names that the stack adds.
+        root: where /proc and /dev are.
+    """
+
+    def __init__(
+        self,
+        gpu_pids: Callable[[], frozenset[int]],
+        real_s: Callable[[], float],
+        kernels: Callable[[Sequence[Process], Mapping[int, Process]], tuple[list[Session], list[str]]],
+        words: Callable[[], frozenset[str]] = frozenset,
+        root: Path = Path("/"),
+    ) -> None:
+        self._gpu_pids = gpu_pids
+        self._real_s = real_s
+        self._kernels = kernels
+        self._words = words
+        self._root = root
+        self._notebooks = SlowAnswer[tuple[list[Session], list[str]]](real_s)
+        self._before: dict[int, _Used] = {}
+        self._world: dict[tuple[int, float], int] = {}
+        self._in_container: dict[tuple[int, float], bool] = {}
+
+    def read(self, *, keep: bool = False) -> Presence:
+        """One look.
+
+        Args:
+            keep: the next look compares with what this one did.
+
+        Raises:
+            SensorError: the table cannot be read.
+        """
+        table, began_s = self._table(), self._real_s()
+        notebooks, unknown = self._notebooks.get(partial(self._kernels, _kernels(table), table))
+        if self._real_s() - began_s > NEW_TABLE_AFTER_S:
+            table = self._table()
+        uses = self._uses(table.values(), _kernels(table), keep=keep)
+        open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
+        of_users = self._of_users(table)
+        started, older = self._started(table, of_users), _older(table, of_users)
+        words = self._words()
+        watched = [process for process in table.values() if is_watched(process.command, words)]
+        users = [(process.user, Tie.LAUNCHED) for process in watched] + [
+            (process.user, Tie.RUNS) for process in started
+        ]
+        users += [(session.user, Tie.LOGGED_IN) for session in open_sessions]
+        users += [(use.user, Tie.LOGGED_IN if use.kind == "ssh" else Tie.RUNS) for use in uses]
+        return Presence(
+            sessions=tuple(open_sessions),
+            watched=tuple(process.shown for process in watched),
+            processes=tuple(uses),
+            started=tuple(started),
+            older=tuple(older),
+            unknown=tuple(unknown),
+            users=tuple(sorted((name, tie) for name, tie in set(users) if name)),
+        )
+
+    def _table(self) -> dict[int, Process]:
+        try:
+            return {process.pid: process for process in processes(self._root)}
+        except OSError as error:
+            raise SensorError(f"process table: {error}") from error
+
+    def _terminals(self, table: Iterable[Process]) -> Iterator[Session]:
+        """Every terminal, at its last input."""
+        paths = dict.fromkeys((self._root / "dev/pts").glob("[0-9]*"))
+        for process in table:
+            if (path := terminal_path(process, self._root)) is not None:
+                paths[path] = None
+        seen = set[tuple[int, int]]()
+        for path in paths:
+            try:
+                status = path.stat()
+            except (FileNotFoundError, NotADirectoryError, ProcessLookupError):  # it was closed meanwhile
+                continue
+            except OSError as error:
+                raise SensorError(f"terminal {path}: {error.strerror}") from error
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                unused_s = max(0.0, time.time() - status.st_atime - TTY_STEP_S)
+                user = user_name(status.st_uid)
+                yield Session("terminal", f"{user} on {path.parent.name}/{path.name}", unused_s, user)
+
+    def _uses(self, table: Iterable[Process], kernels: Sequence[Process], *, keep: bool) -> list[ProcessUse]:
+        """What GPU processes, kernels and connections without a terminal used since the look before."""
+        gpu_pids, kernel_pids = self._gpu_pids(), {kernel.pid for kernel in kernels}
+        now: dict[int, _Used] = {}
+        uses = []
+        for process in table:
+            ssh = SSH_WITHOUT_TERMINAL.match(process.command[0])
+            kind = "gpu" if process.pid in gpu_pids else "kernel" if process.pid in kernel_pids else "ssh"
+            if kind == "ssh" and ssh is None:
+                continue
+            used = self._used(process)
+            if used is None:
+                continue
+            now[process.pid] = used
+            who = f"{ssh['user']} without a terminal ({process.pid})" if ssh else process.shown
+            uses.append(self._use(kind, who, process, used))
+        known = {(pid, used.began_s) for pid, used in now.items()}
+        self._world = {key: self._world[key] for key in self._world.keys() & known}
+        if not keep:
+            self._before = now
+        return uses
+
+    def _used(self, process: Process) -> _Used | None:
+        """None for one that ended meanwhile; raises SensorError."""
+        try:
+            moved = (self._root / f"proc/{process.pid}/io").read_text(encoding="ascii").split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except OSError as error:
+            raise SensorError(f"process {process.pid}: {error.strerror}") from error
+        return _Used(self._real_s(), process.began_s, process.cpu_s, float(moved[1]) + float(moved[3]))
+
+    def _use(self, kind: str, who: str, process: Process, used: _Used) -> ProcessUse:
+        cpu_cores, bytes_per_s = used.rates_since(self._before.get(process.pid, used))
+        age_s = max(0.0, _uptime_s() - process.began_s)
+        use = ProcessUse(kind, who, age_s, cpu_cores, bytes_per_s, user=process.user)
+        ranks = self._ranks(process) if kind == "gpu" else 1
+        if ranks == 1 or use.gets_on:
+            return use
+        return replace(use, ranks=ranks, peers=_peers(process))
+
+    def _ranks(self, process: Process) -> int:
+        """Ranks of the job that a process is one of; 1 for any other."""
+        key = (process.pid, process.began_s)
+        if key not in self._world:
+            try:
+                environment = psutil.Process(process.pid).environ()
+            except psutil.NoSuchProcess:
+                return 1
+            except psutil.Error as error:
+                raise SensorError(f"environment of process {process.pid}: {error}") from error
+            sizes = [
+                environment[name] for name in WORLD_SIZES if WORLD_SIZE.fullmatch(environment.get(name, ""))
+            ]
+            self._world[key] = max(map(int, sizes), default=1)
+        return self._world[key]
+
+    def _of_users(self, table: Mapping[int, Process]) -> frozenset[int]:
+        """Ids of users' processes, as they are now."""
+        keys = {(process.pid, process.began_s) for process in table.values()}
+        self._in_container = {key: known for key, known in self._in_container.items() if key in keys}
+        return frozenset(process.pid for process in table.values() if self._is_a_users(process))
+
+    def _started(self, table: Mapping[int, Process], of_users: Collection[int]) -> list[Started]:
+        uptime_s = _uptime_s()
+        young = {
+            pid: process for pid, process in table.items() if uptime_s - process.began_s < STARTED_LATELY_S
+        }
+        lines = {pid: list(_upwards(process, young)) for pid, process in young.items()}
+        below: dict[int, list[Process]] = defaultdict(list)
+        for pid, line in lines.items():
+            for above in line:
+                below[above.pid].append(young[pid])
+        gpu_pids = self._gpu_pids()
+        return [
+            Started(
+                process.pid,
+                process.name,
+                process.user,
+                uptime_s - process.began_s,
+                process.began_s,
+                blake2b(process.line, digest_size=16).hexdigest(),
+                _identity(table.get(lines[process.pid][-1].parent)),
+                sum(each.cpu_s for each in below[process.pid]),
+                any(each.pid in gpu_pids for each in below[process.pid]),
+            )
+            for process in young.values()
+            if process.pid in of_users
+        ]
+
+    def _is_a_users(self, process: Process) -> bool:
+        """Whether it is now: root's becomes a user's (su, a queue's daemon), or a container's in time."""
+        if process.uid >= FIRST_PERSON:
+            return True
+        if process.terminal:  # a prompt has one from the boot on, before anyone logs in
+            return process.name not in LOG_IN_PROMPTS
+        key = (process.pid, process.began_s)
+        if key not in self._in_container:
+            inside = self._is_in_container(process.pid)
+            if not inside and _uptime_s() - process.began_s < SETTLED_S:
+                return False
+            self._in_container[key] = inside  # it takes a file to find out
+        return self._in_container[key]
+
+    def _is_in_container(self, pid: int) -> bool:
+        try:
+            return CONTAINERS.search(_read(f"{self._root}/proc/{pid}/cgroup")) is not None
+        except OSError:  # it ended meanwhile
+            return False
+
+
+def _older(table: Mapping[int, Process], of_users: Collection[int]) -> list[Started]:
+    """Users' processes that began earlier than lately: only a mark that is due for long asks for them."""
+    uptime_s = _uptime_s()
+    older = [table[pid] for pid in of_users if uptime_s - table[pid].began_s >= STARTED_LATELY_S]
+    return [
+        Started(process.pid, process.name, process.user, uptime_s - process.began_s, process.began_s)
+        for process in older
+    ]
+
+
+def _upwards(process: Process, among: Mapping[int, Process]) -> Iterator[Process]:
+    """A process, its parent, and so on, as far as they are among those given."""
+    passed = set[int]()
+    ancestor: Process | None = process
+    while ancestor is not None and ancestor.pid not in passed:
+        passed.add(ancestor.pid)  # ids that were given anew while the table was read may make a circle
+        yield ancestor
+        ancestor = among.get(ancestor.parent)
+
+
+def _identity(process: Process | None) -> tuple[int, float]:
+    return (process.pid, process.began_s) if process is not None else (0, 0.0)
+
+
+def _peers(process: Process) -> int:
+    """Connections of a rank to other instances.
+
+    A rank that waits for its peers holds its GPU at rest: in a barrier of the store, or polling for one that
+    is not there yet. A connection lasts as long as both of them live.
+    """
+    try:
+        connections = psutil.Process(process.pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return 0
+    except psutil.Error as error:
+        raise SensorError(f"connections of process {process.pid}: {error}") from error
+    alive = [
+        connection
+        for connection in connections
+        if connection.status in (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT)
+    ]
+    return sum(bool(connection.raddr) and connection.raddr[0] != connection.laddr[0] for connection in alive)
+
+
+def processes(root: Path = Path("/")) -> Iterator[Process]:
+    """Every process but the kernel's own threads.
+
+    Read here and not by psutil, which takes three files and an object for what two reads give.
+
+    Raises:
+        OSError: /proc cannot be read.
+    """
+    tick = os.sysconf("SC_CLK_TCK")
+    for entry in os.scandir(root / "proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            line = _read(f"{entry.path}/cmdline")
+            command = _words(line)
+            if not command:  # a thread of the kernel
+                continue
+            # proc_pid_stat(5): the second field may hold spaces and brackets; counted from the third
+            fields = _read(f"{entry.path}/stat").rpartition(b")")[2].split()
+            uid = entry.stat().st_uid
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        yield Process(
+            int(entry.name),
+            command,
+            parent=int(fields[1]),
+            terminal=int(fields[4]),
+            cpu_s=sum(map(int, fields[11:15])) / tick,
+            began_s=int(fields[19]) / tick,
+            uid=uid,
+            line=line,
+        )
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, read without ``pathlib``, which takes longer than the kernel."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        whole = chunk = os.read(handle, PROC_CHUNK)
+        while len(chunk) == PROC_CHUNK:
+            chunk = os.read(handle, PROC_CHUNK)
+            whole += chunk
+        return whole
+    finally:
+        os.close(handle)
+
+
+def _words(line: bytes) -> tuple[str, ...]:
+    return tuple(line.rstrip(b"\0").decode(errors="replace").split("\0")) if line.strip(b"\0") else ()
+
+
+def terminal_path(process: Process, root: Path = Path("/")) -> Path | None:
+    """Where a process' terminal lies as the process sees it, which in a container is not where we do."""
+    number = process.terminal
+    major, minor = number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00  # MKDEV as the kernel packs it
+    if major == PSEUDO_TERMINALS:
+        return root / f"proc/{process.pid}/root/dev/pts/{minor}"
+    if major == CONSOLES:
+        name = f"tty{minor}" if minor < FIRST_SERIAL else f"ttyS{minor - FIRST_SERIAL}"
+        return root / "dev" / name
+    return None
+
+
+def _managed_sessions(table: Iterable[Process]) -> Iterator[Session]:
+    """Sessions of Session Manager, in use while they are open: unused ones it closes itself (20 minutes)."""
+    for process in table:
+        if process.name == SESSION_MANAGER:
+            session = process.command[1] if len(process.command) > 1 else str(process.pid)
+            yield Session("session-manager", session, user=process.user)
+
+
+def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
+    """Training processes that run now, for users.
+
+    Args:
+        among: in a rehearsal, the processes that are watched; None for all.
+    """
+    chosen = among() if among is not None else None
+    return [
+        process.shown
+        for process in processes()
+        if is_trainer(process.command) and (chosen is None or process.pid in chosen)
+    ]
+
+
+def is_trainer(command: Sequence[str]) -> bool:
+    """Whether a command trains: a launcher, or this project's own trainer."""
+    return "gpu_fleet" in _modules(command) or is_launcher(command)
+
+
+def _uptime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,120 @@
+"""What the stack says of this pool's sensors, read anew from its policy while the agent runs."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from gpu_fleet_image.core import policy
+from gpu_fleet_image.core.json_fields import Fields
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.times import marking_rule
+from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
+from gpu_fleet_image.instance.agent.sensors.look import SensorOptions
+
+READ_EVERY_S = 600.0
+TRY_AGAIN_AFTER_S = 60.0
+KIB = 1024
+
+LOG = logging.getLogger(__name__)
+
+
+class StackPolicy:
+    """The newest word of the stack.
+
+    Until it was read once nothing is known of what counts as activity, and so the instance is not known to be
+    idle; after that, what was read last holds.
+
+    Args:
+        read: gives the policy's JSON object, or None where there is none; raises ``CloudError``. None for an
+            instance that was launched before its stack said where the policy lies: what the agent knows by
+            itself then counts.
+        pool: the instance's pool.
+        real_s: real seconds, monotonic.
+
+    Attributes:
+        rule: when the pool marks an instance, for its users; empty until it was read.
+    """
+
+    def __init__(
+        self, read: Callable[[], dict[str, Any] | None] | None, pool: str, real_s: Callable[[], float]
+    ) -> None:
+        self._read = read
+        self._pool = pool
+        self._real_s = real_s
+        self._next_s = real_s()
+        self._sensors: policy.SensorPolicy | None = None if read else policy.SensorPolicy()
+        self._problem = ""
+        self.rule = ""
+
+    def asked(self) -> SensorOptions:
+        """Programs and command of the pool."""
+        newest = self._newest()
+        if newest is None:
+            return SensorOptions(problem=f"policy of the stack: {self._problem}")
+        command = BusyCommand(newest.command, newest.command_timeout_s) if newest.command else None
+        return SensorOptions(frozenset(newest.watch), command)
+
+    def limits(self) -> Limits:
+        """What counts as activity."""
+        newest = self._newest() or policy.SensorPolicy()
+        return replace(
+            Limits(),
+            cpu_cores=newest.cpu_cores,
+            disk_bytes_per_s=newest.disk_kib_per_s * KIB,
+            network_bytes_per_s=newest.network_kib_per_s * KIB,
+        )
+
+    def _newest(self) -> policy.SensorPolicy | None:
+        if self._read is not None and self._real_s() >= self._next_s:
+            self._refresh(self._read)
+        return self._sensors
+
+    def _refresh(self, read: Callable[[], dict[str, Any] | None]) -> None:
+        try:
+            document = read()
+            newest = sensors_in(document, self._pool)
+        except CloudError as error:
+            self._next_s = self._real_s() + TRY_AGAIN_AFTER_S
+            if str(error) != self._problem:
+                LOG.warning("event=policy-not-read reason=%r", str(error))
+            self._problem = str(error)
+            return
+        self._next_s, self._problem = self._real_s() + READ_EVERY_S, ""
+        if newest != self._sensors:
+            LOG.info("event=policy sensors=%s", newest)
+        self._sensors = newest
+        self.rule = rule_in(document or {}, self._pool)
+
+
+def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
+    """What a policy says of a pool's sensors. The rest of it may be newer than this agent.
+
+    Raises:
+        CloudError: there is no policy, none of this pool, or its ``sensors`` are wrong.
+    """
+    pools = (document or {}).get("pools")
+    if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
+        raise CloudError(f"{policy.KEY} has no pool {pool!r}" if document else f"{policy.KEY} is not there")
+    if "sensors" not in pools[pool]:
+        return policy.SensorPolicy()
+    numbers = json.loads(json.dumps(pools[pool]["sensors"]), parse_float=Decimal)  # as Fields takes them
+    fields = Fields(numbers, f"pools.{pool}.sensors.")
+    sensors = policy.sensors(fields)
+    if fields.problems:
+        raise CloudError("; ".join(fields.problems))
+    return sensors
+
+
+def rule_in(document: dict[str, Any], pool: str) -> str:
+    """When a policy marks an instance of a pool, in one line; empty where it says that otherwise."""
+    own = document["pools"][pool]
+    try:
+        idle_after = timedelta(hours=float(own["idle_after_hours"]))
+        return marking_rule(pool, idle_after, own["coverage_percent"], own["action"], own["grace_minutes"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return ""

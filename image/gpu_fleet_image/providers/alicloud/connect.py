@@ -1,0 +1,158 @@
+"""From a policy and environment variables to Alibaba Cloud as a sweep sees it, spot prices too."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import cache, partial
+from typing import Any
+
+from gpu_fleet_image.core import oss
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, Credentials
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.cloud import LEDGER_URI, SweepCloud
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.model import Instance
+from gpu_fleet_image.core.notify.notifier import Notifier, Reach, roster_in
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.providers.alicloud.instances import Instances
+from gpu_fleet_image.providers.alicloud.leftovers import Leftovers
+from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
+from gpu_fleet_image.providers.alicloud.notify import Mail, NoticesAlarm
+from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
+from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, Product, clients
+
+MAX_PAGES = 100  # of one type; a cloud that hands out offsets for ever is not believed
+
+
+def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str]) -> Mapping[str, Decimal]:
+    """Instance type -> an hour of it in the dearest zone of the region; types without a price left out.
+
+    Args:
+        calls: makes the calls, one a type at least.
+        currency: of the policy; prices in another one are left out.
+
+    Raises:
+        CloudError: the prices could not be read.
+    """
+    prices = {}
+    for name in types:
+        newest: dict[str, tuple[str, Decimal]] = {}  # zone -> (when, price); times are ISO 8601 in UTC
+        for entry in _history(ecs, calls, currency, name):
+            quote = entry["Timestamp"], Decimal(str(entry["SpotPrice"]))
+            newest[entry["ZoneId"]] = max(newest.get(entry["ZoneId"], quote), quote)
+        if newest:
+            prices[name] = max(price for _, price in newest.values())
+    return prices
+
+
+def _history(ecs: Product, calls: Calls, currency: str, name: str) -> Iterator[dict[str, Any]]:
+    offset = 0
+    for _ in range(MAX_PAGES):
+        page = calls.look(
+            ecs.action("DescribeSpotPriceHistory"),
+            InstanceType=name,
+            NetworkType="vpc",
+            OSType="linux",
+            Offset=offset,
+        )
+        if page.get("Currency") == currency:
+            yield from page["SpotPrices"]["SpotPriceType"]
+        following = int(page.get("NextOffset") or 0)
+        if following <= offset:
+            return
+        offset = following
+
+
+ACCOUNT_ID = "GPU_FLEET_ACCOUNT_ID"
+
+
+def connect(
+    policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None
+) -> SweepCloud:
+    """The stack's cloud.
+
+    Args:
+        calls: makes every call.
+        environ: where credentials, ledger and account are named.
+        made: clients to use instead of new ones.
+
+    Raises:
+        ConfigurationError: a variable is malformed, or there are no credentials.
+    """
+    own = made or clients(policy.region, credentials(environ), environ.get(ENDPOINT, ""))
+    ledger = environ.get(LEDGER_URI)
+    store = None
+    if ledger:
+        s3 = own.s3 or oss.bucket_client(policy.region, credentials(environ))
+        store = OssStore(s3, calls, ledger)
+    reach = _reach(own, calls, store) if policy.notify_users and store else None
+    return SweepCloud(
+        calls=calls,
+        instances=Instances(own, calls, policy.stack),
+        heartbeats=Heartbeats(own.cms, calls, policy.stack, _account(own, calls, environ)),
+        leftovers=Leftovers(own, calls, policy.stack),
+        notifier=Notifier(NoticesAlarm(own.cms, calls, policy.stack), reach),
+        store=store,
+        spot_prices=partial(spot_prices, own.ecs, calls, policy.currency),
+    )
+
+
+def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
+    """How users are reached. An instance sets no tag here: its agent writes to the records who is on it."""
+
+    def users(instance: Instance) -> list[str]:
+        stored = store.newest(users_key(instance.pool, instance.id))
+        words = stored.content.get("users") if stored else None
+        return words if isinstance(words, list) else []
+
+    def secret(name: str) -> str:
+        return str(calls.look(own.kms.action("GetSecretValue"), SecretName=name)["SecretData"])
+
+    return Reach(partial(roster_in, store), users, Mail(own.dm, calls).send, secret)
+
+
+def instances(region: str, calls: Calls, stack: str = "") -> Instances:
+    """The instances of a stack; without one those of a region, for a user who asks for one by its id."""
+    keys = credentials(os.environ)
+    return Instances(clients(region, keys, os.environ.get(ENDPOINT, "")), calls, stack)
+
+
+def store(region: str, calls: Calls, uri: str) -> OssStore:
+    """As on AWS; raises CloudError, too."""
+    return OssStore(bucket_client(region), calls, uri)
+
+
+def bucket_client(region: str) -> Any:
+    """boto3's S3 client for OSS."""
+    return oss.bucket_client(region, credentials(os.environ))
+
+
+def credentials(environ: Mapping[str, str]) -> Credentials:
+    """Of the environment, else of the instance that this runs on."""
+    return Credentials(environ, None if environ.get(KEY_ID) else Metadata("alicloud"))
+
+
+def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable[[], str]:
+    """The account's id: the stack sets it for its function; a user's keys are asked for theirs, once."""
+
+    @cache
+    def account() -> str:
+        noted = environ.get(ACCOUNT_ID)
+        return noted or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
+
+    return account
+
+
+def caller(region: str, calls: Calls) -> tuple[str, str]:
+    """As on AWS: a RAM user's name, else what the session of a role is called. Raises CloudError."""
+    own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
+    identity = calls.look(own.sts.action("GetCallerIdentity"))
+    kind, _, rest = str(identity["Arn"]).rpartition(":")[2].partition("/")
+    return ("users", rest) if kind == "user" else ("sessions", rest.replace("/", ":"))
+
+
+def account_id(region: str, calls: Calls) -> str:
+    """The account of the credentials. Raises CloudError."""
+    own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
+    return _account(own, calls, os.environ)()

@@ -1,0 +1,249 @@
+"""The stack's instances on AWS: list them, mark them, end them."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, Instance, Inventory
+from gpu_fleet_image.providers.aws.session import Clients
+
+PAGE = 1000  # DescribeInstances: 5 to 1000
+GROUP_PAGE = 100  # DescribeAutoScalingGroups: at most 100
+END_BATCH = 500  # TerminateInstances: at most 1000
+DETACH_BATCH = 20  # DetachInstances: at most 20
+ALARM_BATCH = 100  # DescribeAlarms: at most 100 names
+TAG_GROUP = "aws:autoscaling:groupName"  # set by Auto Scaling on its members
+LIVING = ("pending", "running", "stopping", "stopped")
+GONE = ("shutting-down", "terminated")  # listed for about an hour (EC2 user guide, "Terminate")
+LAUNCH = "Launch"  # a scaling process
+LOCKS = {"stop": ("disableApiStop", "stop"), "terminate": ("disableApiTermination", "termination")}
+STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+class Tags:
+    """The tags of instances.
+
+    Args:
+        ec2: boto3's client.
+    """
+
+    def __init__(self, ec2: Any, calls: Calls) -> None:
+        self._ec2, self._calls = ec2, calls
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """An instance's tags; none for one that is not there. Raises CloudError."""
+        named = [{"Name": "resource-id", "Values": [instance_id]}]
+        tags = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
+        return {tag["Key"]: tag["Value"] for tag in tags}
+
+    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags; raises CloudError."""
+        wire = [{"Key": key, "Value": value} for key, value in tags.items()]
+        self._calls.change(self._ec2.create_tags, Resources=list(ids), Tags=wire)
+
+    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
+        """Take tags away, whatever their value; raises CloudError."""
+        wire = [{"Key": key} for key in keys]
+        self._calls.change(self._ec2.delete_tags, Resources=list(ids), Tags=wire)
+
+
+class Instances(Tags):
+    """The managed instances of one stack.
+
+    Args:
+        stack: whose instances; no others are ever listed.
+    """
+
+    end_batch, detach_batch = END_BATCH, DETACH_BATCH
+
+    def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
+        super().__init__(clients.ec2, calls)
+        self._autoscaling, self._cloudwatch = clients.autoscaling, clients.cloudwatch
+        self._ending = clients.ending
+        self._stack = stack
+
+    def fleet(self) -> Inventory:
+        """Every managed instance of the stack, and its scaling groups.
+
+        Raises:
+            CloudError: a list could not be read to its end.
+        """
+        filters = self._filters((*LIVING, *GONE))
+        pages = self._pages(self._ec2.describe_instances, Filters=filters, MaxResults=PAGE)
+        listed = {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        living = [instance for instance in listed.values() if instance.state not in GONE]
+        groups = self._groups()
+        # A group without the stack's tag would replace what is terminated behind its back.
+        named = {instance.tags[TAG_GROUP] for instance in living if TAG_GROUP in instance.tags}
+        unknown = sorted(named - {group.name for group in groups})
+        return _fleet(listed.values(), groups + (self._groups(unknown) if unknown else ()))
+
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
+        """The same instances and groups, read anew; what is no longer managed or known is left out.
+
+        A filter instead of ``InstanceIds``: one id that vanished would fail the whole call.
+
+        Raises:
+            CloudError: they could not be read.
+        """
+        listed: dict[str, Instance] = {}
+        for start in range(0, len(ids), 200):  # values of one filter, EC2 API
+            chosen = [{"Name": "instance-id", "Values": list(ids[start : start + 200])}]
+            pages = self._pages(
+                self._ec2.describe_instances,
+                Filters=self._filters((*LIVING, *GONE)) + chosen,
+                MaxResults=PAGE,
+            )
+            listed |= {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        groups = self._groups(group_names) if group_names else ()
+        return _fleet(listed.values(), groups)
+
+    def lock(self, instance_id: str, action: str) -> str:
+        """Why the cloud would not stop or terminate an instance, or an empty text.
+
+        One call for each: EC2 reports these attributes in no list (API DescribeInstanceAttribute).
+
+        Args:
+            action: ``stop`` or ``terminate``.
+
+        Raises:
+            CloudError: it could not be read.
+        """
+        name, protected = LOCKS[action]
+        answer = self._calls.look(
+            self._ec2.describe_instance_attribute, InstanceId=instance_id, Attribute=name
+        )
+        return f"{protected} protection is on" if answer[name[0].upper() + name[1:]]["Value"] else ""
+
+    def _filters(self, states: Sequence[str] = LIVING) -> list[dict[str, Any]]:
+        return [
+            {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
+            {"Name": f"tag:{TAG_STACK}", "Values": [self._stack]},
+            {"Name": "instance-state-name", "Values": list(states)},
+        ]
+
+    def _groups(self, names: Sequence[str] = ()) -> tuple[Group, ...]:
+        own = {"Filters": [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack]}]}
+        which: dict[str, Any] = {"AutoScalingGroupNames": list(names)} if names else own
+        pages = self._pages(
+            self._autoscaling.describe_auto_scaling_groups,
+            MaxRecords=GROUP_PAGE,
+            **which,
+        )
+        groups = {raw["AutoScalingGroupName"]: raw for page in pages for raw in page["AutoScalingGroups"]}
+        return tuple(_group(raw) for raw in groups.values())
+
+    def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
+        """Those of the alarms that are in the state ALARM.
+
+        Raises:
+            CloudError: they could not be read.
+        """
+        firing = set()
+        for start in range(0, len(names), ALARM_BATCH):
+            page = self._calls.look(
+                self._cloudwatch.describe_alarms,
+                AlarmNames=list(names[start : start + ALARM_BATCH]),
+                StateValue="ALARM",
+            )
+            firing |= {alarm["AlarmName"] for alarm in page["MetricAlarms"]}
+        return frozenset(firing)
+
+    def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
+        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``.
+
+        The group itself refuses to fall below its minimum. Raises CloudError.
+        """
+        self._calls.change(
+            self._autoscaling.detach_instances,
+            AutoScalingGroupName=group,
+            InstanceIds=list(ids),
+            ShouldDecrementDesiredCapacity=not replaced,
+        )
+
+    def attach(self, group: str, ids: Sequence[str]) -> None:
+        """Put instances back into their group, which then wants more; raises CloudError."""
+        self._calls.change(
+            self._autoscaling.attach_instances, AutoScalingGroupName=group, InstanceIds=list(ids)
+        )
+
+    def stop(self, ids: Sequence[str]) -> None:
+        """Stop instances; their disks stay. Raises CloudError."""
+        self._calls.change(self._ending.stop_instances, InstanceIds=list(ids))
+
+    def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:  # noqa: ARG002 - as there
+        """End instances for good; raises CloudError.
+
+        No condition on their state can go with it (API TerminateInstances; IAM, condition keys of EC2).
+        """
+        self._calls.change(self._ending.terminate_instances, InstanceIds=list(ids))
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Let a group grow to so many instances and no further; it ends none of those it has.
+
+        One that wants more than that wants so many from now on. Raises CloudError.
+        """
+        self._calls.change(
+            self._autoscaling.update_auto_scaling_group, AutoScalingGroupName=group, MaxSize=max_size
+        )
+
+    def close(self, group: str) -> None:
+        """Let a group start no instance any more; raises CloudError."""
+        self._calls.change(
+            self._autoscaling.suspend_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
+        )
+
+    def open(self, group: str) -> None:
+        """Let a group start instances again; raises CloudError."""
+        self._calls.change(
+            self._autoscaling.resume_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
+        )
+
+    def _pages(self, method: Callable[..., Any], **arguments: Any) -> Iterator[dict[str, Any]]:
+        """Every page; boto3's own paginators would hide the calls from the count and the deadline."""
+        while True:
+            page = self._calls.look(method, **arguments)
+            yield page
+            if not page.get("NextToken"):
+                return
+            arguments["NextToken"] = page["NextToken"]
+
+
+def _fleet(instances: Iterable[Instance], groups: tuple[Group, ...]) -> Inventory:
+    every = tuple(instances)
+    living = tuple(instance for instance in every if instance.state not in GONE)
+    return Inventory(living, groups, tuple(instance for instance in every if instance.state in GONE))
+
+
+def _instances(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for reservation in page["Reservations"]:
+        yield from reservation["Instances"]
+
+
+def _instance(raw: Mapping[str, Any]) -> Instance:
+    stopped = STOPPED_AT.search(raw.get("StateTransitionReason") or "")
+    return Instance(
+        id=raw["InstanceId"],
+        type=raw["InstanceType"],
+        state=raw["State"]["Name"],
+        launched_at=raw["LaunchTime"],
+        tags={tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])},
+        spot=raw.get("InstanceLifecycle") == "spot",
+        stopped_at=datetime.fromisoformat(stopped[1]).replace(tzinfo=UTC) if stopped else None,
+        image=raw.get("ImageId", ""),
+    )
+
+
+def _group(raw: Mapping[str, Any]) -> Group:
+    return Group(
+        name=raw["AutoScalingGroupName"],
+        min_size=raw["MinSize"],
+        desired=raw["DesiredCapacity"],
+        members={member["InstanceId"]: member["LifecycleState"] for member in raw["Instances"]},
+        max_size=raw["MaxSize"],
+        pool=next((tag["Value"] for tag in raw.get("Tags", []) if tag["Key"] == TAG_POOL), ""),
+        closed=any(process["ProcessName"] == LAUNCH for process in raw.get("SuspendedProcesses", [])),
+        title=raw["AutoScalingGroupName"],
+    )

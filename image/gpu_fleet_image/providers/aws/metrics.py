@@ -1,0 +1,108 @@
+"""Heartbeats from CloudWatch, hundreds of instances to a call."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpu_fleet_image.core.calls import Calls, Failure, batches
+from gpu_fleet_image.core.cloud import COMPLETE, MAX_POINTS, MAX_QUERIES, Answer, Query, Span, give_up
+from gpu_fleet_image.core.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, Figure
+from gpu_fleet_image.core.reaper_errors import CloudError
+
+MAX_DATA_PER_CALL = 1000  # PutMetricData
+MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not believed
+
+
+class Heartbeats:
+    """The metrics of one stack: its agents' to read, the sweep's own to publish.
+
+    Args:
+        namespace: of the metrics.
+        dimension: the one that names an instance, or what else is asked about by its id.
+    """
+
+    def __init__(
+        self, cloudwatch: Any, calls: Calls, namespace: str, dimension: str = DIMENSION_INSTANCE
+    ) -> None:
+        self._cloudwatch = cloudwatch
+        self._calls = calls
+        self._namespace = namespace
+        self._dimension = dimension
+
+    def read(self, queries: Sequence[Query], span: Span) -> tuple[dict[Query, Answer], list[Failure]]:
+        """Read metrics in as few calls as the API allows.
+
+        Args:
+            span: which time; its start aligned to the longest period.
+
+        Returns:
+            An answer for every query, incomplete where a call failed; and the failures.
+        """
+        answers = {query: Answer() for query in queries}
+        failures: list[Failure] = []
+        for batch in _batches(queries, span):
+            try:
+                self._read_batch(batch, span, answers)
+            except CloudError as error:
+                failures += give_up(batch, answers, error)
+        return answers, failures
+
+    def publish(self, figures: Sequence[Figure]) -> None:
+        """Publish what the sweep and its meter say, of the whole or of a pool; raises CloudError."""
+        for batch in batches(figures, MAX_DATA_PER_CALL):
+            data = [_datum(measurement) for measurement in batch]
+            self._calls.change(self._cloudwatch.put_metric_data, Namespace=self._namespace, MetricData=data)
+
+    def _read_batch(self, batch: list[Query], span: Span, answers: dict[Query, Answer]) -> None:
+        arguments: dict[str, Any] = {
+            "MetricDataQueries": [self._wire(index, query) for index, query in enumerate(batch)],
+            "StartTime": span.start,
+            "EndTime": span.end,
+            "ScanBy": "TimestampDescending",
+            "MaxDatapoints": MAX_POINTS,
+        }
+        for _ in range(MAX_PAGES):
+            page = self._calls.look(self._cloudwatch.get_metric_data, **arguments)
+            for result in page.get("MetricDataResults", []):
+                answer = answers[batch[int(result["Id"][1:])]]
+                answer.points += zip(result["Timestamps"], result["Values"], strict=True)
+                answer.status = result.get("StatusCode", COMPLETE)
+            if not page.get("NextToken"):
+                return
+            arguments["NextToken"] = page["NextToken"]
+        for query in batch:
+            answers[query].status = "Endless"
+
+    def _wire(self, index: int, query: Query) -> dict[str, Any]:
+        return {
+            "Id": f"q{index}",
+            "MetricStat": {
+                "Metric": {
+                    "Namespace": self._namespace,
+                    "MetricName": query.metric,
+                    "Dimensions": [{"Name": self._dimension, "Value": query.instance_id}],
+                },
+                "Period": query.period_s,
+                "Stat": query.statistic,
+            },
+            "ReturnData": True,
+        }
+
+
+def _datum(figure: Figure) -> dict[str, Any]:
+    dimensions = [] if figure.pool is None else [{"Name": DIMENSION_POOL, "Value": figure.pool}]
+    return {"MetricName": figure.name, "Value": figure.value, "Dimensions": dimensions}
+
+
+def _batches(queries: Sequence[Query], span: Span) -> Iterable[list[Query]]:
+    """At most 500 queries and 100,800 points to a call."""
+    batch: list[Query] = []
+    points = 0
+    for query in queries:
+        needed = int((span.end - span.start).total_seconds() / query.period_s) + 1
+        if batch and (len(batch) == MAX_QUERIES or points + needed > MAX_POINTS):
+            yield batch
+            batch, points = [], 0
+        batch.append(query)
+        points += needed
+    if batch:
+        yield batch

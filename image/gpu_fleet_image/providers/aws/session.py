@@ -1,0 +1,98 @@
+"""boto3 clients as a sweep wants them: few connections, patient with throttling, never waiting for long."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import InvalidRegionError, ProfileNotFound
+from botocore.utils import parse_timestamp
+
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
+
+ATTEMPTS = 8
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of one region.
+
+    Attributes:
+        ending: of EC2, for what ends instances: it makes each call once, since what the instances said
+            before a call is too old for the next.
+    """
+
+    ec2: Any
+    autoscaling: Any
+    cloudwatch: Any
+    sns: Any
+    s3: Any
+    ending: Any
+
+
+def clients(region: str) -> Clients:
+    """Clients for a region; ``AWS_ENDPOINT_URL`` leads them elsewhere.
+
+    Args:
+        region: say ``us-east-1``.
+
+    Raises:
+        ConfigurationError: no region is written so.
+    """
+    config = _limits(region)
+    names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
+    try:
+        made = {name: _session().client(name, config=config) for name in names}
+        return Clients(**made, ending=_session().client("ec2", config=_limits(region, attempts=1)))
+    except InvalidRegionError as error:
+        raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
+
+
+def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
+    return Config(
+        region_name=region,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+    )
+
+
+def client(name: str, region: str, **keys: str) -> Any:
+    """A client that few need, say ``sts``; arguments and errors as for ``clients``.
+
+    Args:
+        keys: of a role, as boto3 names them, in place of the process's own.
+    """
+    try:
+        return _session().client(name, config=_limits(region), **keys)
+    except InvalidRegionError as error:
+        raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
+
+
+@cache
+def _session() -> Any:
+    """One for the process: reading the services' descriptions takes longer than a small sweep."""
+    core = botocore.session.get_session()
+    try:
+        core.get_scoped_config()
+    except ProfileNotFound as error:
+        known = ", ".join(core.available_profiles) or "none"
+        raise ConfigurationError(f"AWS_PROFILE: {error}; those of this computer are: {known}") from error
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
+    return boto3.session.Session(botocore_session=core)
+
+
+def utc_time(value: float | str) -> datetime:
+    """A time in an answer, as UTC.
+
+    botocore's own way over the local time zone takes ten times as long, which is most of the time of a sweep
+    over thousands of instances.
+    """
+    if isinstance(value, int | float):
+        return datetime.fromtimestamp(value, UTC)
+    return parse_timestamp(value).astimezone(UTC)

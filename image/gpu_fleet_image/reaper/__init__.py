@@ -1,1 +1,0 @@
-"""The idle reaper: an agent on each instance that watches, and a scheduled sweep that decides."""

@@ -1,0 +1,207 @@
+"""The recipe at the first boot of an image that is not ours: steps marked so, one after another.
+
+Lies in the payload beside ``provision.sh`` and runs with the system's Python alone. The agent comes first and
+needs nothing from outside. A step that fails is reported, to the journal and in
+``/run/gpu-fleet/bootstrap.json``, and the next one runs; what failed is tried again later, since archives and
+indexes are often only slow to be reached. What is still left then is tried at the next boot, and that alone.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+# the payload has the project's modules beside this file, for a Python that knows none of them
+sys.path.append(str(Path(__file__).resolve().parent / "python"))
+
+from gpu_fleet_image.core.files import replace_text
+
+# An instance that has just booted may get its way out minutes later; what still fails after these will not
+# heal.
+WAITS_S = (30, 120, 600)
+INCOMPLETE = (
+    3  # exit status: the agent may run, but not every step is done; the unit does not start again for it
+)
+FIRST = "15-agent"
+
+
+@dataclass(frozen=True)
+class RecipePlace:
+    """Where the recipe works.
+
+    Attributes:
+        root: the instance's root, or a folder in its stead.
+        target: ``aws`` or ``alicloud``.
+    """
+
+    payload: Path
+    root: Path
+    target: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether this is a rehearsal: no root rights, no systemd, no packages."""
+        return self.root != Path("/")
+
+    @property
+    def report_file(self) -> Path:
+        """For users and tests: what was done."""
+        return self.root / "run/gpu-fleet/bootstrap.json"
+
+    @property
+    def marker(self) -> Path:
+        """Its presence keeps the unit of the user data from doing all again at the next boot."""
+        return self.root / "var/lib/gpu-fleet/bootstrapped"
+
+    @property
+    def done_file(self) -> Path:
+        """The payload's digest, and below it the steps that are done, for the next boot."""
+        return self.root / "var/lib/gpu-fleet/steps-done"
+
+
+@dataclass
+class BootstrapReport:
+    """What was done so far.
+
+    Attributes:
+        payload: digest of the payload's content.
+        state: ``running``, ``done`` or ``incomplete``.
+        steps: step -> ``done``, or why it failed.
+        seconds: step -> seconds of its last try.
+    """
+
+    payload: str
+    state: str = "running"
+    steps: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def marked(order: str, target: str, mark: str) -> tuple[str, ...]:
+    """The steps of ``steps/ORDER`` that are for a target and carry a mark, in their order. Pure."""
+    rows = [line.split() for line in order.splitlines() if line.strip() and not line.startswith("#")]
+    return tuple(name for name, *words in rows if target in words and mark in words)
+
+
+def run_step(place: RecipePlace, step: str) -> str:
+    """Run one step, its output passed on; gives ``done``, or the last thing it said when it failed."""
+    environment = {
+        **os.environ,
+        "TARGET": place.target,
+        "BOOTSTRAP": "1",
+        "ROOT": str(place.root) if place.is_folder else "",
+    }
+    command = ["bash", str(place.payload / "provision.sh"), step]
+    said = ""
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            # "event=step-failed" comes after what the step itself said
+            said = line.strip() if line.strip() and not line.startswith("event=step-") else said
+    return "done" if process.returncode == 0 else said or f"exit status {process.returncode}"
+
+
+def bootstrap(
+    place: RecipePlace,
+    steps: Sequence[str],
+    run: Callable[[RecipePlace, str], str] = run_step,
+    wait: Callable[[float], None] = time.sleep,
+) -> BootstrapReport:
+    """Run the steps, and again after a while those that failed.
+
+    Args:
+        steps: their names in order; those that an earlier boot has done are not run again.
+        wait: for so many seconds.
+    """
+    report = BootstrapReport((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
+    before = done_before(place, report.payload)
+    report.steps = dict.fromkeys((step for step in steps if step in before), "done")
+    # the agent's step costs nothing and starts the agent; the trainer's would empty an environment in use
+    left = [step for step in steps if step == FIRST or step not in before]
+    for pause_s in (*WAITS_S, None):
+        left = [step for step in left if not _succeeds(place, step, report, run)]
+        if not left or place.is_folder or pause_s is None:
+            break
+        wait(pause_s)
+    report.state = "incomplete" if left else "done"
+    write(place, report)
+    return report
+
+
+def _succeeds(
+    place: RecipePlace, step: str, report: BootstrapReport, run: Callable[[RecipePlace, str], str]
+) -> bool:
+    started = time.monotonic()
+    report.steps[step] = run(place, step)
+    report.seconds[step] = round(time.monotonic() - started, 1)
+    write(place, report)
+    if report.steps[step] != "done":
+        print(f"event=bootstrap-step-failed step={step} reason={report.steps[step]!r}", flush=True)  # noqa: T201 - the journal
+        return False
+    return True
+
+
+def done_before(place: RecipePlace, payload: str) -> frozenset[str]:
+    """The steps of this very payload that an earlier boot has done."""
+    try:
+        digest, *steps = place.done_file.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(steps) if digest == payload else frozenset()
+
+
+def write(place: RecipePlace, report: BootstrapReport) -> None:
+    """Report and what is done, each in one move; a folder that cannot be written ends nothing."""
+    done = [step for step, state in report.steps.items() if state == "done"]
+    _put(place.report_file, json.dumps(asdict(report), indent=1) + "\n")
+    _put(place.done_file, "\n".join([report.payload, *done]) + "\n")
+
+
+def _put(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, text)
+    except OSError as error:
+        print(f"event=bootstrap-report-failed reason={str(error)!r}", flush=True)  # noqa: T201 - the journal
+
+
+def mark_of(place: RecipePlace) -> str:
+    """Which steps of ``steps/ORDER`` are run here: a queue's controller has no GPU and is in no pool."""
+    if place.is_folder:
+        return "folder"
+    try:
+        queue = json.loads((place.root / "etc/gpu-fleet/queue.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "bootstrap"
+    return "controller" if queue.get("role") == "controller" else "bootstrap"
+
+
+def main() -> int:
+    """Exit status 0 when every step is done, ``INCOMPLETE`` when one is not."""
+    place = RecipePlace(
+        Path(__file__).resolve().parent, Path(os.environ.get("GPU_FLEET_ROOT", "/")), os.environ["TARGET"]
+    )
+    order = (place.payload / "steps" / "ORDER").read_text(encoding="utf-8")
+    report = bootstrap(place, marked(order, place.target, mark_of(place)))
+    failed = sorted(step for step, state in report.steps.items() if state != "done")
+    print(f"event=bootstrap state={report.state} failed={','.join(failed) or 'none'}", flush=True)  # noqa: T201 - the journal
+    if failed:
+        return INCOMPLETE
+    place.marker.parent.mkdir(parents=True, exist_ok=True)
+    place.marker.write_text(f"{report.payload}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
