@@ -14,7 +14,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from gpu_fleet import config
+from gpu_fleet.core import config
 from tests.console.commands import COMMANDS, LEAVES
 from tests.prove import PARTS
 

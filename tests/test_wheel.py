@@ -36,7 +36,13 @@ ROOMS = tuple(
         "queue",
     )
 )
-FOLDERS = ("image/gpu_fleet_image", "stacks/gpu_fleet_stacks", "training/gpu_fleet", "training/examples")
+FOLDERS = (
+    "image/gpu_fleet_image",
+    "stacks/gpu_fleet_stacks",
+    "training/gpu_fleet",
+    "training/gpu_fleet_jobs",
+    "training/examples",
+)
 INSTALLED = {"training/examples/": "gpu_fleet_image/examples/", "image/": "", "stacks/": "", "training/": ""}
 # Stack files name accounts: a checkout's own are no part of the wheel.
 LEFT_OUT = re.compile(r"stacks/Pulumi\.[^/]*\.yaml")
@@ -149,10 +155,14 @@ def imports(site: Path, folder: str) -> Iterator[str]:
 def test_it_imports_nothing_that_it_lacks(site: Path) -> None:
     own = {
         name
-        for folder in ("gpu_fleet", "gpu_fleet_image", "gpu_fleet_stacks")
+        for folder in ("gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks")
         for name in imports(site, folder)
     }
-    own = {name for name in own if name.split(".")[0] in ("gpu_fleet", "gpu_fleet_image", "gpu_fleet_stacks")}
+    own = {
+        name
+        for name in own
+        if name.split(".")[0] in ("gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks")
+    }
     places = {name: site / name.replace(".", "/") for name in own}
 
     missing = [name for name, at in places.items() if not (at.is_dir() or at.with_suffix(".py").is_file())]
@@ -165,7 +175,8 @@ def plain(requirement: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("folders", "extras"), [(ROOMS, ()), (("gpu_fleet_stacks",), ("platform",)), (("gpu_fleet",), ("train",))]
+    ("folders", "extras"),
+    [(ROOMS, ()), (("gpu_fleet_stacks",), ("platform",)), (("gpu_fleet", "gpu_fleet_jobs"), ("train",))],
 )
 def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     asked = {plain(dependency) for dependency in PROJECT["dependencies"]}
@@ -180,7 +191,7 @@ def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras
     used -= sys.stdlib_module_names
     wanted = {
         distributions.get(BROUGHT.get(name, name), [name])[0].lower().replace("_", "-")
-        for name in used - OPTIONAL - {"gpu_fleet", "gpu_fleet_image", "gpu_fleet_stacks"}
+        for name in used - OPTIONAL - {"gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks"}
     }
     assert wanted <= asked
 
@@ -199,7 +210,9 @@ def test_the_trainer_works_beside_a_users_own_folders(python: Path, site: Path, 
 
     done = run(python, tmp_path, "-c", program)
 
-    assert done.stdout == f"gpu_fleet.library {site}/gpu_fleet/__init__.py the researcher\n", done.stderr
+    assert done.stdout == f"gpu_fleet.integrations.run {site}/gpu_fleet/__init__.py the researcher\n", (
+        done.stderr
+    )
 
 
 def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(

@@ -22,6 +22,7 @@ ROOMS = {
     "stacks/gpu_fleet_stacks": "stacks/",
     "image/gpu_fleet_image": "image/",
     "training/gpu_fleet": "training/",
+    "training/gpu_fleet_jobs": "training/",
     "tests": "",
     "__main__.py": "",
 }

@@ -26,9 +26,10 @@ KNOWS = {
 IMAGE = "image/gpu_fleet_image"
 # folder -> what its modules import nothing of
 FORBIDDEN = {
-    "stacks": ("tests", "gpu_fleet"),
-    "training/gpu_fleet": ("tests", "gpu_fleet_stacks", "gpu_fleet_image"),
-    "image": ("tests", "gpu_fleet_stacks", "gpu_fleet"),
+    "stacks": ("tests", "gpu_fleet", "gpu_fleet_jobs"),
+    "training": ("tests", "gpu_fleet_stacks", "gpu_fleet_image"),
+    "training/gpu_fleet": ("gpu_fleet_jobs",),
+    "image": ("tests", "gpu_fleet_stacks", "gpu_fleet", "gpu_fleet_jobs"),
     **{
         f"{IMAGE}/{room}": tuple(f"gpu_fleet_image.{other}" for other in KNOWS if other not in (room, *known))
         for room, known in KNOWS.items()
@@ -42,7 +43,7 @@ FORBIDDEN = {
 }
 Arrows = dict[str, set[str]]
 
-OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "tests")
+OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "gpu_fleet_jobs", "tests")
 # A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
 PAYLOAD, OF_IMAGE = "stacks/gpu_fleet_stacks/payload/", ("gpu_fleet_image.core", "gpu_fleet_image.recipe")
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
@@ -106,8 +107,9 @@ LAYERED = (
     "image/gpu_fleet_image/instance",
     "image/gpu_fleet_image/controllers",
     "training/gpu_fleet",
+    "training/gpu_fleet_jobs",
 )
-PRODUCT = ("stacks", "image", "training/gpu_fleet")
+PRODUCT = ("stacks", "image", "training/gpu_fleet", "training/gpu_fleet_jobs")
 # A class name with two homes that is one thing, and why it has them.
 ONE_THING = {
     "AgentCloud": "what the agent needs of a cloud, and the clouds that have it",

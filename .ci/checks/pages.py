@@ -13,6 +13,7 @@ from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_o
 
 PACKAGES = (
     "training/gpu_fleet",
+    "training/gpu_fleet_jobs",
     "image/gpu_fleet_image",
     "image/gpu_fleet_image/controllers",
     "stacks/gpu_fleet_stacks",

@@ -31,10 +31,10 @@ TRIPS = {
         "training/gpu_fleet/data/dataset.py",
         "training/gpu_fleet/data/loader.py",
         "training/gpu_fleet/data/prefetch.py",
-        "training/gpu_fleet/prepared_run.py",
-        "training/gpu_fleet/loop.py",
-        "training/gpu_fleet/parallel/spread.py",
-        "training/gpu_fleet/evaluation.py",
+        "training/gpu_fleet/trainer/prepared_run.py",
+        "training/gpu_fleet/trainer/loop.py",
+        "training/gpu_fleet/step/spread.py",
+        "training/gpu_fleet/step/evaluation.py",
     ],
     "image/gpu_fleet_image/controllers/sweep/README.md": [
         "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
@@ -77,8 +77,8 @@ HANDED_ON = {
 SWEEP = "image/gpu_fleet_image/controllers/sweep"
 # Stops that the one before reaches through an object alone -> the stop that brings it.
 BY_AN_OBJECT = {
-    "training/gpu_fleet/parallel/spread.py": "training/gpu_fleet/prepared_run.py",
-    "training/gpu_fleet/evaluation.py": "training/gpu_fleet/loop.py",
+    "training/gpu_fleet/step/spread.py": "training/gpu_fleet/trainer/prepared_run.py",
+    "training/gpu_fleet/step/evaluation.py": "training/gpu_fleet/trainer/loop.py",
     f"{SWEEP}/verdict.py": f"{SWEEP}/evidence.py",
     f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }

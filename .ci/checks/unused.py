@@ -45,7 +45,10 @@ KEEPS = re.compile(r"^@(?!pytest\.fixture|cache|contextmanager|dataclass)|autous
 
 def names(checkout: Checkout) -> Iterator[Finding]:
     """A name of the rooms that nothing of the product uses; a reason that none needs."""
-    modules = [checkout.module("__main__.py"), *checkout.modules("image", "stacks", "training/gpu_fleet")]
+    modules = [
+        checkout.module("__main__.py"),
+        *checkout.modules("image", "stacks", "training/gpu_fleet", "training/gpu_fleet_jobs"),
+    ]
     taken = {pair for module in modules for pair in taken_from_others(module)}
     said = texts(checkout, modules)
     needed = set()

@@ -21,21 +21,22 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from gpu_fleet import config, loop
-from gpu_fleet.bench import StepTimes, Turns
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.cli import main as training_command
+from gpu_fleet.core import config
+from gpu_fleet.core.world import world
 from gpu_fleet.data.loader import RankShare, training_slices
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.evaluation import mean_loss
-from gpu_fleet.initial_state import fresh_state, rehearse
-from gpu_fleet.optimization import decided
-from gpu_fleet.parallel.spread import Whole
-from gpu_fleet.prepared_run import opened
-from gpu_fleet.state import State
-from gpu_fleet.stopping.agreement import Stop
-from gpu_fleet.stopping.interrupt import Interruption
-from gpu_fleet.world import world
+from gpu_fleet.preemption.agreement import Stop
+from gpu_fleet.preemption.interrupt import Interruption
+from gpu_fleet.step.evaluation import mean_loss
+from gpu_fleet.step.optimization import decided
+from gpu_fleet.step.spread import Whole
+from gpu_fleet.step.state import State
+from gpu_fleet.trainer import loop
+from gpu_fleet.trainer.bench import StepTimes, Turns
+from gpu_fleet.trainer.initial_state import fresh_state, rehearse
+from gpu_fleet.trainer.prepared_run import opened
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 

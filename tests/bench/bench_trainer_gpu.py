@@ -17,10 +17,11 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from gpu_fleet import cli, config
-from gpu_fleet.bench import StepTimes, measure_steps
+from gpu_fleet import cli
+from gpu_fleet.core import config
+from gpu_fleet.core.world import world
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.world import world
+from gpu_fleet.trainer.bench import StepTimes, measure_steps
 
 COMMAND = "python -m tests.bench.bench_trainer_gpu"
 GOAL_RATIO = 0.99  # bare step over trainer's step, at least

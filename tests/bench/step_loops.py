@@ -25,17 +25,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from gpu_fleet import config
-from gpu_fleet.initial_state import fresh_state, rehearse
-from gpu_fleet.loop import train_steps
+from gpu_fleet.core import config
+from gpu_fleet.core.world import world
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.models import registry
 from gpu_fleet.models.definitions import Facts
-from gpu_fleet.prepared_run import opened
-from gpu_fleet.stopping.agreement import Stop
-from gpu_fleet.stopping.interrupt import Interruption, sources
-from gpu_fleet.stopping.watchdog import Watchdog
-from gpu_fleet.world import world
+from gpu_fleet.preemption.agreement import Stop
+from gpu_fleet.preemption.interrupt import Interruption, sources
+from gpu_fleet.preemption.watchdog import Watchdog
+from gpu_fleet.trainer.initial_state import fresh_state, rehearse
+from gpu_fleet.trainer.loop import train_steps
+from gpu_fleet.trainer.prepared_run import opened
 
 STEPS_A_BLOCK = 10  # an interval of the log
 WARM_UP = 3  # blocks

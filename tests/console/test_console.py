@@ -116,6 +116,7 @@ def defined() -> set[tuple[str, str]]:
         (ROOT / "image", "gpu_fleet_image"),
         (ROOT / "stacks", "gpu_fleet_stacks"),
         (ROOT / "training", "gpu_fleet"),
+        (ROOT / "training", "gpu_fleet_jobs"),
     ):
         for path in (top / room).rglob("*.py"):
             module = ".".join(path.relative_to(top).with_suffix("").parts)

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packageurl import PackageURL
 
-from gpu_fleet.kubernetes.pod import HOME
-from gpu_fleet.kubernetes.request import ClusterRequest
 from gpu_fleet_image.recipe import disk, lock, oci, sbom, wheels
 from gpu_fleet_image.recipe.errors import BakeError, LockError
+from gpu_fleet_jobs.kubernetes.pod import HOME
+from gpu_fleet_jobs.kubernetes.request import ClusterRequest
 
 
 def test_a_root_without_a_kernel_makes_no_disk(tmp_path):

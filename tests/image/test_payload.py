@@ -115,7 +115,7 @@ def test_every_packed_module_finds_those_it_imports():
         for name, content in sources.items()
         for node in ast.walk(ast.parse(content))
         if isinstance(node, ast.ImportFrom)
-        and str(node.module).split(".")[0] in ("gpu_fleet_image", "gpu_fleet")
+        and str(node.module).split(".")[0] in ("gpu_fleet_image", "gpu_fleet", "gpu_fleet_jobs")
         if node.module not in known
     ]
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from gpu_fleet.callbacks import guard
-from gpu_fleet.stopping.interrupt import Interruption, Reason
+from gpu_fleet.integrations import guard
+from gpu_fleet.preemption.interrupt import Interruption, Reason
 
 RATE = float(os.environ.get("RATE", "0.05"))  # of learning
 ACCUMULATED = int(os.environ.get("ACCUMULATED", "1"))  # micro-batches of an update
@@ -67,7 +67,7 @@ def noisy_accelerate(directory, workers):
 
 def noisy_lightning(directory, workers):
     """A new loader in each epoch, of which the reader processes stay."""
-    from gpu_fleet.callbacks.lightning import ResumableLoader
+    from gpu_fleet.integrations.lightning import ResumableLoader
 
     def kind(data, batch, num_workers):
         stays = num_workers > 0
@@ -88,7 +88,7 @@ def hugging_face(directory, workers, data=None, **further):
     from datasets import Dataset as Table
     from transformers import Trainer, TrainingArguments
 
-    from gpu_fleet.callbacks.huggingface import FleetCallback
+    from gpu_fleet.integrations.huggingface import FleetCallback
 
     x, labels = points()
     held_out = Table.from_dict({"x": x.tolist(), "labels": labels.tolist()}).with_format("torch")
@@ -127,7 +127,7 @@ def accelerate(directory, workers, data=None):
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
-    from gpu_fleet.callbacks.accelerate import FleetSteps
+    from gpu_fleet.integrations.accelerate import FleetSteps
 
     torch.manual_seed(0)
     accelerator = Accelerator(
@@ -170,7 +170,7 @@ class Stateful(DataLoader):
 def lightning(directory, workers, loader_kind=Stateful, **further):
     from lightning.pytorch import LightningModule, Trainer
 
-    from gpu_fleet.callbacks.lightning import FleetCallback
+    from gpu_fleet.integrations.lightning import FleetCallback
 
     class Module(LightningModule):
         def __init__(self):
@@ -205,7 +205,7 @@ def validated_lightning(directory, workers):
     """A shuffled loader, and a rate that follows the validation, of which ranks have uneven parts."""
     from lightning.pytorch import LightningModule, Trainer
 
-    from gpu_fleet.callbacks.lightning import FleetCallback, ResumableLoader
+    from gpu_fleet.integrations.lightning import FleetCallback, ResumableLoader
 
     rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
 

@@ -7,8 +7,8 @@ import os
 import runpy
 import sys
 
-from gpu_fleet.callbacks import guard
-from gpu_fleet.stopping.interrupt import Interruption, Reason
+from gpu_fleet.integrations import guard
+from gpu_fleet.preemption.interrupt import Interruption, Reason
 
 STOP_AT = int(sys.argv[3]) if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1 else 0
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from gpu_fleet.submitted import queued
 from gpu_fleet_image.console.runs import batch
 from gpu_fleet_image.controllers.meter import freezer
 from gpu_fleet_image.controllers.mover import placement
@@ -19,6 +18,7 @@ from gpu_fleet_image.instance.agent.answers import Act, Seen
 from gpu_fleet_image.queue import books, configuration, controller, demand, sizes, slurm
 from gpu_fleet_image.queue.demand import QueueDemand
 from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
+from gpu_fleet_jobs.submitted import queued
 from tests.queue.queue_world import QueuePlay, Schedule
 from tests.queue.size_world import play
 

@@ -15,7 +15,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.submitted.queued import QueuedJob
 from gpu_fleet_image.console.runs import batch
 from gpu_fleet_image.controllers.mover import aws as capacity_aws
 from gpu_fleet_image.controllers.mover import mover
@@ -32,6 +31,7 @@ from gpu_fleet_image.queue import aws as queue_aws
 from gpu_fleet_image.queue import books, configuration, controller
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.queue.exclusion import failed_on
+from gpu_fleet_jobs.submitted.queued import QueuedJob
 from tests.queue.fake_slurm import OVER, FakeSlurm, Instances, Job, Part, Program, placed_on
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 from tests.reaper.sweeping import ENVIRON, connect_world, sweep_world

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet import exit_codes
-from gpu_fleet.submitted import queued as queued_job
+from gpu_fleet.core import exit_codes
 from gpu_fleet_image.console.runs import batch, queued
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.queue import configuration, exclusion
+from gpu_fleet_jobs.submitted import queued as queued_job
 from tests.capacity.cloud_of_groups import policy
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)

@@ -84,7 +84,7 @@ def test_an_instance_gets_agent_packages_and_trainer_and_says_what_it_lacks_of_i
     assert (gate.returncode, agent.returncode) == (1, 0)
     assert "name=gpu_count ok=False detail='0 of 1 GPUs: " in gate.stderr
     assert (root / "opt/gpu-fleet/vendor/psutil/_psutil_linux.abi3.so").is_file()
-    assert (root / "opt/gpu-fleet/lib/gpu_fleet/train.py").is_file()
+    assert (root / "opt/gpu-fleet/lib/gpu_fleet/trainer/train.py").is_file()
     assert library.stat().st_ino == before, "a second try took modules from under a running agent"
     (root / f"etc/systemd/system/multi-user.target.wants/{AGENT}").unlink()
     with pytest.raises(first_boot.FirstBootError, match="does not start with the instance"):

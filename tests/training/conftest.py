@@ -10,8 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gpu_fleet import own_code, run_identity
+from gpu_fleet.checkpoint import run_identity
 from gpu_fleet.cli import main
+from gpu_fleet.core import own_code
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.training.examples import write_tokens
 from tests.training.ranks import LOOK_S

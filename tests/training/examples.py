@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpu_fleet import config, loop
 from gpu_fleet.checkpoint import local
+from gpu_fleet.core import config
+from gpu_fleet.core.world import world
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.metrics.records import read_json_lines
-from gpu_fleet.stopping.interrupt import Interruption, Reason
-from gpu_fleet.world import world
+from gpu_fleet.preemption.interrupt import Interruption, Reason
+from gpu_fleet.step.evaluation import mean_loss
+from gpu_fleet.trainer import loop
 from tests.training.ranks import run_ranks
 
 # From a good configuration and a folder of the test to a changed configuration.

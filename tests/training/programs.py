@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from gpu_fleet.launch import FRESH_STORE
+from gpu_fleet_jobs.launch.launch import FRESH_STORE
 from tests.held import rank_process
 
 ROOT = Path(__file__).parents[2]

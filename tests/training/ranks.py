@@ -16,8 +16,7 @@ import psutil
 import torch
 from torch.distributed import TCPStore
 
-from gpu_fleet import run_identity
-from gpu_fleet.checkpoint import uploader
+from gpu_fleet.checkpoint import run_identity, uploader
 
 PRELOADED = [
     "torch.distributed.checkpoint._fsspec_filesystem",
@@ -33,8 +32,8 @@ PRELOADED = [
     "fsspec.core",
     "PIL.PngImagePlugin",
     "gpu_fleet.cli",
-    "gpu_fleet.library",
-    "gpu_fleet.rank",
+    "gpu_fleet.integrations.run",
+    "gpu_fleet.trainer.rank",
     "gpu_fleet.checkpoint.sharded",
     "pytest",  # as the module of a test's function is imported in each rank
     "tests.training.commands",

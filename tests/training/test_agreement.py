@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_fleet import config
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.manager import Checkpoints, location
-from gpu_fleet.errors import CheckpointError, DivergenceError
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import CheckpointError, DivergenceError
+from gpu_fleet.core.world import World, world
 from gpu_fleet.metrics.records import read_json_lines
-from gpu_fleet.stopping.agreement import Stop
-from gpu_fleet.stopping.interrupt import Interruption, Reason
-from gpu_fleet.world import World, world
+from gpu_fleet.preemption.agreement import Stop
+from gpu_fleet.preemption.interrupt import Interruption, Reason
 from tests.training.examples import (
     CountingInterruption,
     changed,

@@ -17,15 +17,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gpu_fleet import any_command, outcome
-from gpu_fleet.any_command import status_of
 from gpu_fleet.checkpoint import lease
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
-from gpu_fleet.errors import CheckpointError
-from gpu_fleet.stopping.interrupt import Reason
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet.integrations import command as any_command
+from gpu_fleet.integrations.command import status_of
+from gpu_fleet.preemption.interrupt import Reason
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.programs import ROOT, Program, started
 from tests.training.ranks import run_ranks
@@ -125,7 +126,7 @@ def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(
 # What is left behind ends only once it is this process's, so that no shell takes leave of it first.
 REAPED = """
 import ctypes, os, pathlib, subprocess
-from gpu_fleet.stopping import left_behind
+from gpu_fleet.preemption import left_behind
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 ours = subprocess.Popen(["sh", "-c", "(sleep 600 & echo $!); exec cat"], stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE, start_new_session=True)

@@ -17,10 +17,11 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from gpu_fleet import config, own_code, rank
+from gpu_fleet.core import config, own_code
+from gpu_fleet.core.errors import PeerError
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
-from gpu_fleet.errors import PeerError
+from gpu_fleet.trainer import rank
 from tests.training.commands import command, tried_alone
 from tests.training.examples import (
     Change,
@@ -133,7 +134,7 @@ def test_a_full_disk_is_one_message_and_may_be_tried_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "runs/big"))
-    monkeypatch.setattr("gpu_fleet.rank.train_model", full)
+    monkeypatch.setattr("gpu_fleet.trainer.rank.train_model", full)
 
     status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from moto.core import set_initial_no_auth_action_count
 
-from gpu_fleet import config, loop
-from gpu_fleet.errors import ParallelError
-from gpu_fleet.world import world
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ParallelError
+from gpu_fleet.core.world import world
+from gpu_fleet.trainer import loop
 from tests.training.commands import command, tried, tried_alone
 from tests.training.examples import (
     Change,

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from gpu_fleet import bench, config
-from gpu_fleet.bench import StepTimes, Turns
-from gpu_fleet.errors import ParallelError
-from gpu_fleet.world import world
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ParallelError
+from gpu_fleet.core.world import world
+from gpu_fleet.trainer import bench
+from gpu_fleet.trainer.bench import StepTimes, Turns
 from tests.training.examples import changed, gpt_table, write_tokens
 from tests.training.ranks import run_ranks
 

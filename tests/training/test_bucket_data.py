@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet import cli, config
+from gpu_fleet import cli
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError, SilentSourceError, StoreError
 from gpu_fleet.data import bucket as buckets
 from gpu_fleet.data.bucket import (
     GAP_BYTES,
@@ -25,7 +27,6 @@ from gpu_fleet.data.bucket import (
 )
 from gpu_fleet.data.loader import batches
 from gpu_fleet.data.shards import DiskFolder, Records
-from gpu_fleet.errors import DataError, SilentSourceError, StoreError
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, resnet_table, train_on

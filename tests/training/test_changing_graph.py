@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpu_fleet import config, train
+from gpu_fleet.core import config
 from gpu_fleet.models import pretrained
+from gpu_fleet.trainer import train
 from tests.training.commands import tried
 from tests.training.examples import changed, losses, train_on
 

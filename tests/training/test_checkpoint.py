@@ -16,17 +16,17 @@ import torch
 from botocore.exceptions import ClientError
 from torch import nn
 
-from gpu_fleet import config
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.checkpoint.saver import STATE, Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.uploader import AbandonedError, UploadProgress
-from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
-from gpu_fleet.parallel.spread import Whole
-from gpu_fleet.state import State, capture_tensors
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import CheckpointError, StoreError, TrainingError
+from gpu_fleet.core.world import World, world
+from gpu_fleet.step.spread import Whole
+from gpu_fleet.step.state import State, capture_tensors
 from gpu_fleet.storage.object_store import at_start, patiently
-from gpu_fleet.world import World, world
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table, resnet_table
 

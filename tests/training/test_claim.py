@@ -16,15 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu_fleet.callbacks.guard import Guard
-from gpu_fleet.callbacks.huggingface import FleetCallback
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.checkpoint.lease import RELEASED, Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.integrations.guard import Guard
+from gpu_fleet.integrations.huggingface import FleetCallback
+from gpu_fleet.preemption.interrupt import Interruption
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
 

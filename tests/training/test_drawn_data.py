@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from gpu_fleet import run_identity
+from gpu_fleet.checkpoint import run_identity
 from gpu_fleet.data.own_data import OwnData, Stream
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, train_rank

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet import errors, exit_codes, outcome
-from gpu_fleet.errors import TrainingError
+from gpu_fleet.core import errors, exit_codes, outcome
+from gpu_fleet.core.errors import TrainingError
 from tests.training.commands import tried, tried_alone
 from tests.training.examples import changed, gpt_table
 

@@ -15,9 +15,9 @@ from gpu_fleet import Run
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.containers import plain
-from gpu_fleet.errors import CheckpointError, UnreadableError
-from gpu_fleet.exit_codes import FAILED_FOR_GOOD
+from gpu_fleet.core.containers import plain
+from gpu_fleet.core.errors import CheckpointError, UnreadableError
+from gpu_fleet.core.exit_codes import FAILED_FOR_GOOD
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 from tests.training.ranks import run_ranks

@@ -12,12 +12,13 @@ import pytest
 import torch.distributed as dist
 from click.testing import CliRunner, Result
 
-from gpu_fleet import any_command, outcome
-from gpu_fleet.callbacks import claim, guard
 from gpu_fleet.checkpoint import claim as claims
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.errors import CheckpointError, IdentityError, StoreError
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import CheckpointError, IdentityError, StoreError
+from gpu_fleet.integrations import claim, guard
+from gpu_fleet.integrations import command as any_command
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
 

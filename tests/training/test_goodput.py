@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet import cli
+from gpu_fleet.metrics import price
 from gpu_fleet.metrics.goodput import BOOKED, Book, Goodput, HourPrice, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.metrics.report import time_lines
-from gpu_fleet.pool import price
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.payload import instance_file, sweep_archive
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service

@@ -78,6 +78,7 @@ def test_the_launcher_of_an_instance_is_not_shadowed(repository: Path, tmp_path:
     shutil.copytree(ROOT / "image/gpu_fleet_image/recipe/rootfs/opt/gpu-fleet/bin", home / "bin")
     (home / "lib").mkdir()
     (home / "lib/gpu_fleet_image").symlink_to(ROOT / "image" / "gpu_fleet_image")
+    (home / "lib/gpu_fleet_jobs").symlink_to(ROOT / "training/gpu_fleet_jobs")
     (home / "lib/gpu_fleet").symlink_to(ROOT / "training/gpu_fleet")
     places = {"GPU_FLEET_ROOT": str(tmp_path / "root"), "GPU_FLEET_PYTHON": sys.executable}
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from gpu_fleet import config
 from gpu_fleet.checkpoint import local, manager, restore
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.errors import CheckpointError, DataError, StoreError
-from gpu_fleet.world import Agreement, world
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import CheckpointError, DataError, StoreError
+from gpu_fleet.core.world import Agreement, world
 from tests.training.examples import changed, gpt_table, train_rank, write_tokens
 from tests.training.ranks import run_ranks
 from tests.training.test_checkpoint import save

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet.errors import ConfigError
-from gpu_fleet.stopping import interrupt
-from gpu_fleet.stopping.interrupt import (
+from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.preemption import interrupt
+from gpu_fleet.preemption.interrupt import (
     AlicloudNotice,
     AwsNotice,
     Interruption,

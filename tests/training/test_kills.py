@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpu_fleet import loop
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import StoreError
-from gpu_fleet.evaluation import HeldOutScore
-from gpu_fleet.prepared_run import PreparedRun
-from gpu_fleet.state import State
-from gpu_fleet.stopping.agreement import Stop
+from gpu_fleet.core.errors import StoreError
+from gpu_fleet.preemption.agreement import Stop
+from gpu_fleet.step.evaluation import HeldOutScore
+from gpu_fleet.step.state import State
+from gpu_fleet.trainer import loop
+from gpu_fleet.trainer.prepared_run import PreparedRun
 from tests.training.commands import tried_alone
 from tests.training.examples import (
     CountingInterruption,
@@ -148,7 +148,9 @@ def test_a_notice_whose_last_upload_fails_says_which_step_is_missing(
     with monkeypatch.context() as patch:
         upload_with(patch, fail)
         patch.setattr("gpu_fleet.checkpoint.uploader.UPLOAD_PATIENCE_S", 0.0)
-        patch.setattr("gpu_fleet.rank.Interruption", lambda *_: CountingInterruption(4))  # after step 3
+        patch.setattr(
+            "gpu_fleet.trainer.rank.Interruption", lambda *_: CountingInterruption(4)
+        )  # after step 3
         status, said = tried_alone(table, tmp_path)
     uploaded, here = CheckpointStore(uri).steps(), local.steps(tmp_path / "run/checkpoints")
     resumed = train_rank(table)

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet import cli, config
+from gpu_fleet import cli
+from gpu_fleet.core import config
 from gpu_fleet.data.dataset import Description, describe
 from gpu_fleet.data.images import ImageFolder, _shift
 from gpu_fleet.data.loader import reader_processes

@@ -10,11 +10,11 @@ import tomli_w
 import yaml
 from click.testing import CliRunner
 
-from gpu_fleet import exit_codes
 from gpu_fleet.cli import main
-from gpu_fleet.kubernetes import sources
-from gpu_fleet.kubernetes.request import Claim, default_name, parse_claim
-from gpu_fleet.kubernetes.sources import LIMIT_BYTES
+from gpu_fleet.core import exit_codes
+from gpu_fleet_jobs.kubernetes import sources
+from gpu_fleet_jobs.kubernetes.request import Claim, default_name, parse_claim
+from gpu_fleet_jobs.kubernetes.sources import LIMIT_BYTES
 from tests.training.manifests.excerpt import KUBERNETES
 from tests.training.manifests.pods import action
 from tests.training.manifests.schemas import problems

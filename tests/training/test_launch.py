@@ -15,13 +15,15 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
-from gpu_fleet import cli, launch, outcome
-from gpu_fleet.errors import LaunchError
-from gpu_fleet.metadata import ThisInstance
-from gpu_fleet.pool.identity import Expected, read_identity
-from gpu_fleet.pool.members import in_order, members_in_service
-from gpu_fleet.pool.network import control_environment, environment
-from gpu_fleet.pool.rendezvous import Rendezvous
+from gpu_fleet import cli
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import LaunchError
+from gpu_fleet.core.metadata import ThisInstance
+from gpu_fleet_jobs.launch import launch
+from gpu_fleet_jobs.launch.identity import Expected, read_identity
+from gpu_fleet_jobs.launch.members import in_order, members_in_service
+from gpu_fleet_jobs.launch.network import control_environment, environment
+from gpu_fleet_jobs.launch.rendezvous import Rendezvous
 from tests.training.ports import reserved_port
 from tests.training.programs import DIGITS, started
 
@@ -374,7 +376,7 @@ def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path, restored_s
 
 IS_HELD = """
 import pathlib, sys, time
-from gpu_fleet import outcome
+from gpu_fleet.core import outcome
 outcome.write_refusal("in use by process 1 on elsewhere")
 pathlib.Path(sys.argv[1], "waits").touch()
 time.sleep(300)
@@ -403,8 +405,8 @@ def test_torchrun_does_not_try_again_at_once_where_another_process_has_the_run(
 
 STOPS_WAITING = """
 import sys
-from gpu_fleet import outcome
-from gpu_fleet.errors import StoppedError
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import StoppedError
 outcome.leave_word(outcome.Path(sys.argv[1]), StoppedError("stopped before the first step"), 0)
 sys.exit(int(sys.argv[2]))
 """
@@ -420,7 +422,7 @@ def test_a_notice_to_the_ranks_alone_while_they_wait_is_a_stop(torchrun, tmp_pat
 
 IS_REFUSED = """
 import os, pathlib, sys
-from gpu_fleet import outcome
+from gpu_fleet.core import outcome
 directory = pathlib.Path(sys.argv[1])
 (directory / "result.json").write_text('{"outcome": "finished"}')
 if "elsewhere" in sys.argv:
@@ -453,7 +455,7 @@ def test_the_instances_of_a_job_know_each_others_word():
 
 ENDS = """
 import os, pathlib, sys
-from gpu_fleet import outcome
+from gpu_fleet.core import outcome
 directory, word, status = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if word == "failed":
     outcome.write_failure(directory, "data.path: is not a folder", 0)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet import cli
-from gpu_fleet.pool import alicloud_peers
+from gpu_fleet_jobs.launch import alicloud_peers
 
 INSTANCE_FILE = """
 schema_version = 1

@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from gpu_fleet import Run, outcome
+from gpu_fleet import Run
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.claim import RunClaim
@@ -29,7 +29,8 @@ from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
 from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.errors import CheckpointError, RunLeaseError, StoppedError
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
 

@@ -14,11 +14,13 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from gpu_fleet import cli, config, run_identity
+from gpu_fleet import cli
+from gpu_fleet.checkpoint import run_identity
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
-from gpu_fleet.errors import DataError
 from tests.training.examples import resnet_table, train_rank
 
 CHANCE = np.random.default_rng(0)

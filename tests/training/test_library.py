@@ -20,12 +20,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import lr_scheduler
 
-from gpu_fleet import Run, library, outcome, run_identity
-from gpu_fleet.checkpoint import local
+from gpu_fleet import Run
+from gpu_fleet.checkpoint import local, run_identity
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.saver import Saver
-from gpu_fleet.errors import CheckpointError, ConfigError, DataError, RunLeaseError
-from gpu_fleet.state import parameters_sha256
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import CheckpointError, ConfigError, DataError, RunLeaseError
+from gpu_fleet.integrations import run as library
+from gpu_fleet.step.state import parameters_sha256
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
@@ -490,7 +492,7 @@ def rank_alone(directory: str, seed_by_rank: int) -> str:
     dist.init_process_group("gloo")
     torch.manual_seed(seed_by_rank * dist.get_rank())
     heard = StringIO()
-    logging.getLogger("gpu_fleet.library").addHandler(logging.StreamHandler(heard))
+    logging.getLogger("gpu_fleet.integrations.run").addHandler(logging.StreamHandler(heard))
     with Run(directory, net=nn.Linear(3, 1)) as run:
         list(run.steps(2))
     return heard.getvalue()

@@ -18,8 +18,8 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gpu_fleet import config
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.flops import flops_per_sample, utilisation
 from gpu_fleet.metrics.peak import PEAKS, peak_of
 from gpu_fleet.metrics.progress_line import ProgressLine, ProgressLog

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet.config import Config, from_table
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core.config import Config, from_table
+from gpu_fleet.core.errors import ConfigError
 
 SOUND: dict[str, Any] = {"model": {"name": "resnet_small"}, "data": {"path": "data"}, "run": {"steps": 1}}
 SCHEMA = Config.model_json_schema()

@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-import gpu_fleet.initial_state
-from gpu_fleet import config, loop
+import gpu_fleet.trainer.initial_state
+from gpu_fleet.core import config
+from gpu_fleet.core.world import world
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.records import read_json_lines
-from gpu_fleet.stopping.interrupt import Interruption
-from gpu_fleet.stopping.watchdog import Watchdog
-from gpu_fleet.world import world
+from gpu_fleet.preemption.interrupt import Interruption
+from gpu_fleet.preemption.watchdog import Watchdog
+from gpu_fleet.trainer import loop
 from tests.training.examples import changed, gpt_table, train_on, write_tokens
 from tests.training.ranks import run_ranks
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from gpu_fleet import config, loop, optimization, precision
 from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.saver import STATE
-from gpu_fleet.errors import ModelError
-from gpu_fleet.evaluation import Evaluated, evaluate
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ModelError
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.models import definitions, registry
+from gpu_fleet.step import optimization, precision
+from gpu_fleet.step.evaluation import Evaluated, evaluate
+from gpu_fleet.trainer import loop
 from tests.training.examples import (
     changed,
     few_digits,

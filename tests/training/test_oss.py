@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError
+from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.storage import oss
 from tests.reaper.metadata_server import Server, metadata_server
 

@@ -19,7 +19,8 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file
 
-from gpu_fleet import cli, own_code, reachable
+from gpu_fleet import cli
+from gpu_fleet.core import own_code, reachable
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
@@ -297,7 +298,7 @@ def test_what_a_function_imports_belongs_to_the_run(
 @pytest.mark.parametrize(
     "imports",
     [
-        ["import numpy, json, torch.nn, gpu_fleet.library"],
+        ["import numpy, json, torch.nn, gpu_fleet.integrations.run"],
         ["from typing import TYPE_CHECKING", "if TYPE_CHECKING:", "    import helpers.scales"],
         ["import typing", "if not typing.TYPE_CHECKING:", "    pass", "else:", "    import helpers.scales"],
         ["import random"],  # which is loaded, and hides the file beside

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_fleet import loop
+from gpu_fleet.trainer import loop
 from tests.training.examples import changed, gpt_table, train_on, train_rank
 
 HERE = "tests.training.test_own_optimizer"

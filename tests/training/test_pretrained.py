@@ -40,16 +40,16 @@ from transformers.models.efficientnet.image_processing_pil_efficientnet import E
 from transformers.models.mobilevit.image_processing_pil_mobilevit import MobileViTImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError, ModelError
+from gpu_fleet.core.world import world
 from gpu_fleet.data import own_data
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.errors import DataError, ModelError
 from gpu_fleet.models import pretrained, registry, weights
 from gpu_fleet.models.definitions import Facts
-from gpu_fleet.parallel import spread
-from gpu_fleet.state import parameters_sha256
-from gpu_fleet.world import world
+from gpu_fleet.step import spread
+from gpu_fleet.step.state import parameters_sha256
 from tests.training.commands import tried_alone
 from tests.training.examples import VOCABULARY, changed, few_digits, gpt_table, losses, train_on
 from tests.training.proofs import by_proof

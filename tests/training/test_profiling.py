@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.profiling import StepTrace, marked
-from gpu_fleet.train import parse_steps
+from gpu_fleet.trainer.train import parse_steps
 
 
 def run_steps(trace: StepTrace, steps: range) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet import exit_codes
-from gpu_fleet.errors import CheckpointError
-from gpu_fleet.submitted import queued
-from gpu_fleet.submitted.queued import QueuedJob, directory_of
-from gpu_fleet.submitted.reporter import Reporter, sent_bytes
+from gpu_fleet.core import exit_codes
+from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet_jobs.submitted import queued
+from gpu_fleet_jobs.submitted.queued import QueuedJob, directory_of
+from gpu_fleet_jobs.submitted.reporter import Reporter, sent_bytes
 from tests.training.test_submitted import Bucket, handlers
 
 __all__ = ["handlers"]  # which is autouse here too

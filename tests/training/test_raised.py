@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from gpu_fleet import Run
-from gpu_fleet.files import may_pass
+from gpu_fleet.core.files import may_pass
 from tests.training.commands import tried_alone
 from tests.training.ranks import run_ranks
 from tests.training.test_mistakes import place, table_of, tried_in

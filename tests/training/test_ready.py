@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import BertConfig, LlamaConfig
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.world import check_sizes
 from gpu_fleet.models import pretrained, registry
 from gpu_fleet.models.definitions import Facts
-from gpu_fleet.world import check_sizes
 from tests.training.programs import ROOT
 
 EXAMPLES = ROOT / "training/examples"

@@ -6,10 +6,11 @@ import socket
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet import cli, exit_codes
-from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool import rendezvous
-from gpu_fleet.pool.rendezvous import JOIN_TIMEOUT_S, Assignment, assignment, join
+from gpu_fleet import cli
+from gpu_fleet.core import exit_codes
+from gpu_fleet.core.errors import LaunchError
+from gpu_fleet_jobs.launch import rendezvous
+from gpu_fleet_jobs.launch.rendezvous import JOIN_TIMEOUT_S, Assignment, assignment, join
 from tests.training.programs import DIGITS, started
 
 VARIABLES = {

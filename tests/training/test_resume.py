@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from gpu_fleet import loop
+from gpu_fleet.core.errors import IdentityError
 from gpu_fleet.data.loader import Batch
-from gpu_fleet.errors import IdentityError
-from gpu_fleet.loop import take_step
 from gpu_fleet.metrics.meter import Meter
-from gpu_fleet.prepared_run import PreparedRun
-from gpu_fleet.state import State
+from gpu_fleet.step.state import State
+from gpu_fleet.trainer import loop
+from gpu_fleet.trainer.loop import take_step
+from gpu_fleet.trainer.prepared_run import PreparedRun
 from tests.training.examples import (
     NUMBERED_LENGTH,
     changed,

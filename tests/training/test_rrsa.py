@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet.errors import StoreError
+from gpu_fleet.core.errors import StoreError
 from gpu_fleet.storage import rrsa
 from gpu_fleet.storage.object_store import ObjectStore
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet import config, instance_file, run_identity
-from gpu_fleet.checkpoint import local, manager
+from gpu_fleet.checkpoint import local, manager, run_identity
+from gpu_fleet.core import config, instance_file
+from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.data.dataset import describe, open_split
-from gpu_fleet.errors import CheckpointError
 from tests.training import ranks
 from tests.training.commands import tried_alone
 from tests.training.examples import (

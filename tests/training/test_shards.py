@@ -10,14 +10,15 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from gpu_fleet import cli, config
+from gpu_fleet import cli
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data import shards
 from gpu_fleet.data.dataset import CorruptSampleError, check_parts, describe, open_split
 from gpu_fleet.data.loader import Reader
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.preparation.index import index_shard
 from gpu_fleet.data.preparation.skipped import Skipped
-from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
 CLASSES = ("cat", "dog")

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from gpu_fleet import Run, config
-from gpu_fleet.world import world
+from gpu_fleet import Run
+from gpu_fleet.core import config
+from gpu_fleet.core.world import world
 from tests.training.commands import tried_alone
 from tests.training.ranks import run_ranks
 

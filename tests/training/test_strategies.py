@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from gpu_fleet import config, loop
-from gpu_fleet.errors import ParallelError
-from gpu_fleet.parallel.spread import shard
-from gpu_fleet.state import whole_weights
-from gpu_fleet.world import world
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ParallelError
+from gpu_fleet.core.world import world
+from gpu_fleet.step.spread import shard
+from gpu_fleet.step.state import whole_weights
+from gpu_fleet.trainer import loop
 from tests.training.examples import changed, gpt_table, losses, train_on, train_rank
 from tests.training.proofs import by_proof
 from tests.training.ranks import run_ranks

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_fleet.cli import main
-from gpu_fleet.errors import CheckpointError, CommandError, ConfigError
-from gpu_fleet.submitted import command_line, included, work
-from gpu_fleet.submitted.pack import archive
-from gpu_fleet.submitted.work import Job, Reporter, Worker, fetched, unpack
+from gpu_fleet.core.errors import CheckpointError, CommandError, ConfigError
+from gpu_fleet_jobs.submitted import command_line, included, work
+from gpu_fleet_jobs.submitted.pack import archive
+from gpu_fleet_jobs.submitted.work import Job, Reporter, Worker, fetched, unpack
 
 COUNTS = "import pathlib, sys; f = pathlib.Path('tries'); f.open('a').write('x'); sys.exit({status})"
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
 from gpu_fleet.data.tables import damaged_line, table_files
-from gpu_fleet.errors import DataError
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 

@@ -7,9 +7,10 @@ import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from gpu_fleet import cli, config
+from gpu_fleet import cli
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
-from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from gpu_fleet import cli, config
+from gpu_fleet import cli
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data import tokens
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.loader import Reader
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_fleet import config
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.trackers import Aside, curves, wandb_id
 from gpu_fleet.metrics.writers import open_writers
 
@@ -22,7 +22,7 @@ WANTED = "GPU_FLEET_TEST_TRACKERS"
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from gpu_fleet import config
+from gpu_fleet.core import config
 from gpu_fleet.metrics.writers import open_writers
 
 directory = Path(sys.argv[1])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import StandstillError
-from gpu_fleet.stopping.tries import NOTE, Tries
-from gpu_fleet.submitted.work import TRIES
+from gpu_fleet.core.errors import StandstillError
+from gpu_fleet.preemption.tries import NOTE, Tries
+from gpu_fleet_jobs.submitted.work import TRIES
 from tests.training.commands import tried_alone
 from tests.training.test_exit_codes import UNIT
 from tests.training.test_mistakes import place, table_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from gpu_fleet import own_code
+from gpu_fleet.core import own_code
 
 # Every export asks for these: a thousand regular expressions, a tenth of a second to compile.
 get_checkpoint_conversion_mapping("llama")

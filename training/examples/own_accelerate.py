@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpu_fleet.callbacks.accelerate import FleetSteps
+from gpu_fleet.integrations.accelerate import FleetSteps
 
 WORKERS = int(os.environ.get("WORKERS", "0"))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
-from gpu_fleet.callbacks.huggingface import FleetCallback
+from gpu_fleet.integrations.huggingface import FleetCallback
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from gpu_fleet.callbacks.lightning import FleetCallback, ResumableLoader
+from gpu_fleet.integrations.lightning import FleetCallback, ResumableLoader
 
 
 class Net(LightningModule):

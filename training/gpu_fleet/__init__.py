@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpu_fleet.library import Run
+    from gpu_fleet.integrations.run import Run
 
 __all__ = ["Run"]
 
@@ -14,7 +14,7 @@ __all__ = ["Run"]
 def __getattr__(name: str) -> Any:
     """Load `Run`, and torch with it, on first use."""
     if name == "Run":
-        from gpu_fleet.library import Run  # noqa: PLC0415 - see above
+        from gpu_fleet.integrations.run import Run  # noqa: PLC0415 - see above
 
         return Run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

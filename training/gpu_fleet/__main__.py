@@ -2,7 +2,7 @@
 
 import sys
 
-from gpu_fleet.errors import MissingPackageError
+from gpu_fleet.core.errors import MissingPackageError
 
 
 def leave(status: object) -> None:
@@ -13,7 +13,7 @@ def leave(status: object) -> None:
     if "gpu_fleet.checkpoint.uploader" not in sys.modules:
         return
     from gpu_fleet.checkpoint.uploader import left_behind  # noqa: PLC0415 - seconds, not needed for --help
-    from gpu_fleet.outcome import leave_at_once  # noqa: PLC0415 - as above
+    from gpu_fleet.core.outcome import leave_at_once  # noqa: PLC0415 - as above
 
     if left_behind() and isinstance(status, int | None):
         leave_at_once(status or 0)

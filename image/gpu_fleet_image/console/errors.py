@@ -16,7 +16,7 @@ BASES = frozenset(
         "gpu_fleet_image.recipe.errors.ImageError",
         "gpu_fleet_image.core.errors.InstanceError",
         "gpu_fleet_stacks.errors.StacksError",
-        "gpu_fleet.errors.TrainingError",
+        "gpu_fleet.core.errors.TrainingError",
     }
 )
 

@@ -10,7 +10,7 @@ import click
 from gpu_fleet_image.console.errors import CommandNotHereError
 
 # Room -> the extra of the wheel that brings what its commands need.
-EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train"}
+EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train", "gpu_fleet_jobs": "train"}
 
 
 def is_here(target: str) -> bool:

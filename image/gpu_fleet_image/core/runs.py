@@ -28,7 +28,10 @@ JOB, ARCHIVE, CANCEL, STATE, LOG = "job.json", "files.zip", "cancel", "state.jso
 
 
 class Phase(StrEnum):
-    """What an instance says of its part of a run (``gpu_fleet/submitted/work.py`` has the same words)."""
+    """What an instance says of its part of a run.
+
+    See ``gpu_fleet_jobs/submitted/work.py`` has the same words.
+    """
 
     SENT = "sent"  # nobody has heard of it yet
     REFUSED = "refused"

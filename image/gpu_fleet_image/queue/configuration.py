@@ -13,7 +13,7 @@ CONTROLLER_PORT, NODE_PORT, DATABASE_PORT = 6817, 6818, 6819
 SRUN_PORTS = (60001, 63000)
 # of all pools, with those that were terminated a moment ago; the controller is restarted for another value
 MOST_NODES = 4096
-# Saved and to be run again (gpu_fleet/exit_codes.py): the same job goes on elsewhere.
+# Saved and to be run again (gpu_fleet/core/exit_codes.py): the same job goes on elsewhere.
 REQUEUED_EXIT = 85
 # How long a credential of a step holds. A job that was requeued waits as long, so that no node goes on with
 # it: 120 s unless set. The prolog, which only looks at two files, must be over by then.

@@ -1,8 +1,8 @@
 """Which nodes a job of `gpu-fleet submit` is kept away from: those on which it failed. Pure.
 
 A try that failed for a reason that may pass leaves the instance in the job's comment
-(gpu_fleet/submitted/queued.py). Only a job that waits can be changed: the controller does so at its look,
-while the job waits for its next try.
+(gpu_fleet_jobs/submitted/queued.py). Only a job that waits can be changed: the controller does so at its
+look, while the job waits for its next try.
 """
 
 import re

@@ -201,7 +201,7 @@ def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:
 
 
 def cancel(job: str, *, saves: bool, ask: Run = run) -> None:
-    """End a job, once it has saved where it can (gpu_fleet/submitted/queued.py). Raises SlurmError."""
+    """End a job, once it has saved where it can (gpu_fleet_jobs/submitted/queued.py). Raises SlurmError."""
     ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), job])
 
 

@@ -23,6 +23,7 @@ FOLDERS = ("steps", "rootfs", "wheels", "keys")
 # Modules of the project that run on the instance; image/gpu_fleet_image/recipe is for the builder.
 PYTHON = (
     "training/gpu_fleet",
+    "training/gpu_fleet_jobs",
     "image/gpu_fleet_image/console",
     "image/gpu_fleet_image/controllers",
     "image/gpu_fleet_image/core",

@@ -20,7 +20,7 @@ WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload"
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
 # data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
 SHARED = ("data", "checkpoints")
-# By which `launch` finds the other instances of its group (training/gpu_fleet/pool/alicloud_peers.py).
+# By which `launch` finds the other instances of its group (training/gpu_fleet_jobs/launch/alicloud_peers.py).
 PEER_ACTIONS = ("ess:DescribeScalingInstances",)
 # Read only: who is in my pool, and what is asked of me?
 LOOK_ACTIONS = (

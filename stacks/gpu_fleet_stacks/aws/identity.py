@@ -34,7 +34,7 @@ LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:Descri
 # that wait short and end nothing that runs
 # (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
 OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
-# By which `launch` finds the other instances of its group (training/gpu_fleet/pool/aws_peers.py).
+# By which `launch` finds the other instances of its group (training/gpu_fleet_jobs/launch/aws_peers.py).
 PEER_ACTIONS = ("ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances")
 
 # data and checkpoints are shared by the pools of a stack; what one wrote, no other may change

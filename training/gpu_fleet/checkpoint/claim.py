@@ -14,7 +14,7 @@ from typing import Self
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.files import on_disk
+from gpu_fleet.core.files import on_disk
 from gpu_fleet.storage.object_store import at_start
 
 

@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet import outcome
 from gpu_fleet.checkpoint import local, restore
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.lease import RunLease
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import of_world
-from gpu_fleet.errors import CheckpointError
-from gpu_fleet.files import on_disk, write_bytes
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet.core.files import on_disk, write_bytes
+from gpu_fleet.core.world import World
 from gpu_fleet.storage.object_store import at_start
-from gpu_fleet.world import World
 
 FOLDER = "checkpoints"  # in the directory of a run
 MEETINGS_PER_TIMEOUT = 4

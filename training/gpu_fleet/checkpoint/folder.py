@@ -26,8 +26,8 @@ from typing import Self
 
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.folder_files import OURS, Entry, FolderFiles, Look, Records
-from gpu_fleet.errors import CheckpointError, IdentityError
-from gpu_fleet.files import on_disk, write_bytes
+from gpu_fleet.core.errors import CheckpointError, IdentityError
+from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 LIST, CONTENTS = "folder.json", "contents"

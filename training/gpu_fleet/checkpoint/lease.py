@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_fleet import outcome
 from gpu_fleet.checkpoint.store import RENEWAL, CheckpointStore, LeaseKey
-from gpu_fleet.errors import CheckpointError, RunLeaseError, StoppedError, StoreError
+from gpu_fleet.core import outcome
+from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError, StoreError
 
 RENEW_EVERY_S = 20.0
 TAKEN_OVER_AFTER_S = 90.0  # four renewals may fail; the replacement of an instance takes longer

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
-from gpu_fleet.errors import CheckpointError, RunLeaseError
-from gpu_fleet.files import sync_folder, write_bytes
+from gpu_fleet.core.errors import CheckpointError, RunLeaseError
+from gpu_fleet.core.files import sync_folder, write_bytes
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -51,7 +51,7 @@ class Manifest:
     layout: str = WHOLE  # whole: one file has every tensor; sharded: each rank wrote its part
     files: dict[str, FileRecord] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    identity: dict[str, str] = field(default_factory=dict)  # see gpu_fleet.run_identity
+    identity: dict[str, str] = field(default_factory=dict)  # see gpu_fleet.checkpoint.run_identity
     format: int = FORMAT
 
     def to_json(self) -> str:

@@ -7,15 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet import config, instance_file, outcome, own_code
-from gpu_fleet import run_identity as identities
 from gpu_fleet.checkpoint import local, restore, sharded
+from gpu_fleet.checkpoint import run_identity as identities
 from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
+from gpu_fleet.checkpoint.run_identity import Identity
 from gpu_fleet.checkpoint.saver import STATE
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import IdentityError
-from gpu_fleet.run_identity import Identity
-from gpu_fleet.state import (
+from gpu_fleet.core import config, instance_file, outcome, own_code
+from gpu_fleet.core.errors import IdentityError
+from gpu_fleet.core.world import World, ranks_per_replica
+from gpu_fleet.preemption.tries import Tries
+from gpu_fleet.step.state import (
     State,
     apply,
     apply_tensors,
@@ -24,9 +26,7 @@ from gpu_fleet.state import (
     capture_tensors,
     plain_optimizer,
 )
-from gpu_fleet.stopping.tries import Tries
 from gpu_fleet.storage.object_store import at_start
-from gpu_fleet.world import World, ranks_per_replica
 
 log = logging.getLogger(__name__)
 

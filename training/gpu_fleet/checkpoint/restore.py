@@ -9,9 +9,9 @@ import torch
 
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.errors import CheckpointError, IdentityError, StoreError, UnreadableError
+from gpu_fleet.core.errors import CheckpointError, IdentityError, StoreError, UnreadableError
+from gpu_fleet.core.world import World
 from gpu_fleet.storage.object_store import at_start, patiently
-from gpu_fleet.world import World
 
 log = logging.getLogger(__name__)
 

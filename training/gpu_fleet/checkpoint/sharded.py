@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from gpu_fleet.errors import CheckpointError, IdentityError
-from gpu_fleet.optimization import keep_decided
+from gpu_fleet.core.errors import CheckpointError, IdentityError
+from gpu_fleet.step.optimization import keep_decided
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from botocore.exceptions import ClientError
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.errors import CheckpointError
-from gpu_fleet.files import write_bytes
+from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet.core.files import write_bytes
 from gpu_fleet.storage.object_store import ObjectStore
 
 TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # codes for a key that exists already

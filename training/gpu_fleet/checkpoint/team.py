@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from gpu_fleet.errors import CheckpointError, StoreError
+from gpu_fleet.core.errors import CheckpointError, StoreError
 
 LOOK_EVERY_S = 0.05
 PASSING = "passing"  # kind of an error after which a later try may succeed

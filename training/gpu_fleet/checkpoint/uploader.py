@@ -15,7 +15,7 @@ from gpu_fleet.checkpoint import local, sharded
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.errors import CheckpointError, RunLeaseError, as_checkpoint_error, reason_of
+from gpu_fleet.core.errors import CheckpointError, RunLeaseError, as_checkpoint_error, reason_of
 from gpu_fleet.storage.object_store import at_start, patiently
 
 LINE = "checkpoint-line"  # the thread of an upload

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.errors import DataError
+from gpu_fleet.core.errors import DataError
 
 # Names that systems and programs leave in any folder; they hold no samples.
 OF_SYSTEM = ("lost+found", "__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information")

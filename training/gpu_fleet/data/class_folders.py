@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import (
     DANGLING,
     OTHERS,
@@ -16,7 +17,6 @@ from gpu_fleet.data.census import (
     shown,
     walked,
 )
-from gpu_fleet.errors import DataError
 
 SUFFIXES = (
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".gif"),

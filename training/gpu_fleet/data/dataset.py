@@ -10,10 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError, suggestion
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import beside_splits, classes_of
-from gpu_fleet.errors import DataError, suggestion
 
 Array = npt.NDArray[Any]
 DESCRIPTION = "dataset.json"

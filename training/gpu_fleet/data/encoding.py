@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.dataset import Array
-from gpu_fleet.errors import DataError
 
 BYTES = 256
 

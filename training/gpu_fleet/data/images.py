@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census, shown
 from gpu_fleet.data.class_folders import is_unsplit, pictures_of, split_folder
 from gpu_fleet.data.dataset import (
@@ -22,7 +23,6 @@ from gpu_fleet.data.dataset import (
     split_of,
     split_problem,
 )
-from gpu_fleet.errors import DataError
 
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # Pillow's, for broken files
 ORIENTATION = ExifTags.Base.Orientation

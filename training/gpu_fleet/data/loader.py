@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError, OwnCodeError, PassingCodeError
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
-from gpu_fleet.errors import DataError, OwnCodeError, PassingCodeError
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
 MAPPED = ("text", "tokens")  # kinds of data that are read through a memory map

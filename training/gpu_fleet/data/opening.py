@@ -3,16 +3,16 @@
 import os
 from pathlib import Path
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError, DataError
+from gpu_fleet.core.own_code import Parts
 from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.census import Census, shown
 from gpu_fleet.data.dataset import Dataset, Description, describe, is_bucket, open_split
 from gpu_fleet.data.loader import reader_processes
 from gpu_fleet.data.own_data import ENDLESS, OwnData, Stream, open_own, open_records
 from gpu_fleet.data.tables import is_table, open_table
-from gpu_fleet.errors import ConfigError, DataError
 from gpu_fleet.models.registry import OWN_DATA
-from gpu_fleet.own_code import Parts
 
 RECORDS = "records"  # the kind of tars with any keys
 

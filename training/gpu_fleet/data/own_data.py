@@ -16,15 +16,15 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError, DataError, OwnCodeError
+from gpu_fleet.core.own_code import Own, explained
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Description
 from gpu_fleet.data.generators import held_by, kept_generators, seed_generators
 from gpu_fleet.data.loader import Batch, CountOf
 from gpu_fleet.data.order import SampleOrder, Slice
 from gpu_fleet.data.shards import Records, folder_of
-from gpu_fleet.errors import ConfigError, DataError, OwnCodeError
-from gpu_fleet.own_code import Own, explained
 
 ENDLESS = 2**62  # number of samples of a stream without a length
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.data.generators import (
     held_by,
     kept_generators,
@@ -19,7 +20,6 @@ from gpu_fleet.data.generators import (
     seed_generators,
     states_of_generators,
 )
-from gpu_fleet.errors import ConfigError
 
 NOT_SET = (
     "samples draw random numbers, and a resumed run draws others, as they are read as a stream or by a "

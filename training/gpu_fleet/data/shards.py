@@ -24,13 +24,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard
 from gpu_fleet.data.census import HIDDEN, OTHERS, Census, is_hidden, shown, walked
 from gpu_fleet.data.class_folders import SUFFIXES
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket
 from gpu_fleet.data.images import decode
-from gpu_fleet.errors import DataError
 
 # A row for a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its
 # class.

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError
+from gpu_fleet.core.own_code import Own
 from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
 from gpu_fleet.data.class_folders import SPLITS, is_picture
 from gpu_fleet.data.dataset import DESCRIPTION, split_of, split_problem
 from gpu_fleet.data.own_data import OwnData, adapted
-from gpu_fleet.errors import ConfigError, DataError, MissingPackageError
-from gpu_fleet.own_code import Own
 
 MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets
 SHOWN = 60  # bytes of a damaged line in a message

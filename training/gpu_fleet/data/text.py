@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
 from gpu_fleet.data.tokens import dtype_of
-from gpu_fleet.errors import DataError
 
 TOKENS = "tokens.bin"
 STARTS = "starts.npy"  # (texts + 1,) int64: the begin of each text, and the end of the last

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gpu_fleet import config
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
-from gpu_fleet.errors import DataError
 
 FILE = "tokens.bin"
 UINT16_VOCABULARY = 1 << 16

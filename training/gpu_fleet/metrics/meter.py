@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gpu_fleet.core.errors import DivergenceError
+from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch, CorruptionCounter
-from gpu_fleet.errors import DivergenceError
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.goodput import STALL, WAITING, Book
 from gpu_fleet.metrics.records import Record
-from gpu_fleet.world import World
 
 Clock = Callable[[], float]
 BYTES_PER_GIB = 2**30

@@ -10,7 +10,7 @@ import torch
 from torch.cuda import nvtx
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core.errors import ConfigError
 
 UNMARKED = nullcontext()
 log = logging.getLogger(__name__)

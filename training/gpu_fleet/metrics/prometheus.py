@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.records import Record
 
 PREFIX = "gpu_fleet_training"

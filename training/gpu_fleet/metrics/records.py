@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from gpu_fleet.errors import ConfigError
-from gpu_fleet.files import DISK_FULL
+from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.files import DISK_FULL
 
 Record = Mapping[str, float | int | str]
 JSON_LINES = "metrics.jsonl"

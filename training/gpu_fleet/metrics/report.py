@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from jinja2 import Environment
 
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.options import FiniteRange
+from gpu_fleet.core.outcome import RESULT
 from gpu_fleet.metrics.goodput import KIND, Goodput, HourPrice, goodput
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
-from gpu_fleet.options import FiniteRange
-from gpu_fleet.outcome import RESULT
 
 if TYPE_CHECKING:  # matplotlib takes a second to load: only `draw` loads it
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpu_fleet.errors import ConfigError
-from gpu_fleet.instance_file import account, run_id
+from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.instance_file import account, run_id
 from gpu_fleet.metrics.records import MetricsWriter, Record
 
 NOT_CURVES = {"step"}

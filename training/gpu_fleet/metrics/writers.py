@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet import config
+from gpu_fleet.core import config
 from gpu_fleet.metrics import trackers
 from gpu_fleet.metrics.records import JSON_LINES, JsonLines, MetricsWriter, Record, named
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpu_fleet.errors import DataError, ModelError, ParallelError, suggestion
+from gpu_fleet.core.errors import DataError, ModelError, ParallelError, suggestion
 from gpu_fleet.models.definitions import IMAGENET_MEAN, IMAGENET_STD, Facts, Logits, Pixels
 
 PREFIX = "AutoModel"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpu_fleet.errors import ModelError, suggestion
-from gpu_fleet.files import DISK_FULL
+from gpu_fleet.core.errors import ModelError, suggestion
+from gpu_fleet.core.files import DISK_FULL
 from gpu_fleet.models import pretrained
 from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet50, resnet_small
 

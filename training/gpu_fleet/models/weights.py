@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gpu_fleet.errors import ModelError
+from gpu_fleet.core.errors import ModelError
 from gpu_fleet.models.pretrained import FILE, INDEX, blocks, first_line, network_of, put, tied_names
 
 MAY_BE_NEW = "pooler"  # a layer above the pretrained ones, which few published files have

@@ -13,7 +13,7 @@ from boto3.exceptions import Boto3Error, S3UploadFailedError
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
-from gpu_fleet.errors import CheckpointError, ConfigError, StoreError
+from gpu_fleet.core.errors import CheckpointError, ConfigError, StoreError
 from gpu_fleet.storage import oss
 
 SCHEMES = ("s3", "oss")

@@ -8,9 +8,9 @@ import botocore.session
 from botocore.config import Config
 from botocore.credentials import CredentialProvider, RefreshableCredentials
 
-from gpu_fleet import instance_file
-from gpu_fleet.errors import CheckpointError, LaunchError
-from gpu_fleet.metadata import MetadataClient
+from gpu_fleet.core import instance_file
+from gpu_fleet.core.errors import CheckpointError, LaunchError
+from gpu_fleet.core.metadata import MetadataClient
 from gpu_fleet.storage import rrsa
 
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: the internal

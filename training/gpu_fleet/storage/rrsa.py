@@ -19,7 +19,7 @@ from pathlib import Path
 
 from botocore.credentials import CredentialProvider, RefreshableCredentials
 
-from gpu_fleet.errors import StoreError
+from gpu_fleet.core.errors import StoreError
 
 ROLE, PROVIDER = "ALIBABA_CLOUD_ROLE_ARN", "ALIBABA_CLOUD_OIDC_PROVIDER_ARN"
 TOKEN_FILE, ENDPOINT = "ALIBABA_CLOUD_OIDC_TOKEN_FILE", "ALIBABA_CLOUD_STS_ENDPOINT"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpu_fleet_image.queue.exclusion import COMMENT
 
-PORT = 29400  # where the instances of a run meet (gpu_fleet/pool/rendezvous.py)
+PORT = 29400  # where the instances of a run meet (gpu_fleet_jobs/launch/rendezvous.py)
 PYTHON = "/opt/gpu-fleet/venv/bin/python"
 
 
@@ -34,7 +34,7 @@ class JobScript:
 
 
 def script(batch: JobScript) -> str:
-    """The script's text. Slurm runs it on the first instance, as gpu_fleet/submitted/queued.py goes on.
+    """The script's text. Slurm runs it on the first instance, as gpu_fleet_jobs/submitted/queued.py goes on.
 
     Where an instance dies Slurm puts the job back by itself; else the exit code decides.
     """

@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import HIDDEN, is_hidden, shown
 from gpu_fleet.data.class_folders import SUFFIXES
 from gpu_fleet.data.dataset import Array
 from gpu_fleet.data.preparation.skipped import Skipped
 from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE
-from gpu_fleet.errors import DataError
 
 BLOCK, TAIL_BYTES = 512, 1 << 20  # unit of a tar; what is read behind its end, which is 10 KB of zeros
 NOT_PLAIN = "links, sparse files and devices in tars"

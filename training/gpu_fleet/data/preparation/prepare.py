@@ -6,10 +6,10 @@ import click
 import numpy as np
 from PIL import Image
 
+from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.lazy_groups import LazyGroup
 from gpu_fleet.data.dataset import Array, Description, write_description
 from gpu_fleet.data.preparation.progress import progress
-from gpu_fleet.errors import DataError
-from gpu_fleet.lazy_groups import LazyGroup
 
 VALIDATION_EVERY = 5  # every fifth picture is held out: 360 of 1,797
 GREY_LEVELS = 16  # greatest value in scikit-learn's digits

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.bucket import BucketFolder, BucketSource
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import beside_splits, is_unsplit, pictures_of, split_folder
@@ -29,7 +30,6 @@ from gpu_fleet.data.preparation.prepare import make_folder
 from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
 from gpu_fleet.data.shards import DiskFolder, Folder, tars_in
-from gpu_fleet.errors import DataError
 
 SPLITS = ("train", "val")
 SHUFFLE_SEED = 0  # the same pictures always make the same shards

@@ -2,8 +2,8 @@
 
 import click
 
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census, shown
-from gpu_fleet.errors import DataError
 
 
 class Skipped:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from gpu_fleet.core.errors import DataError, suggestion
 from gpu_fleet.data.census import check_apart, shown
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
@@ -17,7 +18,6 @@ from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
 from gpu_fleet.data.text import CLASSES, STARTS, TOKENS
 from gpu_fleet.data.tokens import dtype_of
-from gpu_fleet.errors import DataError, suggestion
 
 VALIDATION_EVERY = 10  # a tenth of the rows of each class is held out
 SPLIT_SEED = 0  # the same rows always make the same split

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census, entries, walked
 from gpu_fleet.data.class_folders import NAME_OF_SPLIT
 from gpu_fleet.data.dataset import Description, write_description
@@ -17,7 +18,6 @@ from gpu_fleet.data.preparation.prepare import make_folder
 from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
 from gpu_fleet.data.tokens import FILE, dtype_of
-from gpu_fleet.errors import DataError
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 NOT_TEXT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}

@@ -1,0 +1,82 @@
+"""Values of a saved state: those that a checkpoint can give back, and containers in their kind."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_fleet.core.errors import UnreadableError
+
+PLAIN = (Tensor, bytes, complex, torch.dtype, torch.device, type(None))
+NUMBERS_AND_TEXT = (bool, int, float, str)
+
+
+def plain(value: Any, owner: str, path: str = "") -> Any:
+    """Return a state that torch.load reads without running code, for example with a numpy number as a float.
+
+    `owner` is the key or argument that brought the object with this state. Raises UnreadableError that names
+    the place of a value of another kind, such as a deque or a function: it would be written, and never read.
+    """
+    if isinstance(value, np.generic):  # before float: np.float64 is a float too
+        return value.item()
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, NUMBERS_AND_TEXT):  # converted: loading an IntEnum would need code
+        return next(kind for kind in NUMBERS_AND_TEXT if isinstance(value, kind))(value)
+    if isinstance(value, Mapping):
+        items = value.items()
+        return mapping_like(
+            value, {plain(key, owner, path): plain(item, owner, f"{path}[{key!r}]") for key, item in items}
+        )
+    if isinstance(value, list | tuple | set):
+        return sequence_like(value, (plain(item, owner, f"{path}[{n}]") for n, item in enumerate(value)))
+    raise UnreadableError(
+        f"{owner}: its state_dict holds a {type(value).__name__} at {path or 'its top'}, which a checkpoint "
+        "cannot give back; tensors, numbers and text do, and lists and dictionaries of them"
+    )
+
+
+def mapping_like(value: Mapping[Any, Any], items: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return `items` in the kind of mapping of `value`; a dict for kinds that torch.load refuses."""
+    if type(value) is Counter:
+        return Counter(items)
+    if type(value) is OrderedDict:
+        ordered = OrderedDict(items)
+        vars(ordered).update(vars(value))  # a module's _metadata: the version of each layer's state
+        return ordered
+    return dict(items)
+
+
+def sequence_like(value: Sequence[Any] | set[Any], items: Iterable[Any]) -> Any:
+    """Return `items` in the kind of `value`: a list, tuple or set, or a torch.Size."""
+    if isinstance(value, torch.Size):
+        return torch.Size(items)
+    return next(kind for kind in (list, tuple, set) if isinstance(value, kind))(items)
+
+
+def shaped(saved: Any, live: Any) -> Any:
+    """Return a saved state with each container in the kind that the `live` state has in its place.
+
+    This serves kinds that torch.load refuses, such as a defaultdict or a named tuple.
+    """
+    if isinstance(saved, dict) and isinstance(live, Mapping):
+        items = {key: shaped(item, live[key]) if key in live else item for key, item in saved.items()}
+        if not isinstance(live, type(saved)) or type(live) is type(saved):
+            return mapping_like(saved, items)
+        kind = copy(live)
+        kind.clear()
+        kind.update(items)
+        return kind
+    if isinstance(saved, list | tuple) and isinstance(live, list | tuple):
+        beside = [*live, *[None] * len(saved)]
+        parts = [shaped(item, other) for item, other in zip(saved, beside, strict=False)]
+        if not isinstance(live, type(saved)) or type(live) is type(saved):
+            return sequence_like(saved, parts)
+        return live._make(parts) if hasattr(live, "_make") else type(live)(parts)
+    if isinstance(saved, set) and isinstance(live, set):
+        return type(live)(saved)
+    return saved

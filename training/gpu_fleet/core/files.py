@@ -1,0 +1,61 @@
+"""Durable writes of files and folders, and errors of the operating system that may pass."""
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu_fleet.core.errors import CheckpointError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Errors of a disk, a file server or the network: another instance, or a later try, may succeed.
+PASSING = (
+    *DISK_FULL,
+    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT),
+    *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ENETDOWN),
+    *(errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, socket.EAI_AGAIN),
+)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether an error is of a disk, a file server or the network, so that another try may succeed.
+
+    Some libraries raise an OSError of their own, for example for an address that does not answer. Then the
+    error of the system is its cause.
+    """
+    if not isinstance(error, OSError):
+        return False
+    if isinstance(error, ConnectionError | TimeoutError) or error.errno in PASSING:
+        return True
+    reason = error.__cause__ or error.__context__
+    while reason is not None and not isinstance(reason, OSError):
+        reason = reason.__cause__ or reason.__context__
+    return reason is not None and may_pass(reason)
+
+
+@contextmanager
+def on_disk(place: Path | str) -> Iterator[None]:
+    """Turn an OSError of the block into a CheckpointError: `place` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{place}: cannot be written: {error.strerror}") from error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

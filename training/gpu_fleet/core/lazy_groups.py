@@ -1,0 +1,87 @@
+"""Command groups that load a command's module only when it is called: `--help` does not wait for torch."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
+from gpu_fleet.core.options import Name
+
+
+def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags of `train` and `launch` about checkpoints of another run: --allow and --branch."""
+    allow = click.option(
+        "--allow",
+        multiple=True,
+        metavar="KEY",
+        help="Resume although this key has changed since the checkpoint; may be given again.",
+    )
+    branch = click.option(
+        "--branch",
+        type=Name(),
+        default="",
+        metavar="NAME",
+        help="Train as a new run NAME, beside run.directory, from the newest weights found there.",
+    )
+    return allow(branch(command))
+
+
+def identity_flags(allow: Sequence[str], branch: str) -> list[str]:
+    """Return these flags as arguments, for the command of each rank."""
+    words = [word for key in allow for word in ("--allow", key)]
+    return [*words, "--branch", branch] if branch else words
+
+
+def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
+    """Load the configuration, and apply overrides and flags; raises ConfigError."""
+    allowed = ["--checkpoint.allow", json.dumps(list(allow))] if allow else []
+    settings = config.load(file, [*overrides, *allowed])
+    return config.branched(settings, branch) if branch else settings
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module of gpu_fleet; raises MissingPackageError if a package for it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f"needs the Python package {error.name}, which is not here") from error
+
+
+class LazyGroup(click.Group):
+    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message."""
+
+    def __init__(self, *args: Any, table: dict[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self._table})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._table:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self._table[cmd_name].partition(":")
+        command = getattr(imported(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            ctx.fail(f"no such command: {args[0]}{suggestion(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TrainingError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(error.exit_status)

@@ -1,0 +1,145 @@
+"""The cloud's metadata service: facts about this instance."""
+
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from gpu_fleet.core.errors import LaunchError
+
+AWS_METADATA = "http://169.254.169.254"
+ALICLOUD_METADATA = "http://100.100.100.200"
+TIMEOUT_S = 1.0  # for one request to the metadata service, which is on the same host
+TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
+ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
+OK = 200  # HTTP
+ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
+log = logging.getLogger(__name__)
+CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
+
+
+class ThisInstance(BaseModel):
+    """Facts about this instance."""
+
+    model_config = ConfigDict(frozen=True)
+
+    instance_id: str
+    instance_type: str
+    address: str  # private IPv4
+
+
+@dataclass(frozen=True)
+class Service:
+    """The metadata service of a cloud."""
+
+    variable: str  # environment variable that overrides the address
+    address: str
+    token_header: str
+    type_path: str
+    address_path: str
+
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
+# https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
+SERVICES = {
+    "aws": Service(
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        AWS_METADATA,
+        "X-aws-ec2-metadata-token",
+        "instance-type",
+        "local-ipv4",
+    ),
+    "alicloud": Service(
+        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT",
+        ALICLOUD_METADATA,
+        "X-aliyun-ecs-metadata-token",
+        "instance/instance-type",
+        "private-ipv4",
+    ),
+}
+
+
+class MetadataClient:
+    """Client of the metadata service. It uses a token, which both clouds require."""
+
+    def __init__(self, cloud: str) -> None:
+        """Get a token; raises LaunchError if the service does not answer."""
+        self.service = SERVICES[cloud]
+        self._base = os.environ.get(self.service.variable, self.service.address).rstrip("/")
+        ttl = {f"{self.service.token_header}-ttl-seconds": str(TOKEN_TTL_S)}
+        self._proof = {self.service.token_header: _answer(f"{self._base}/latest/api/token", ttl, "PUT")}
+
+    def read(self, path: str) -> str:
+        """Return the text at `path` below /latest/meta-data/; raises LaunchError if there is none."""
+        return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
+
+    def role_keys(self) -> dict[str, str]:
+        """Return the present keys of an instance's RAM role on Alibaba Cloud, with the service's names.
+
+        Raises LaunchError if there is no role, ValueError or LookupError if the answer cannot be parsed.
+        """
+        # users of an instance have a role of their own; root has the instance's
+        if uri := os.environ.get(CREDENTIALS_URI):
+            status, text = _asked(uri, {})
+            if status != OK:
+                raise LaunchError(
+                    f"{CREDENTIALS_URI} {uri}: {f'{status}: {text}' if status else 'no answer'}"
+                )
+            return _keys(text)
+        role = self.read(ROLES).splitlines()[0]
+        return _keys(self.read(ROLES + role))
+
+    def instance(self) -> ThisInstance:
+        """Return id, type and address of this instance."""
+        return ThisInstance(
+            instance_id=self.read("instance-id"),
+            instance_type=self.read(self.service.type_path),
+            address=self.read(self.service.address_path),
+        )
+
+
+def _keys(text: str) -> dict[str, str]:
+    keys: dict[str, str] = json.loads(text)
+    return keys
+
+
+def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
+    status, text = _asked(url, headers, method)
+    if status != OK:
+        said = f"answers {status}" if status else "does not answer"
+        raise LaunchError(f"{url}: the metadata service {said}; --alone needs no peers and does not ask")
+    return text.strip()
+
+
+def _asked(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
+    for _ in range(ATTEMPTS):
+        status, text = ask(url, headers, method)
+        if status:
+            break
+    return status, text
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
+    """Send one request. Return status and body; status 0 if there is no answer, which is no error."""
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with _opened(opener, request) as answer:
+            return answer.status, answer.read().decode(errors="replace")
+    except (OSError, ValueError, HTTPException) as error:
+        log.debug("event=metadata-silent url=%s error=%r", url, str(error))
+        return 0, ""
+
+
+def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
+    """The answer, a refusal too."""
+    try:
+        return opener.open(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as refusal:
+        return refusal

@@ -1,0 +1,235 @@
+"""result.json: the end of a run, and its results; files that report a failure to `launch` and to restarts."""
+
+import json
+import os
+import platform
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from gpu_fleet.core import exit_codes
+from gpu_fleet.core.errors import ConfigError, FailedBeforeError, StoppedError, TrainingError
+from gpu_fleet.core.files import on_disk, sync_folder, write_bytes
+
+BEGUN = ".begun"  # this file and the next two are in the run directory
+RESULT = "result.json"
+FAILURE = "failure.json"
+REFUSED = "GPU_FLEET_REFUSED"  # variable with the path of a file of one `launch`, see write_refusal
+LAUNCHED = "GPU_FLEET_LAUNCHED"  # `launch` sets it for its ranks: a token that marks their files
+COLLECTIVES = "collectives-rank-"  # and the rank: torch's flight record of a run that hung
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Content of result.json."""
+
+    outcome: Literal["finished", "stopped"]
+    reason: str  # of a stop: sigterm, spot-notice...; else "all steps done", or "left the loop" by Run
+    detail: str  # for users: text of the notice, and its rank
+    step: int  # optimizer steps done
+    epoch: float  # passes over the training data
+    parameters_sha256: str  # of parameters and buffers, see state.parameters_sha256
+    resumed_from_step: int | None
+    checkpoint: str  # URI or folder from which a run resumes at this step
+    metric_name: str = ""
+    metric: float | None = None  # on the held-out data; None if the run stopped before the evaluation
+    baseline_name: str = ""
+    baseline: float | None = None  # the same metric of a simple method on the same data
+    left_out: dict[str, Any] = field(default_factory=dict)  # of the data, by reason: count and example
+
+
+def write(directory: Path, outcome: Outcome) -> None:
+    """Write result.json as a whole or not at all; several instances may do so in one shared folder.
+
+    Raises CheckpointError if the disk refuses it.
+    """
+    with on_disk(directory / RESULT):
+        directory.mkdir(parents=True, exist_ok=True)
+        _replace(directory / RESULT, asdict(outcome) | _launched())
+        sync_folder(directory)
+
+
+def _replace(file: Path, table: dict[str, Any]) -> None:
+    staged = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}.tmp")
+    write_bytes(staged, (json.dumps(table, indent=1) + "\n").encode())
+    staged.replace(file)
+
+
+def remove_failure(directory: Path) -> None:
+    """Remove the failure of an earlier run, once this run has the directory; raises OSError."""
+    if not restarted():
+        (directory / FAILURE).unlink(missing_ok=True)
+
+
+def remove_result(directory: Path) -> None:
+    """Remove the result of an earlier run, right before this run's first step; raises OSError.
+
+    An earlier removal would be wrong: a refused start must leave the result.
+    """
+    if not restarted():
+        (directory / RESULT).unlink(missing_ok=True)
+
+
+def write_failure(directory: Path, error: str, rank: int) -> None:
+    """Write failure.json for `launch` and for restarted ranks: no other try can help. Creates the folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()} | _launched())
+
+
+def write_refusal(error: str, *, stopped: bool = False) -> None:
+    """Write a refusal for `launch` and for restarted ranks: another try may help, but none of this torchrun.
+
+    `stopped` says that a notice ended the wait. The file is not in the run directory, which may belong to the
+    process that has the run. Raises OSError.
+    """
+    if file := os.environ.get(REFUSED):
+        _replace(Path(file), {"error": error, "stopped": stopped})
+
+
+def stopped_waiting(refusal: Path) -> bool:
+    """Return whether the ranks were refused because a notice came while they waited."""
+    try:
+        return bool(json.loads(refusal.read_text(encoding="utf-8"))["stopped"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _launched() -> dict[str, str]:
+    """Return the token of the `launch` that has started this rank, by which it recognises the files."""
+    return {"launched": os.environ.get(LAUNCHED, "")}
+
+
+def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
+    """End a user's program with one message; rank 0 reports an error that all ranks share.
+
+    If no other try can help, it also writes that to a file, since torchrun ends with 1 after any failure.
+    """
+    show(error, rank)
+    leave_word(directory, error, rank)
+    sys.exit(status_of(error))
+
+
+def show(error: TrainingError, rank: int) -> None:
+    """Print an error once for all ranks that have it."""
+    if not error.silent and (rank == 0 or not (error.shared or isinstance(error, ConfigError))):
+        where = f"rank {rank}: " if rank else ""
+        print(f"error: {where}{error}", file=sys.stderr)  # noqa: T201 - not only of click commands
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End the process without a wait for threads that hang in a socket."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def leave_stopped() -> NoReturn:
+    """End a process that has saved and stopped for a notice: with 85, or with 0 under torchrun.
+
+    torchrun would start it again at once at any other status.
+    """
+    sys.exit(exit_codes.FINISHED if attempt() else exit_codes.STOPPED)
+
+
+def status_of(error: TrainingError) -> int:
+    """Return the exit status; a stop is 0 under torchrun, which restarts other statuses at once."""
+    return exit_codes.FINISHED if isinstance(error, StoppedError) and attempt() else error.exit_status
+
+
+def leave_word(directory: Path, error: TrainingError, rank: int) -> None:
+    """Write a file about an error that no other try of this torchrun can help, if it is one."""
+    with suppress(OSError):  # the disk may be the cause; the exit status also shows the failure
+        if error.for_good and (rank == 0 or not error.shared):
+            write_failure(directory, str(error), rank)
+        if not (error.for_good or error.at_once):  # on every rank: each instance has a `launch`
+            write_refusal(str(error), stopped=isinstance(error, StoppedError))
+
+
+def failed_before(directory: Path) -> FailedBeforeError | None:
+    """Return the error of an earlier try that no other try of this torchrun can help; None without one."""
+    if not restarted():
+        return None
+    try:
+        table = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
+        if table["attempt"] == attempt() != "":
+            return FailedBeforeError(str(table["error"]))
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        table = json.loads(Path(os.environ.get(REFUSED, "")).read_text(encoding="utf-8"))
+        return FailedBeforeError(str(table["error"]), for_good=False)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def attempt() -> str:
+    """Return torchrun's id of this run; empty without torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def restarted() -> bool:
+    """Return whether torchrun has restarted this rank."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def note_begin(directory: Path) -> None:
+    """Write a file that says that this try begins its first step; one rank of each instance does it."""
+    with suppress(OSError):  # necessary writes report a full disk
+        _replace(directory / BEGUN, _launched())
+
+
+class NewWord:
+    """Files that a run writes into its directory from now on. No clock is used, as it may be wrong.
+
+    A file is new if it differs from the present one, and belongs to this launch if it has its token. If the
+    file has no token (as from a user's own program), or there is no token here, any new file counts.
+    """
+
+    def __init__(self, directory: Path, launched: str = "") -> None:
+        self._directory, self._launched = directory, launched
+        self._before = {name: _version(directory / name) for name in (RESULT, FAILURE, BEGUN)}
+
+    @property
+    def failed(self) -> bool:
+        """True if the run has failed for good.
+
+        A second start in the same directory by mistake, which is refused, does not count.
+        """
+        return self._read(FAILURE) is not None
+
+    @property
+    def ended(self) -> str:
+        """Outcome of the run, `finished` or `stopped`; empty while there is none."""
+        return str((self._read(RESULT) or {}).get("outcome", ""))
+
+    @property
+    def begun(self) -> bool:
+        """True if the run has begun its first step."""
+        return self._read(BEGUN) is not None
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        file = self._directory / name
+        version = _version(file)
+        if version is None or version == self._before[name]:
+            return None
+        try:
+            table = json.loads(file.read_text(encoding="utf-8"))
+        except OSError:
+            return None
+        except ValueError:
+            table = {}
+        table = table if isinstance(table, dict) else {}
+        return (
+            table if not self._launched or table.get("launched", self._launched) == self._launched else None
+        )
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    """Return a value that changes each time a file is written; None without a file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

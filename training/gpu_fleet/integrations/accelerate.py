@@ -1,0 +1,113 @@
+"""Loops with Accelerate: `for batch in FleetSteps(accelerator, "runs/mine").over(loader, steps=1000)`.
+
+A resume is exact with the same number of processes, if the loader shuffles with its own seed:
+`Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_fleet.data.loader import explain_ended_readers
+from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
+from gpu_fleet.integrations.guard import Guard
+from gpu_fleet.step.state import capture_rng, restore_rng
+
+DONE = "whole"  # written last, with the seed of what samples draw
+
+
+class FleetSteps:
+    """Steps of a loop that begins at the newest checkpoint, saves every so often, and stops at a notice."""
+
+    def __init__(
+        self,
+        accelerator: Any,
+        directory: str | Path,
+        *,
+        uri: str = "",
+        every_steps: int = 0,
+        config: Mapping[str, Any] | None = None,
+        allow: Sequence[str] = (),
+    ) -> None:
+        """Open the run in `directory`. Prepare or register what is saved with `accelerator` before `over`.
+
+        `config` holds the values that decide the result, such as the learning rate. `uri` and `allow` mean
+        the same as in Run.
+        """
+        self._accelerator, self._every_steps = accelerator, every_steps
+        self._guard = Guard(
+            directory, uri, pattern="step-*", mark=DONE, config=config, allow=allow, name="FleetSteps"
+        )
+        self.step = 0
+        self._reads: SeededReads | None = None
+        self._seed = 0  # of what samples draw
+
+    def over(self, loader: Any, steps: int) -> Iterator[Any]:
+        """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
+        if not self._accelerator.dataloader_config.use_seedable_sampler:
+            self._accelerator.print(
+                "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
+            )
+        folder, samples = self._guard.newest(), getattr(loader, "dataset", None)
+        self._guard.begin(self._deciding(loader), samples)
+        explain_ended_readers()
+        self._reads = seeded(loader)
+        if self._reads is None and draws(samples):
+            self._accelerator.print(f"gpu-fleet: not exact: {NOT_SET}")
+        self._seed = self._seed_of_first_rank()
+        if folder is not None:
+            self._accelerator.load_state(folder)
+            self.step = int(Path(folder).name.removeprefix("step-"))
+            self._seed = int((Path(folder) / DONE).read_text() or self._seed)
+        while self.step < steps:
+            yield from self._epoch(loader, steps)
+        self._guard.end()
+
+    def _deciding(self, loader: Any) -> dict[str, Any]:
+        accelerator = self._accelerator
+        return {
+            "batch_size": getattr(loader, "total_batch_size", None),
+            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+            "mixed_precision": str(accelerator.mixed_precision),
+        }
+
+    def _seed_of_first_rank(self) -> int:
+        seeds = [torch.initial_seed()]
+        if dist.is_initialized():
+            dist.broadcast_object_list(seeds)
+        return seeds[0]
+
+    def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
+        epoch, done = divmod(self.step, len(loader))
+        loader.set_epoch(epoch)
+        if self._reads is not None:
+            self._reads.begin(self._seed, epoch)
+        generators = capture_rng()
+        rest = iter(self._accelerator.skip_first_batches(loader, done) if done else loader)
+        due = False
+        for number, batch in enumerate(rest):
+            if done and number == 0:
+                restore_rng(generators)  # the new iterator drew a seed, which an undisturbed run does not
+            yield batch
+            self.step += 1
+            stopping = self._guard.stopping()
+            due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)
+            whole = self._accelerator.sync_gradients  # else a checkpoint lacks gradients of micro-batches
+            if self.step == steps or (due and whole):
+                self._save()
+                due = False
+            if stopping and whole:
+                self._guard.end()
+            if self.step == steps:
+                return
+
+    def _save(self) -> None:
+        folder = self._guard.directory / f"step-{self.step}"
+        self._accelerator.save_state(str(folder))
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            (folder / DONE).write_text(str(self._seed))
+        self._guard.saved()

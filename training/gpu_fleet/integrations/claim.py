@@ -1,0 +1,123 @@
+"""Claim on a folder of checkpoints: one process at a time holds it, and no other run continues in it.
+
+The claim has three parts, as in `Run`: a lock on this disk, a lease in the bucket, and gpu-fleet.json beside
+the checkpoints, with the values that decided the result at the last save. Rank 0 holds all three.
+"""
+
+import atexit
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from gpu_fleet.checkpoint import run_identity
+from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.folder_files import OURS
+from gpu_fleet.checkpoint.run_identity import Identity
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.core.errors import ConfigError, DataError, IdentityError, OwnCodeError
+from gpu_fleet.core.files import on_disk, write_bytes
+from gpu_fleet.data.own_data import adapted
+
+IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
+ARGUMENTS, DATA = LATER = ("arguments", "data")  # sections in the keys of an identity
+log = logging.getLogger(__name__)
+
+
+class FolderClaim:
+    """Claim on a folder, and on its URI in the bucket (empty for none)."""
+
+    def __init__(
+        self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
+    ) -> None:
+        """Prepare the claim; `how` is the code, with {keys}, by which a user allows some differences."""
+        self._directory, self._place, self._how = directory, place, how
+        self._config, self._allow = dict(config), tuple(allow)
+        self._claim: RunClaim | None = None  # None: not taken
+        self._identity = run_identity.ScriptIdentity({}, (), how, later=LATER)
+
+    def take(self) -> None:
+        """Take the lock and the lease.
+
+        Raises CheckpointError while another process has the folder, RunLeaseError while one has the URI.
+        """
+        if self._claim is None:
+            self._claim = RunClaim.of(CheckpointStore(self._place) if self._place else None)
+            atexit.register(self.release)  # however the library's loop ends
+            self._claim.take(self._directory / OURS)
+
+    def check(self, checkpoint: str | None) -> None:
+        """Raise IdentityError if the checkpoint is of another configuration or of other code."""
+        known = run_identity.of_script(self._config, self._directory)
+        self._identity = run_identity.ScriptIdentity(known, self._allow, self._how, later=LATER)
+        if checkpoint is not None:
+            self._identity.compare_with(self._saved(), _step_of(checkpoint), str(self._directory))
+
+    def check_all(self, checkpoint: str | None, arguments: Mapping[str, Any], samples: Any) -> None:
+        """Check configuration, code, the library's `arguments` and the data set; raises IdentityError.
+
+        The arguments and the data set are known later than configuration and code, which `check` compares.
+        """
+        self.check(checkpoint)
+        further = {ARGUMENTS: arguments, DATA: _described(samples)}
+        self._identity.add(dict(run_identity.flattened(further)))
+        if checkpoint is None:
+            self._write()
+
+    def _saved(self) -> Identity:
+        """Return the identity at the last save; empty (nothing to compare) if another program saved."""
+        file = self._directory / IDENTITY
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            raise IdentityError(f"{file}: cannot be read: {error}") from error
+
+    def _write(self) -> None:
+        file = self._directory / IDENTITY
+        staged = self._directory / OURS / IDENTITY
+        with on_disk(file):
+            write_bytes(staged, (json.dumps(self._identity.known, indent=1, sort_keys=True) + "\n").encode())
+            staged.replace(file)
+
+    def check_held(self) -> None:
+        """Raise RunLeaseError if another process has taken the run."""
+        if self._claim is not None:
+            self._claim.check_bucket()
+
+    def saved(self) -> None:
+        """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
+        self.check_held()
+        if self._identity.known != self._saved():
+            self._write()
+
+    def release(self) -> None:
+        """Release lease and lock, so that another process may take the folder."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+            atexit.unregister(self.release)
+
+
+def _step_of(checkpoint: str) -> int:
+    return int("".join(filter(str.isdigit, Path(checkpoint).name)))
+
+
+def _described(samples: Any) -> dict[str, Any]:
+    """Return the length and content digest of a data set; empty if it cannot be read by number."""
+    if samples is None:
+        return {}
+    try:
+        data = adapted(samples, "the data set", default_collate, ConfigError)
+        return {"samples": len(data), **run_identity.of_data(data)}
+    except (
+        ConfigError,
+        DataError,
+        OwnCodeError,
+    ) as error:  # the library's sampler may index it by something other than numbers
+        log.warning("event=data-not-compared error=%r", str(error))
+        return {}

@@ -1,0 +1,437 @@
+"""Run, for a user's own training loop: exact resume, stops for notices, checkpoints on disk and in a bucket.
+
+    from gpu_fleet import Run
+
+    with Run("runs/mine", model=model, optimizer=optimizer) as run:
+        batches = run.batches(dataset, batch_size=64, workers=2)
+        for step in run.steps(1000):
+            inputs, targets = next(batches)
+            ...
+
+A run that resumes on the same number of ranks ends with the same bits as an undisturbed run. On more than two
+ranks there is one exception: the first step of DistributedDataParallel sums gradients in other buckets than
+later steps, so rounding may differ.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
+
+from gpu_fleet.checkpoint import local, run_identity
+from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.core import config, outcome, own_code
+from gpu_fleet.core.containers import plain, shaped
+from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError
+from gpu_fleet.core.instance_file import place_of_checkpoints
+from gpu_fleet.core.world import World, of_script
+from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
+from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended, training_slices
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
+from gpu_fleet.data.resumable import Passes, reads_another
+from gpu_fleet.preemption.agreement import Stop
+from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
+from gpu_fleet.step.state import (
+    buffers_of_ranks,
+    capture_rng,
+    parameters_sha256,
+    restore_buffers,
+    restore_rng,
+    seed_rng,
+)
+from gpu_fleet.step.trained import GradientWatch, sums
+
+POLL_S, AGREE_EVERY_S = 1.0, 0.25
+TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
+DATA = "data"  # section of the data in the keys of an identity
+log = logging.getLogger(__name__)
+
+
+class Saveable(Protocol):
+    """A model, an optimizer, a schedule, a scaler: any object with these two methods."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+class Run:
+    """Context of one run in one directory, from its newest checkpoint to its end or to a notice."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        uri: str = "",
+        every_steps: int = 0,
+        every_s: float = 1800.0,
+        keep: int = 3,
+        allow: Sequence[str] = (),
+        **objects: Saveable,
+    ) -> None:
+        """Check the objects; the context reads and writes files only when it is entered.
+
+        Args:
+            directory: folder of the run's files; each run needs its own.
+            config: values that decide the result, such as the learning rate. A run does not resume with other
+                values. The values of rank 0 count.
+            uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, or none without one.
+            every_steps: steps between two checkpoints; 0: by time alone.
+            every_s: seconds between two checkpoints; 0: none by time.
+            keep: number of checkpoints that stay.
+            allow: keys that may differ from the checkpoint, such as "code.train.py" or "data.content".
+            objects: objects to save and restore, by name; of DistributedDataParallel, its inner model.
+        """
+        self.directory = Path(directory).expanduser()
+        self.step = 0
+        self._entered = False
+        self._apart = [name for name, thing in objects.items() if isinstance(thing, nn.Module)]
+        self._taken = self._taken_before = 0  # batches taken from the first data set: now, at the last step
+        self._passes: list[Passes] = []  # over a user's own loaders
+        self._passes_before: list[dict[str, Any]] = []  # their states in the checkpoint
+        self._accumulation = 0  # batches per step by `batches`; 0: unknown, or a warning was given
+        self._config, self._uri, self._allow = dict(config or {}), uri, allow
+        self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
+        self._objects = {name: _inner(thing) for name, thing in objects.items()}
+        self._in_step = self._in_loop = False
+        self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
+        self._resumed_from: int | None = None
+        self._watch: GradientWatch | None = None
+        for name, thing in self._objects.items():
+            if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
+                raise ConfigError(
+                    f"Run({name}=...): is sharded, and Run saves what a rank holds whole; take a "
+                    "configuration with parallel.strategy = 'fsdp'"
+                )
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
+
+    def __enter__(self) -> Self:
+        """Restore the newest checkpoint. A TrainingError ends the process with one message."""
+        self._interruption = Interruption(sources(), POLL_S)
+        self._where = _where(self._objects)
+        logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
+        try:
+            with ExitStack() as held:
+                held.enter_context(self._interruption)  # first, so that a notice does not cut a restore off
+                self._open(held)
+                self._held = held.pop_all()
+        except TrainingError as error:
+            outcome.leave(self.directory, error, self._where.rank)
+        self._entered = True
+        return self
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise ConfigError("Run: is used outside of its context; write: with Run(...) as run:")
+
+    def _open(self, held: ExitStack) -> None:
+        where = self._where
+        # rank 0's counts, which checkpoints hold; on other ranks it may name their rank or device
+        known = where.on_first(lambda: run_identity.of_script(self._config, self.directory))
+        self._identity = run_identity.ScriptIdentity(known, self._allow, "Run(allow=[{keys}])", later=(DATA,))
+        uri = place_of_checkpoints(self._uri, "", self.directory)
+        engine = self._engine = CheckpointEngine(
+            where,
+            self.directory,
+            where.together(lambda: CheckpointStore(uri) if uri else None),
+            keep=self._keep,
+            every_s=self._every_s,
+            timeout_s=TIMEOUT_S,
+            code=own_code.archive(own_code.files(self.directory, with_main=True)),
+            stopping=lambda: self._interruption.reason is not Reason.NONE,
+        )
+        held.callback(engine.release)
+        held.callback(engine.abandon)  # a save that has begun is finished under lock and lease
+        held.callback(end_readers)
+        self._stop = Stop(
+            where, self._interruption, AGREE_EVERY_S, save_due=engine.due_by_time, moved=lambda: None
+        )
+        if (manifest := engine.newest()) is not None:
+            engine.resume(manifest, self._check_same, self._apply)
+            self._resumed_from = self.step = manifest.step
+
+    def _check_same(self, manifest: local.Manifest) -> None:
+        self._identity.compare_with(manifest.identity, manifest.step, str(self.directory / FOLDER))
+
+    def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:
+        """Add the data from before the first step to the run's identity; raises IdentityError.
+
+        Each rank does so by itself, as only one of them may read held-out data.
+        """
+        if self._in_loop:
+            return
+        known = {"samples": len(data), **run_identity.of_data(data, says=self._where.leads)}
+        self._data_sets.append(known)
+        section = f"{DATA}-{len(self._data_sets)}" if len(self._data_sets) > 1 else DATA
+        described = {**known, "batch_size": batch_size, "seed": seed}
+        table = dict(run_identity.flattened({section: described}))
+        try:
+            self._identity.add(table)
+        except IdentityError as error:
+            error.shared = True
+            raise
+
+    def _apply(self, saved: Any, _folder: Path) -> None:
+        for name, thing in self._objects.items():
+            try:
+                thing.load_state_dict(shaped(saved["objects"][name], thing.state_dict()))
+            except Exception as error:  # a user's object may raise anything; no other try can succeed
+                reason = f"{type(error).__name__}: {error}"
+                raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
+        restore_buffers(self._modules, saved["buffers"], self._where)
+        if len(saved["loaders"]) == self._where.size:
+            self._passes_before = saved["loaders"][self._where.rank]
+        if self._where.rank < len(saved["rng"]):
+            restore_rng(saved["rng"][self._where.rank])
+            restore_generators(saved["rng"][self._where.rank][SHARED])
+        else:
+            seed_rng(0, self._where.rank, saved["step"])
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the remaining steps, counted from 0; a step is done when the next one begins.
+
+        It saves when a checkpoint is due, and after the last step. After a notice it saves and ends the
+        process: with 85, or with 0 under torchrun, which would otherwise start it again at once. A `break`
+        on all ranks counts its step as done, and saves it.
+        """
+        self._check_entered()
+        self._begin()
+        while self.step < total:
+            if self._stop.agreed_soon():
+                self._end_for_notice()
+            self._in_step = True
+            yield self.step
+            self._in_step = False
+            self.step += 1
+            self._look_at_step()
+            due = self._every_steps and self.step % self._every_steps == 0
+            if self._stop.take_save_request() or due:
+                self.save()
+        self.save()
+
+    def _begin(self) -> None:
+        """Begin the loop: fix the data of the run, and check them across ranks; raises DataError."""
+        if not self._in_loop:
+            run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
+        if not self._in_loop and self._where.local_rank == 0:
+            outcome.remove_result(self.directory)
+        if not self._in_loop:
+            optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+            self._watch = GradientWatch(optimizers, self._where)
+        self._in_loop = True
+
+    def batches(
+        self,
+        samples: Any,
+        batch_size: int,
+        *,
+        workers: int = 0,
+        accumulation: int = 1,
+        seed: int = 0,
+        collate: Collate = default_collate,
+    ) -> Iterator[Any]:
+        """Yield batches on the CPU without end, from the present step on, in the order of seed and epoch.
+
+        Args:
+            samples: any object with `__len__` and `__getitem__`, or an iterable.
+            batch_size: samples of a step over all ranks; each rank gets its share of them.
+            workers: reader processes of this rank.
+            accumulation: batches that a step takes on each rank.
+            seed: seed of the order, and of the generators of torch, numpy and random for each sample.
+            collate: function from a list of samples to a batch.
+
+        Raises:
+            ConfigError: the sizes do not divide, or `samples` is no data set.
+            IdentityError: before the first step, if the run resumes from a checkpoint of other data.
+        """
+        self._check_entered()
+        where = self._where
+        if batch_size < 1 or batch_size % (where.size * accumulation):
+            raise ConfigError(
+                f"batch_size = {batch_size}: does not divide into {where.size} ranks x {accumulation} batches"
+            )
+        data = adapted(samples, "samples", collate, lambda problem: ConfigError(f"samples: {problem}"))
+        self._identify(data, batch_size, seed)
+        stream = isinstance(data, Stream)
+        order = SampleOrder(ENDLESS if stream else len(data), seed, shuffle=not stream)
+        share = RankShare(where.rank, where.size, batch_size, accumulation)
+        slices = training_slices(order, share, self.step * batch_size)
+        settings = config.Data(path="samples", workers=workers)
+        read = (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
+        if self._in_loop or len(self._data_sets) > 1:  # such as held-out data for some steps only
+            return read
+        self._accumulation = accumulation
+        return self._counted(read)
+
+    def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
+        """Yield the batches of a DataLoader of your own without end, from the present step on.
+
+        Order, batch size and share of a rank are the loader's. Its sampler's order is what it was, and what
+        samples draw goes by epoch and index. A step takes `accumulation` batches.
+
+        Raises:
+            ConfigError: the loader is of another kind, or reads a stream.
+            IdentityError: before the first step, if the run resumes from a checkpoint of other data.
+        """
+        self._check_entered()
+        passes, number = Passes(loader, accumulation), len(self._passes)
+        data = adapted(loader.dataset, "loader", loader.collate_fn, ConfigError)
+        self._identify(data, (loader.batch_size or 0) * self._where.size, 0)
+        self._passes.append(passes)
+        before = self._passes_before[number : number + 1]
+        if self.step and not before:
+            log.warning(
+                "not exact: the checkpoint has no position in this DataLoader, or is of another number of "
+                "ranks: the order of its epoch begins anew"
+            )
+        return passes.read(self.step, *(before or [{}]))
+
+    def _counted(self, read: Iterator[Any]) -> Iterator[Any]:
+        for batch in read:
+            self._taken += 1
+            yield batch
+
+    def _look_at_step(self) -> None:
+        """Check a step, and warn once of each reason why a resumed run would not be exact."""
+        if self._watch is not None:
+            self._watch.listen_no_more()
+        if self.step == (self._resumed_from or 0) + 1:  # not after hours: the first step makes most states
+            self._where.together(self._checked_states)
+            if self._where.leads and reads_another():
+                log.warning(
+                    "not exact: the loop reads a DataLoader, whose epoch a resumed run begins anew; "
+                    "run.batches_of(loader) goes on in its midst"
+                )
+        taken, self._taken_before = self._taken - self._taken_before, self._taken
+        if (
+            self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
+        ):  # one may read ahead
+            log.warning(
+                "not exact: step %d took %d batches, and run.batches(accumulation=%d) says %d: a resumed run "
+                "reads some again; say how many a step takes",
+                self.step,
+                taken,
+                self._accumulation,
+                self._accumulation,
+            )
+            self._accumulation = 0
+        if self._apart and self._where.size > 1:
+            for name in self._differ():
+                log.warning(
+                    "event=ranks-differ step=%d help='Run(%s=...): the ranks hold different weights, and "
+                    "those of rank 0 alone are saved; wrap it in DistributedDataParallel'",
+                    self.step,
+                    name,
+                )
+            self._apart = []
+
+    def _differ(self) -> list[str]:
+        """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
+        mine = {name: sums(cast("nn.Module", self._objects[name]).parameters()) for name in self._apart}
+        first, *others = self._where.gather(mine)
+        differ = [name for name in self._apart if any(other[name] != first[name] for other in others)]
+        return differ if self._where.leads else []  # rank 0 warns for all
+
+    def save(self) -> None:
+        """Save a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
+        self._check_entered()
+        if self._engine.is_saved(self.step):
+            return
+        if self._watch is not None and self.step > (self._resumed_from or 0):
+            self._watch.check()
+        states = self._where.together(self._checked_states)
+        state = {
+            "objects": states,
+            "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
+            "buffers": buffers_of_ranks(self._modules, self._where),
+            "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
+            "step": self.step,
+        }
+        manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity.known)
+        self._engine.begin_save(manifest, state)
+        self._engine.before_change()
+
+    def _checked_states(self) -> dict[str, Any]:
+        """Return the states of all objects as a checkpoint gives them back; raises CheckpointError."""
+        self._engine.check_earlier()
+        objects = self._objects.items() if self._where.leads else ()
+        return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        return [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
+
+    def _end_for_notice(self) -> None:
+        self.save()
+        self._close("stopped", self._stop.reason.label, self._stop.detail())
+        outcome.leave_stopped()
+
+    def _end_of_loop(self) -> str:
+        """Save the step that a `break` has left, if any. Return the reason for the end of the loop."""
+        if not self._in_step:
+            return "all steps done"
+        self._in_step = False
+        self.step += 1
+        self.save()
+        return "left the loop"
+
+    def _close(self, how: Literal["finished", "stopped"], reason: str, detail: str) -> None:
+        """Wait until the last checkpoint is on disk and in the bucket, and write result.json."""
+        self._engine.flush()
+        modules = sorted(self._modules, key=lambda module: not any(True for _ in module.parameters()))
+        digest = parameters_sha256(modules[0], self._where) if modules else ""
+        self._engine.conclude(
+            outcome.Outcome(
+                outcome=how,
+                reason=reason,
+                detail=detail,
+                step=self.step,
+                epoch=0.0,
+                parameters_sha256=digest,
+                resumed_from_step=self._resumed_from,
+                checkpoint=self._engine.location,
+            )
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._held:  # signals are still caught: a second notice must not cut the last upload off
+            try:
+                known = error and (reader_ended(error) or error)
+                if isinstance(known, TrainingError):
+                    raise known
+                if error is None:
+                    self._close("finished", self._end_of_loop(), "")
+            except TrainingError as failure:
+                outcome.leave(self.directory, failure, self._where.rank)
+
+
+def _inner(thing: Any) -> Any:
+    return thing.module if isinstance(thing, DistributedDataParallel) else thing
+
+
+def _where(objects: Mapping[str, Any]) -> World:
+    """Return this process as a member of the script's own process group."""
+    modules = (thing for thing in objects.values() if isinstance(thing, nn.Module))
+    tensors = (tensor for module in modules for tensor in chain(module.parameters(), module.buffers()))
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.exit("error: Run: call torch.distributed.init_process_group before it, on every rank")
+    return of_script(device)

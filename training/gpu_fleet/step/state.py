@@ -1,0 +1,264 @@
+"""State of a run between two steps: everything that decides the next step; save, restore and hash of it."""
+
+import hashlib
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
+
+from gpu_fleet.core import config
+from gpu_fleet.core.containers import plain
+from gpu_fleet.core.errors import IdentityError
+from gpu_fleet.core.world import World
+from gpu_fleet.metrics.flops import Utilisation
+from gpu_fleet.step.optimization import load_moments
+from gpu_fleet.step.precision import all_finite
+from gpu_fleet.step.spread import Spread
+
+STREAM = {"samples": "data.samples", "seed": "run.seed"}  # value that decides the order -> its key
+
+
+@dataclass
+class State:
+    """State of one run between two steps."""
+
+    model: nn.Module  # the parameters of this rank, by their names in the whole model
+    spread: Spread  # runs the steps with them
+    optimizer: torch.optim.Optimizer
+    chosen: list[dict[str, Any]]  # values of each of its groups that the configuration decides
+    scaler: torch.amp.GradScaler
+    average: AveragedModel | None
+    utilisation: Utilisation | None  # for measurements only, not saved
+    not_finite_at_start: frozenset[str]  # names of buffers, such as masks of -inf
+    step: int = 0  # optimizer steps done
+    position: int = 0  # samples consumed by all ranks since the first step
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        """Parameters of the model, cached: a walk over a small model takes a thirtieth of its step."""
+        return list(self.model.parameters())
+
+    @property
+    def averaged(self) -> AveragedModel | None:
+        """The average, once it has taken in any weights; before that it holds the model's first weights."""
+        return self.average if self.average is not None and int(self.average.n_averaged) else None
+
+
+def capture(state: State, settings: config.Config, samples: int, where: World) -> dict[str, Any]:
+    """Return the state that every strategy saves alike: the position, and each rank's own part.
+
+    All ranks call it.
+    """
+    return {
+        "scaler": state.scaler.state_dict(),
+        "rng": where.gather(capture_rng()),
+        "buffers": buffers_of_ranks([state.model], where),
+        "carried": where.gather_on_first(state.spread.carried()) if settings.parallel.powersgd_rank else [],
+        "step": state.step,
+        "position": state.position,
+        "stream": {"samples": samples, "seed": settings.run.seed},
+    }
+
+
+def capture_tensors(state: State, settings: config.Config) -> dict[str, Any]:
+    """Return the tensors of a model that this rank holds whole; they do not change before the next update.
+
+    Raises UnreadableError.
+    """
+    return {
+        "model": plain(_with_own_buffers(state.model), f"model.name = {settings.model.name!r}"),
+        "optimizer": plain_optimizer(state, settings),
+        "average": {} if state.average is None else _with_own_buffers(state.average),
+    }
+
+
+def plain_optimizer(state: State, settings: config.Config) -> Any:
+    """Return the state of the optimizer as a checkpoint gives it back; raises UnreadableError."""
+    return plain(state.optimizer.state_dict(), f"optimizer.name = {settings.optimizer.name!r}")
+
+
+def buffers_of_ranks(modules: Iterable[nn.Module], where: World) -> list[dict[str, Tensor]]:
+    """Return, on rank 0, for each rank the saved buffers that differ from those of rank 0; else nothing.
+
+    Each rank computes its own, such as running statistics of its samples. All ranks call it.
+    """
+    if where.size == 1:
+        return []
+    mine = {name: whole(_local(buffer)) for name, buffer in _saved_buffers(modules)}
+    digests = {name: _bytes_sha256(buffer) for name, buffer in mine.items()}
+    of_ranks = where.gather(digests)
+    if all(other == of_ranks[0] for other in of_ranks):
+        return []
+    first = of_ranks[0]
+    return where.gather_on_first(
+        {name: buffer for name, buffer in mine.items() if digests[name] != first.get(name)}
+    )
+
+
+def restore_buffers(modules: Iterable[nn.Module], saved: list[dict[str, Tensor]], where: World) -> None:
+    """Restore the buffers of this rank; another number of ranks begins with those of rank 0 everywhere.
+
+    Raises IdentityError for buffers of another shape.
+    """
+    own = saved[where.rank] if len(saved) == where.size else {}
+    for name, buffer in _saved_buffers(modules) if own else ():
+        if (value := own.get(name)) is not None:
+            if value.shape != _local(buffer).shape:
+                raise IdentityError(f"the checkpoint does not fit the model: buffer {name} has another shape")
+            _local(buffer).data.copy_(value)
+
+
+def _saved_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    for place, module in enumerate(modules):
+        saved = module.state_dict().keys()
+        yield from ((f"{place}/{name}", value) for name, value in module.named_buffers() if name in saved)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Give buffers and generators back at the end, so that the block changes no later step."""
+    generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.data.copy_(value)
+        restore_rng(generators)
+
+
+def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> list[str]:
+    """Return the names of tensors with a NaN or an infinity in this rank's part, but for those `spared`."""
+    numbers = {
+        name: _local(value.detach())
+        for name, value in tensors.items()
+        if name not in spared and (value.is_floating_point() or value.is_complex())
+    }
+    if all_finite(list(numbers.values())):  # a wait for the device, in place of one for each tensor
+        return []
+    return [name for name, value in numbers.items() if not bool(value.isfinite().all())]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name, those too that are not saved."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters, and copies of the buffers, which batch norm changes in every forward pass."""
+    buffers = {name for name, _ in module.named_buffers()}
+    return {name: value.clone() if name in buffers else value for name, value in module.state_dict().items()}
+
+
+def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:
+    """Restore position and generators; raises IdentityError if they are of other samples."""
+    stream = {"samples": samples, "seed": settings.run.seed}
+    differs = {key for key in stream if saved["stream"].get(key) != stream[key]}
+    if any(STREAM[key] not in settings.checkpoint.allow for key in differs):
+        raise IdentityError(
+            f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
+            "data and run.seed, or another run.directory and checkpoint.uri"
+        )
+    if saved["scaler"]:  # only fp16 saves one; without it the scale begins anew
+        state.scaler.load_state_dict(saved["scaler"])
+    state.step, state.position = saved["step"], saved["position"]
+    state.spread.take_up(saved["carried"])
+    restore_buffers([state.model], saved["buffers"], where)
+    if where.rank < len(saved["rng"]):
+        restore_rng(saved["rng"][where.rank])
+    else:
+        seed_rng(settings.run.seed, where.rank, state.step)
+
+
+def apply_tensors(state: State, saved: dict[str, Any]) -> None:
+    """Restore captured tensors; raises IdentityError if they are of a model of another shape."""
+    try:
+        state.model.load_state_dict(saved["model"])
+        load_moments(state.optimizer, saved["optimizer"], state.chosen)
+        if state.average is not None:
+            state.average.load_state_dict(saved["average"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise IdentityError(f"the checkpoint does not fit the configuration: {error}") from error
+
+
+def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
+    """Load these weights at the begin of a run; raises IdentityError if the model has another shape."""
+    try:
+        state.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise IdentityError(f"the weights do not fit model.options: {error}") from error
+
+
+def capture_rng() -> dict[str, Tensor]:
+    """Return the states of dropout's generators; data order and augmentation need none."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_rng(states: dict[str, Tensor]) -> None:
+    """Restore the generators of this rank."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def seed_rng(seed: int, rank: int, step: int) -> None:
+    """Seed the generators of a rank without saved ones, differently from other ranks."""
+    digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that may be sharded, on the CPU; all ranks call it."""
+    gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return gathered.detach().cpu().contiguous()
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers, without the extra state of modules."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def whole_weights(model: nn.Module, where: World, others: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """Return, on rank 0, all parameters and buffers on the CPU, each with its own memory; all ranks call it.
+
+    Other ranks have one whole tensor at a time. `others` are ranks that hold the other layers of the model.
+    """
+    sends = others is not None and 0 in dist.get_process_group_ranks(others)
+    mine = {}
+    for name, tensor in _tensors(model).items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if where.leads or sends:
+            mine[name] = gathered.detach().cpu().contiguous().clone()
+        del gathered
+    parts = [mine] if others is None else where.gather_on_first(mine)
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def parameters_sha256(model: nn.Module, where: World) -> str:
+    """Return the hex SHA-256 over names and bytes of all parameters and buffers, in name order.
+
+    It does not depend on how the model is spread. All ranks call it.
+    """
+    mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in _tensors(model).items()}
+    everything: dict[str, str] = {}
+    for part in reversed(where.gather(mine)):  # last, so that the buffers of rank 0 count
+        everything.update(part)
+    lines = "".join(f"{name} {everything[name]}\n" for name in sorted(everything))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _bytes_sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

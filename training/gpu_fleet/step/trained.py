@@ -1,0 +1,64 @@
+"""Proof that the steps of a loop train something: a gradient, or a weight that changes."""
+
+from collections.abc import Iterable
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from gpu_fleet.core.errors import UntrainedError
+from gpu_fleet.core.world import World
+
+ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
+
+
+def sums(parameters: Iterable[Tensor]) -> list[str]:
+    """Return the sum of each parameter as text, to compare weights bit by bit."""
+    real = (torch.view_as_real(p) if p.is_complex() else p for p in (p.detach() for p in parameters))
+    return [float(parameter.double().sum()).hex() for parameter in real]
+
+
+def check_gradients(parameters: Iterable[nn.Parameter], where: World) -> None:
+    """Raise UntrainedError on all ranks if none of them has a gradient."""
+    has_one = any(parameter.grad is not None for parameter in parameters)
+    if not any(has for (has,) in where.gather_numbers(has_one)):
+        raise untrained(f"no parameter has a gradient after the first step: {ADVICE}")
+
+
+def untrained(message: str) -> UntrainedError:
+    """Return the error that every rank raises."""
+    error = UntrainedError(message)
+    error.shared = True
+    return error
+
+
+class GradientWatch:
+    """Watch over the parameters of a user's optimizers, from the begin of the loop to the first proof."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], where: World) -> None:
+        """Listen for the gradients of all parameters; without an optimizer a loop need not train."""
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._where = where
+        self._proven = self._agreed = not self._parameters
+        self._before = sums(self._parameters)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in self._parameters]
+
+    def _note(self, _parameter: Tensor) -> None:
+        self._proven = True
+
+    def listen_no_more(self) -> None:
+        """Remove the hooks once a gradient has come, so that later steps do not pay for them."""
+        if self._proven:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+
+    def check(self) -> None:
+        """Raise UntrainedError on all ranks if no rank has seen a gradient or another weight."""
+        if self._agreed:
+            return
+        proven = self._proven or sums(self._parameters) != self._before
+        self._agreed = any(has for (has,) in self._where.gather_numbers(proven))
+        if not self._agreed:
+            raise untrained(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")

@@ -1,0 +1,244 @@
+"""Preparation of one run: data, checkpoints and writers, checked before the first step."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
+from gpu_fleet.checkpoint.run_identity import check_alike, of_data, of_run
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.files import on_disk
+from gpu_fleet.core.own_code import Parts, archive, files, keep, parts
+from gpu_fleet.core.own_code import identity as identity_of
+from gpu_fleet.core.world import World, check_sizes, ranks_per_replica
+from gpu_fleet.data.census import Census
+from gpu_fleet.data.dataset import Dataset, Description, check_parts
+from gpu_fleet.data.loader import (
+    Batch,
+    PairedReader,
+    RankShare,
+    Reader,
+    ReadsBatches,
+    batches,
+    end_readers,
+    training_slices,
+)
+from gpu_fleet.data.opening import (
+    all_steps,
+    check_classes,
+    check_length,
+    check_mean,
+    check_stacked,
+    gives_its_loss,
+    left_out_of,
+    open_data,
+    with_readers,
+)
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.own_data import ENDLESS, OwnData, OwnReader, Stream
+from gpu_fleet.data.prefetch import to_device
+from gpu_fleet.metrics import price
+from gpu_fleet.metrics.goodput import Book
+from gpu_fleet.metrics.profiling import StepTrace
+from gpu_fleet.metrics.records import MetricsWriter
+from gpu_fleet.metrics.writers import Writers, open_writers
+from gpu_fleet.models import pretrained
+from gpu_fleet.step.evaluation import Evaluated
+from gpu_fleet.step.spread import Whole
+from gpu_fleet.step.state import State
+from gpu_fleet.step.task import count_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """Parts of a run that stay the same from the first step to the last."""
+
+    settings: config.Config
+    where: World
+    description: Description
+    training: Dataset | OwnData
+    held_out: Dataset | OwnData | None
+    left_out: Census  # of what the data hold
+    own: Parts
+    code: Mapping[str, bytes]  # the user's files
+    share: RankShare
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+    trace: StepTrace
+    book: Book
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.settings.run.directory)
+
+    @property
+    def is_task(self) -> bool:
+        """True if the model computes its own loss, for batches of any kind: see gpu_fleet.step.task."""
+        return gives_its_loss(self.training, self.own)
+
+    @property
+    def order(self) -> SampleOrder:
+        """Order of the training samples."""
+        seed = self.settings.run.seed
+        if isinstance(self.training, Stream):
+            return SampleOrder(ENDLESS, seed, shuffle=False)
+        return SampleOrder(len(self.training), seed)
+
+    def reader(self, dataset: Dataset | OwnData, model: nn.Module | None = None) -> ReadsBatches:
+        """Return a reader of whole batches of a data set; without the `model` batch weights may differ."""
+        seed, over = self.settings.run.seed, self.own.mean_over or self.settings.loss.mean_over
+        shifted = model is not None and pretrained.shifts_labels(model)
+        count = partial(count_of, over=over, shifted=shifted)
+        if isinstance(dataset, OwnData):
+            check = None if model is None else pretrained.limits_of(model).check
+            return OwnReader(dataset, seed, count, check)
+        read = Reader(dataset, seed)
+        return PairedReader(read, count) if self.is_task else read
+
+    def keep_code(self) -> None:
+        """Copy the user's files into the run directory, once per instance; raises CheckpointError."""
+        if self.where.local_rank == 0:
+            with on_disk(self.directory):
+                keep(self.code, self.directory)
+
+    def epoch(self, state: State) -> float:
+        """Return the number of passes over the training data so far."""
+        return state.position / len(self.training)
+
+    def steps_left(self, state: State) -> int:
+        """Return the number of optimizer steps from `state` to the end of the run."""
+        run = self.settings.run
+        if run.steps:
+            return max(0, run.steps - state.step)
+        samples = round(run.epochs * len(self.training)) - state.position
+        return max(0, -(-samples // run.batch_size))
+
+    def evaluated(self, state: State) -> Evaluated:
+        """Return the model to evaluate and export: the average, once it has taken in any weights."""
+        average = state.averaged
+        if average is None:
+            return Evaluated(state.model, state.spread.predict)
+        module = average.module
+        return Evaluated(module, Whole(module, module, self.settings, self.where.device).predict)
+
+    def settle_batch_norm(self, average: AveragedModel) -> None:
+        """Set the batch-norm statistics of averaged weights to the mean of those that each rank computes."""
+        if self.settings.average.batch_norm_batches:
+            count = self.settings.average.batch_norm_batches
+            slices = islice(training_slices(self.order, self.share, position=0), count)
+            read = batches(self.reader(self.training), slices, self.settings.data, pinned=False)
+            # lists of one item: update_bn takes the first item, of any type
+            update_bn(([batch.to(self.where.device).inputs] for batch in read), average.module)
+            statistics = ("running_mean", "running_var")
+            buffers = (value for name, value in average.module.named_buffers() if name.endswith(statistics))
+            self.where.average(buffers)
+        self.where.share_buffers(average.module)
+
+    def batches(self, state: State) -> Iterator[Batch]:
+        """Return the micro-batches of this rank from the position of `state` on, on the device."""
+        slices = training_slices(self.order, self.share, state.position)
+        pinned = self.where.device.type == "cuda"
+        read = batches(self.reader(self.training, state.model), slices, self.settings.data, pinned)
+        return to_device(read, self.where.device, self.settings.data.prefetch)
+
+
+@contextmanager
+def opened(
+    settings: config.Config, where: World, stopping: Callable[[], bool] = lambda: False
+) -> Iterator[PreparedRun]:
+    """Check and open everything that a run needs; every rank raises every error, before the first step.
+
+    `stopping` returns whether a notice has come, which ends the wait for another process that holds the run.
+    """
+    readers = where.together(lambda: check_sizes(settings, where.size))
+    where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
+    own = where.together(lambda: parts(settings))
+    description, training, held_out = where.together(lambda: open_data(settings, own))
+    where.together(lambda: check_classes(description, own))
+    left_out = left_out_of(training, held_out)
+    if where.leads and left_out.left_out:
+        log.warning("event=data-left-out path=%r census=%r", settings.data.path, str(left_out))
+    where.together(lambda: check_stacked(settings.data, description))
+    settings = with_readers(settings, description, training)
+    where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))
+    where.together(lambda: check_length(settings, training))
+    where.together(lambda: check_mean(settings.loss, training, own))
+    where.on_first(lambda: _make_directory(Path(settings.run.directory)))
+    place = where.rank // ranks_per_replica(settings.parallel)
+    share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
+    code = files(Path(settings.run.directory)) if own.any else {}
+    looked_at = looked_at_alike(training, where)
+    if held_out is not None:
+        looked_at_alike(held_out, where)
+    identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code), looked_at))
+    here = price.of_this_instance() if where.local_rank == 0 else None
+    instances = [
+        instance_price for number, instance_price in where.gather((where.local_rank, here)) if number == 0
+    ]
+    packed = archive(code) if code else b""
+    checkpoints = Checkpoints(settings, where, len(training), identity, packed, stopping=stopping)
+    directory = Path(settings.run.directory)
+    with ExitStack() as at_end:
+        at_end.callback(checkpoints.release)
+        trace = where.together(
+            lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads)
+        )
+        table = settings.model_dump(mode="json")
+        writer = where.together(
+            lambda: (
+                open_writers(settings.metrics, directory, all_steps(settings, len(training)), table)
+                if where.leads
+                else Writers([])
+            )
+        )
+        at_end.callback(writer.close)
+        at_end.callback(checkpoints.abandon)
+        at_end.callback(end_readers)
+        with trace:
+            yield PreparedRun(
+                settings,
+                where,
+                description,
+                training,
+                held_out,
+                left_out,
+                own,
+                code,
+                share,
+                checkpoints,
+                writer,
+                trace,
+                Book(price=price.of_all(instances)),
+            )
+
+
+def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
+    """Return what distinguishes a user's own data, if several ranks read them by user code; else nothing.
+
+    Raises DataError if ranks read different samples, and OwnCodeError.
+    """
+    if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
+        return {}
+    known = where.together(lambda: of_data(samples, says=where.leads))
+    check_alike(where.gather([{"samples": len(samples), **known}]), samples.label)
+    return known
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"
+        ) from error

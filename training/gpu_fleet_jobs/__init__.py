@@ -1,0 +1,1 @@
+"""Runs on several instances: who meets whom, submitted jobs, manifests for Kubernetes."""

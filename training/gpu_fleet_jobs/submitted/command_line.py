@@ -1,0 +1,192 @@
+"""Which files, modules and code of a user a command line starts or names, by its words alone. Pure.
+
+Known are Python, shells, and what starts ranks (torchrun, accelerate, deepspeed); of any other program the
+words that may be files.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from gpu_fleet.core.errors import ConfigError
+
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+SHELLS = frozenset({"bash", "dash", "sh", "zsh"})
+LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
+LAUNCHING = frozenset({"accelerate.commands.launch", "torch.distributed.launch", "torch.distributed.run"})
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# What starts the program that stands somewhere behind it.
+WRAPPERS = frozenset(
+    {
+        *("conda", "env", "exec", "ionice", "micromamba", "mpirun", "nice", "nohup", "numactl", "pipenv"),
+        *("poetry", "stdbuf", "taskset", "time", "timeout", "uv"),
+    }
+)
+# Of a shell, and of no use by itself: files that are missing do not come from there.
+PREPARING = frozenset({"cd", "exec", "export", "set", "ulimit", "umask"})
+# Options of Python's own (docs.python.org/3/using/cmdline.html): with a word more; with a module or code.
+WITH_WORD = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+LAST = re.compile(r"-[bBdEiIOPqsSuvx]*([mc])(.*)", re.DOTALL)
+SHELL_CODE = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
+IN_SCRIPT = re.compile(r"[\w./-]+\.(?:py|sh)\b")
+MODULE_IN_SCRIPT = re.compile(r"\bpython[\d.]*\s+(?:-[a-zA-Z]+\s+)*?-m\s*([\w.]+)")
+CD_IN_SCRIPT = re.compile(r"\bcd\s+([\w./-]+)")
+EXPANDED = frozenset("$`*?[{~")  # a word with these is another one once a shell has read it
+
+ANYWHERE = "/"
+
+
+@dataclass
+class CommandLine:
+    """What a command line says.
+
+    Attributes:
+        names: words that may be files or folders, those behind a `=` too.
+        programs: files that are started; without one the command cannot run.
+        modules: that Python starts by -m.
+        code: of Python, given by -c.
+        folders: in which files may lie: here, and where a shell goes.
+        by_shell: a shell reads it; words that are folders may be those that it makes.
+        makes: it is several commands, of which one may make what is missing.
+    """
+
+    names: list[str] = field(default_factory=list)
+    programs: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=lambda: [""])
+    by_shell: bool = False
+    makes: bool = False
+
+    @property
+    def title(self) -> str:
+        """A short word for what is started; empty where nobody knows."""
+        own = [PurePosixPath(program).stem for program in self.programs]
+        own += [module.rpartition(".")[2] for module in self.modules if module not in LAUNCHING]
+        return own[0] if own else ""
+
+
+def read(words: Sequence[str]) -> CommandLine:
+    """What a command line says; raises ConfigError for one that no system could start."""
+    if not words[0]:
+        raise ConfigError("COMMAND: its first word is empty; write a program there")
+    if words[0].startswith("-"):
+        raise ConfigError(f"{words[0]!r} of COMMAND: is an option; write a program before it")
+    if ASSIGNMENT.fullmatch(words[0]):
+        raise ConfigError(f"{words[0]!r} of COMMAND: is no program; write env {words[0]} PROGRAM")
+    if any(letter.isspace() for letter in words[0]):
+        raise ConfigError(
+            f"{words[0]!r} of COMMAND: is one word; write it without the quotes around all of it"
+        )
+    line = CommandLine()
+    _read(words, line)
+    return line
+
+
+def in_script(text: str) -> CommandLine:
+    """What a shell script names: programs, modules and where it goes."""
+    modules = MODULE_IN_SCRIPT.findall(text)
+    folders = ["", *CD_IN_SCRIPT.findall(text)]
+    return CommandLine(names=IN_SCRIPT.findall(text), modules=modules, folders=folders, by_shell=True)
+
+
+def _read(words: Sequence[str], line: CommandLine) -> None:
+    line.names += [name for word in words for name in (word, word.partition("=")[2]) if name]
+    if "/" in words[0]:
+        _start(words[0], line)
+    wrapped = PurePosixPath(words[0]).name in WRAPPERS
+    for number, word in enumerate(words if wrapped else words[:1]):
+        kind, rest = PurePosixPath(word).name, words[number + 1 :]
+        if PYTHON.fullmatch(kind):
+            return _read_python(rest, line)
+        if kind in SHELLS:
+            return _read_shell(rest, line)
+        if kind in LAUNCHERS:
+            return _read_launcher(rest, line)
+    return None
+
+
+def _read_python(words: Sequence[str], line: CommandLine) -> None:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        last = LAST.fullmatch(word)
+        if last is not None:
+            given = last[2] or (rest.pop(0) if rest else "")
+            if last[1] == "c":
+                line.code.append(given)
+                return
+            line.modules.append(given)
+            if given in LAUNCHING:
+                _read_launcher(rest, line)
+            return
+        if word in WITH_WORD:
+            rest = rest[1:]
+        elif not word.startswith("-"):
+            _start(word, line)
+            return
+
+
+def _read_launcher(words: Sequence[str], line: CommandLine) -> None:
+    """The first program or module: what stands before is the launcher's own."""
+    for number, word in enumerate(words):
+        if word.endswith(".py"):
+            _start(word, line)
+            return
+        if word in ("-m", "--module") and number + 1 < len(words) and MODULE.fullmatch(words[number + 1]):
+            line.modules.append(words[number + 1])
+            return
+
+
+def _read_shell(words: Sequence[str], line: CommandLine) -> None:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if SHELL_CODE.fullmatch(word):
+            commands = [command for command in _commands(rest[0] if rest else "") if command]
+            line.by_shell = True
+            line.makes = len([command for command in commands if command[0] not in PREPARING]) > 1
+            for command in commands:
+                _read_one(command, line)
+            return
+        if word in ("-o", "+o", "-O", "+O"):
+            rest = rest[1:]
+        elif not word.startswith(("-", "+")):
+            _start(word, line)
+            return
+
+
+def _read_one(command: Sequence[str], line: CommandLine) -> None:
+    """One command of a shell's code."""
+    words = list(command)
+    while words and ASSIGNMENT.fullmatch(words[0]):
+        words.pop(0)
+    if words[:1] == ["cd"]:
+        line.folders += [word if EXPANDED.isdisjoint(word) else ANYWHERE for word in words[1:2]]
+    elif words:
+        _read(words, line)
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The commands of a shell's code, each as its words; raises ConfigError."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="();|&\n")
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    command: list[str] = []
+    try:
+        for word in lexer:
+            if set(word) <= set("();|&\n"):
+                yield command
+                command = []
+            else:
+                command.append(word)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} of COMMAND: no shell can read it: {error}") from error
+    yield command
+
+
+def _start(word: str, line: CommandLine) -> None:
+    if EXPANDED.isdisjoint(word) and not PurePosixPath(word).is_absolute():
+        line.programs.append(word)

@@ -1,0 +1,290 @@
+"""`pack`: what a run needs of this computer, as one archive; `gpu-fleet submit` sends it to the instances."""
+
+import importlib.util
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import click
+
+from gpu_fleet.core import config, run_files
+from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.imports import OURS, imported
+from gpu_fleet.core.lazy_groups import configured, identity_flags, identity_options
+from gpu_fleet_jobs.submitted import command_line
+from gpu_fleet_jobs.submitted.command_line import CommandLine
+from gpu_fleet_jobs.submitted.included import LIMIT_BYTES, included, is_secret, too_large
+
+BUCKETS = ("s3://", "oss://")
+CONFIG = ".toml"
+STARTED = (".py", "/__main__.py")  # what `python -m` starts of a module
+PACKAGES = frozenset({"site-packages", "dist-packages"})
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
+READABLE, STARTABLE = 0o644 << 16, 0o755 << 16  # as ZipInfo.external_attr has modes
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What travels to the instances.
+
+    Attributes:
+        arguments: of `python -m gpu_fleet` there.
+        directory: where the run leaves its result; empty where a command leaves none.
+        title: begins the run's name.
+        contents: path -> content.
+    """
+
+    arguments: tuple[str, ...]
+    directory: str
+    title: str
+    contents: dict[str, bytes]
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train pack training/examples/digits.toml --out run.zip "
+    "--include data/digits",
+)
+@click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The archive.")
+@click.option(
+    "--include", multiple=True, metavar="PATH", help="A file or folder below this one that the run reads."
+)
+@click.option("--checkpoints", default="", metavar="FOLDER", help="Of COMMAND: kept in the bucket.")
+@identity_options
+def pack(
+    *,
+    words: tuple[str, ...],
+    out: Path,
+    include: tuple[str, ...],
+    checkpoints: str,
+    allow: tuple[str, ...],
+    branch: str,
+) -> None:
+    """Write what a run reads of this computer into an archive; print what it is.
+
+    Of CONFIG, a .toml: itself and your own code that it names. Of COMMAND: what it starts and names. Of both
+    the modules below this folder that their code imports anywhere, and what is included, such as files that
+    your code reads. Of an included folder repositories, virtual environments, caches and what looks like a
+    secret are left out, unless they are included by themselves. Refuses what an instance could not read.
+    """
+    beside = included(include)
+    if PurePosixPath(words[0]).suffix == CONFIG:
+        if checkpoints:
+            raise ConfigError(f"--checkpoints = {checkpoints!r}: is of a COMMAND; CONFIG says run.directory")
+        settings = _settings(Path(words[0]), words[1:], allow, branch)
+        arguments = (*words[1:], *identity_flags(allow, branch))
+        parcel = of_config(Path(words[0]), arguments, settings, beside.contents)
+    else:
+        if allow or branch:
+            raise ConfigError("--allow and --branch are of a CONFIG; COMMAND resumes by its own rules")
+        parcel = of_command(words, checkpoints, beside.contents)
+    _check_size(parcel.contents)
+    try:
+        out.write_bytes(archive(parcel.contents, _startable(parcel.contents)))
+    except OSError as error:
+        raise ConfigError(f"--out = {str(out)!r}: cannot be written: {error.strerror}") from error
+    said = {"arguments": parcel.arguments, "directory": parcel.directory, "title": parcel.title}
+    files = {
+        "files": sorted(parcel.contents),
+        "left_out": [name for name in beside.left_out if not _travels(name, parcel.contents)],
+        "secrets": [name for name in sorted(parcel.contents) if is_secret(PurePosixPath(name).name)],
+        "elsewhere": _elsewhere(parcel.contents, Path.cwd().resolve()),
+    }
+    click.echo(json.dumps({**said, **files}))
+
+
+def _settings(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
+    if not file.is_file():
+        raise ConfigError(f"CONFIG {str(file)!r}: there is no such file")
+    return configured(file, overrides, allow, branch)
+
+
+def of_config(
+    file: Path, arguments: Sequence[str], settings: config.Config, included: dict[str, bytes]
+) -> Parcel:
+    """A run of the trainer; raises ConfigError with all that instances could not read.
+
+    Args:
+        arguments: what is laid over the configuration.
+        settings: with that.
+    """
+    directory = settings.run.directory
+    _refuse([*_unreadable(settings, included), *_misplaced("run.directory", directory)])
+    contents = run_files.of_config(file, settings, included)
+    return Parcel(("launch", run_files.inner(file), *arguments), directory, directory, contents)
+
+
+def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes]) -> Parcel:
+    """Any other program, under `gpu_fleet run`; raises ConfigError with all that an instance could not do."""
+    here = Path.cwd().resolve()
+    line = command_line.read(words)
+    contents, problems = _named(line, included, here, checkpoints)
+    _add_of_scripts(contents, here)
+    contents |= imported({**contents, **_starting(line)}, here)
+    problems += _missing(line, contents, here)
+    _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
+    kept = ["--checkpoints", checkpoints] if checkpoints else []
+    title = line.title or PurePosixPath(words[0]).name
+    return Parcel(("run", *kept, "--", *words), checkpoints, checkpoints or title, contents)
+
+
+def _named(
+    line: CommandLine, included: dict[str, bytes], here: Path, made: str = ""
+) -> tuple[dict[str, bytes], list[str]]:
+    """What is included and the files that a command names; what of these no instance could read.
+
+    Args:
+        made: a folder that is made there; empty for none.
+    """
+    contents, problems = dict(included), list[str]()
+    for place in (PurePosixPath(folder, name) for name in line.names for folder in line.folders):
+        path, word = here / place, str(place)
+        if place.is_absolute() or not _is_there(path):
+            continue
+        if ".." in path.parts or not path.resolve().is_relative_to(here):
+            problems.append(f"{word!r} of COMMAND: must be below {here}, and written without ..")
+        elif path.is_file():
+            contents[word] = _content(path)
+        elif not (line.by_shell or _travels(word, included) or (made and place.is_relative_to(made))):
+            problems.append(_not_there(f"{word!r} of COMMAND", word))
+    return contents, list(dict.fromkeys(problems))
+
+
+def _add_of_scripts(contents: dict[str, bytes], here: Path) -> None:
+    """Add the programs that shell scripts start, as far as they lie below here."""
+    waiting = [name for name in contents if name.endswith(".sh")]
+    while waiting:
+        script = waiting.pop()
+        line = command_line.in_script(contents[script].decode(errors="replace"))
+        line.folders.append(PurePosixPath(script).parent.as_posix())
+        inner, _ = _named(line, {}, here)
+        inner |= imported(_starting(line), here)
+        waiting += [name for name in inner if name.endswith(".sh") and name not in contents]
+        contents |= {name: content for name, content in inner.items() if name not in contents}
+
+
+def _starting(line: CommandLine) -> dict[str, bytes]:
+    """A program for each module and code that Python is given, which imports it."""
+    code = [f"import {module}.__main__" for module in line.modules] + line.code
+    return {
+        str(PurePosixPath(folder, f"-{number}.py")): text.encode(errors="replace")
+        for number, text in enumerate(code)
+        for folder in line.folders
+    }
+
+
+def _missing(line: CommandLine, contents: dict[str, bytes], here: Path) -> Iterator[str]:
+    """Programs and modules that neither travel nor are on an instance."""
+    if line.makes or any(PurePosixPath(folder).is_absolute() for folder in line.folders):
+        return
+    for program in line.programs:
+        places = [PurePosixPath(folder, program) for folder in line.folders]
+        if not any(_is_there(here / place) or _travels(str(place), contents) for place in places):
+            yield (
+                f"{program!r} of COMMAND: there is no such file below {here}; allowed: one below it, or one "
+                f"of the shared homes, such as /home/you/{PurePosixPath(program).name}"
+            )
+    for module in line.modules:
+        inner = module.replace(".", "/")
+        paths = [f"{PurePosixPath(folder, inner)}{end}" for folder in line.folders for end in STARTED]
+        if not any(path in contents for path in paths) and not _is_installed(module):
+            yield (
+                f"-m {module} of COMMAND: there is neither {inner}.py nor {inner}/__main__.py below {here}, "
+                "and no package of an instance has that name; allowed: one of these, or an installed package"
+            )
+
+
+def _is_there(path: Path) -> bool:
+    """`Path.exists` raises for a word that is too long for a name."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_installed(module: str) -> bool:
+    """Whether an instance has it: the trainer's packages are there as here."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec else []
+    return top == OURS or any(not PACKAGES.isdisjoint(PurePosixPath(place).parts) for place in places)
+
+
+def archive(contents: dict[str, bytes], startable: Collection[str] = ()) -> bytes:
+    """A zip of these files, `startable` ones with leave to execute them; equal files give equal bytes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
+            entry.external_attr = STARTABLE if name in startable else READABLE
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, contents[name])
+    return packed.getvalue()
+
+
+def _startable(names: Collection[str]) -> set[str]:
+    """Those that have leave to be executed here, and so on the instance."""
+    return {name for name in names if os.access(name, os.X_OK)}
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r}: cannot be read: {error.strerror}") from error
+
+
+def _elsewhere(contents: Collection[str], here: Path) -> list[str]:
+    """Modules that lie outside of the folder of the run, or that a link of it leads to."""
+    paths = {name: Path(os.path.realpath(here / name)) for name in contents}
+    return sorted(name for name, path in paths.items() if not (path.is_file() and path.is_relative_to(here)))
+
+
+def _unreadable(settings: config.Config, included: dict[str, bytes]) -> Iterator[str]:
+    """What the run reads from a disk and no instance has."""
+    model, data = settings.model, settings.data
+    read = {"data.path": data.path, "model.weights": model.weights, "model.config": model.config}
+    for key, path in read.items():
+        if not path or path.startswith(BUCKETS) or PurePosixPath(path).is_absolute():
+            continue
+        if not _travels(path, included):
+            yield _not_there(f"{key} = {path!r}", path)
+
+
+def _travels(path: str, included: dict[str, bytes]) -> bool:
+    return any(PurePosixPath(name).is_relative_to(PurePosixPath(path)) for name in included)
+
+
+def _not_there(what: str, path: str) -> str:
+    return (
+        f"{what}: instances do not have this folder; say s3:// or oss://BUCKET/PREFIX, a folder there such "
+        f"as /home/you/{path}, or --include {path} where it is small"
+    )
+
+
+def _misplaced(key: str, folder: str) -> Iterator[str]:
+    path = PurePosixPath(folder)
+    if ".." in path.parts or path == PurePosixPath("."):
+        yield f"{key} = {folder!r}: must be below the folder of the run, or absolute"
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _check_size(contents: dict[str, bytes]) -> None:
+    size = sum(map(len, contents.values()))
+    if size > LIMIT_BYTES:
+        raise ConfigError(f"the files of the run are {size:,} bytes: {too_large()}")
