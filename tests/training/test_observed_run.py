@@ -60,7 +60,7 @@ def test_records_say_what_part_of_a_known_peak_is_reached(table, tmp_path):
 
 def peak_rank(table: dict[str, Any]) -> None:
     """Trains on this rank as on a device of 1 GFLOP/s, with 3 MFLOP a sample."""
-    gpu_fleet.initial_state.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
+    gpu_fleet.trainer.initial_state.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
     settings = config.from_table(table, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         loop.train(settings, where, interruption)
