@@ -79,12 +79,12 @@ def pool_prefix(pool: str) -> str:
 
 
 def kept_prefix(pool: str) -> str:
-    """Where a pool's instances save files before their end (reaper/agent/kept_files.py): data bucket."""
+    """Where a pool's instances save files before their end (instance/agent/kept_files.py): data bucket."""
     return f"{pool_prefix(pool)}keep/"
 
 
 def words_prefix(account: str, pool: str) -> str:
-    """Where a pool's instances speak of an account's submitted runs (runs/model.py): records bucket."""
+    """Where a pool's instances speak of an account's submitted runs (core/runs.py): records bucket."""
     return f"{RUNS}/{account}/{pool}/"
 
 

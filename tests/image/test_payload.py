@@ -184,7 +184,7 @@ def another_compressor(compressor, **options):
 @pytest.fixture
 def checkout(tmp_path):
     """A small project: two files that belong to it, and what else lies about in a folder."""
-    folder = tmp_path / "checkout" / "image" / "gpu_fleet_image" / "reaper"
+    folder = tmp_path / "checkout" / "image" / "gpu_fleet_image" / "controllers" / "sweep"
     folder.mkdir(parents=True)
     for name in ("own.py", "README.md", ".env", "secret.key", "notes.odt", "draft.py"):
         (folder / name).write_text(name)
@@ -192,7 +192,7 @@ def checkout(tmp_path):
 
 
 def taken(checkout):
-    return set(payload._below(checkout, "image/gpu_fleet_image/reaper", "python/gpu_fleet_image/reaper"))
+    return set(payload._below(checkout, "image/gpu_fleet_image/controllers/sweep", "python/gpu_fleet_image/controllers/sweep"))
 
 
 def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
@@ -202,7 +202,7 @@ def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
         [
             *git,
             "add",
-            "image/gpu_fleet_image/reaper/own.py",
+            "image/gpu_fleet_image/controllers/sweep/own.py",
             "image/gpu_fleet_image/controllers/sweep/README.md",
         ],
         check=True,
@@ -221,7 +221,7 @@ def test_a_tracked_file_that_was_deleted_is_left_out(checkout):
         [
             *git,
             "add",
-            "image/gpu_fleet_image/reaper/own.py",
+            "image/gpu_fleet_image/controllers/sweep/own.py",
             "image/gpu_fleet_image/controllers/sweep/README.md",
         ],
         check=True,

@@ -179,11 +179,11 @@ def test_only_an_hour_on_demand_has_a_known_price():
 @pytest.mark.parametrize(
     ("changed", "is_new"),
     [
-        ("reaper/agent/judge.py", True),
-        ("reaper/agent/sensors/gpu.py", True),
-        ("reaper/aws/agent.py", True),
-        ("reaper/sweep/verdict.py", False),
-        ("reaper/README.md", False),
+        ("instance/agent/judge.py", True),
+        ("instance/agent/sensors/gpu.py", True),
+        ("instance/agent/aws.py", True),
+        ("controllers/sweep/verdict.py", False),
+        ("controllers/sweep/README.md", False),
     ],
 )
 def test_the_policy_names_another_release_of_the_agent_where_its_sources_differ(

@@ -1,4 +1,4 @@
-"""What an agent needs of its cloud: an ``AgentCloud``, as ``aws/agent.py`` and ``alicloud/agent.py`` have."""
+"""What an agent needs of its cloud: an ``AgentCloud``, as ``aws.py`` and ``alicloud.py`` beside it have."""
 
 import importlib
 from collections.abc import Callable, Sequence

@@ -96,7 +96,7 @@ class Publisher:
     batches.
 
     Args:
-        client: boto3's CloudWatch client, or what takes the same (``alicloud/agent.py``).
+        client: boto3's CloudWatch client, or what takes the same (``alicloud.py``).
         namespace: of the stack's metrics.
         batched: the agent's clock is not the wall's.
     """
