@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.queue.answers import ENDED, PENDING, ListedJob
+from gpu_fleet_image.queue.kept_back import Outlook, is_kept_back
 from gpu_fleet_image.queue.sizes import Fit, NodeSize, QueuePool, fit
 from gpu_fleet_image.queue.slurm import Node
 
@@ -24,8 +25,10 @@ OF_LIMITS = ("Assoc", "QOS")  # how reasons begin that are limits of an account 
 GIVEN_UP = "BadConstraints"
 # Slurm has looked at what its nodes have left, and found too little.
 TRIED = "Resources"
-# A job without a reason is one that Slurm has not looked at: it does within seconds, or after many others.
-LOOKED_AT_S = 20
+# What Slurm says of a job that it has not looked at, or that others wait before: its second scheduler looks
+# at all each half minute (bf_interval), and may find room on what others left of several nodes.
+NOT_LOOKED_AT = ("", "Priority")
+LOOKED_AT_S = 35
 # 22.05 says "Resources" of a job right after it was handed in, and a second later what is so: "Dependency".
 TRUE_AFTER_S = 3
 # An instance takes minutes to boot: what may begin within one is asked for now.
@@ -44,11 +47,13 @@ class QueueDemand:
         needs: pool -> what it needs.
         refused: job -> why no number of instances would run it.
         fits: job -> how many instances it takes, of all others that wait.
+        kept_back: parts of heterogeneous jobs at which Slurm is not to look for now.
     """
 
     needs: dict[str, PoolNeed]
     refused: dict[str, str] = field(default_factory=dict)
     fits: dict[str, int] = field(default_factory=dict)
+    kept_back: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -85,13 +90,14 @@ class Room:
             wanted=[*self.wanted],
         )
 
-    def take(self, wants: Fit, besides: Collection[str]) -> set[str] | None:
+    def take(self, wants: Fit, besides: Collection[str], *, buys: bool) -> set[str] | None:
         """Find room for a job; the nodes that it is to have, None where the pool may not be large enough.
 
         Args:
             besides: nodes that it is kept away from.
+            buys: it may have nodes that are not there.
         """
-        there, missing = self._placed(wants, besides)
+        there, missing = self._placed(wants.parts, besides)
         free = [name for name in self.free if name not in besides][: len(missing)]
         bought = [f"asked for: {len(self.new) + number}" for number in range(len(missing) - len(free))]
         # beside free ones that this job may not have, once: more are only asked for beyond all that there are
@@ -99,9 +105,11 @@ class Room:
         number = len(counted) + len(bought)
         if self.standing + sum(self.wanted) + number > self.pool.most:
             return None
-        for name, part in there.items():
-            left = self.partly if name in self.partly else self.new
-            left[name] = left[name].without(part)
+        if bought and (spread := self._spread(wants, besides)):
+            return self._fill(spread)
+        if bought and not buys:
+            return None
+        self._fill(there)
         coming = dict(zip([*free, *bought], missing, strict=True))
         self.new |= {name: self.pool.size.without(part) for name, part in coming.items()}
         self.free = [name for name in self.free if name not in coming]
@@ -109,12 +117,29 @@ class Room:
         self.wanted += [number] * bool(number)
         return {*there, *coming}
 
-    def _placed(self, wants: Fit, besides: Collection[str]) -> tuple[dict[str, NodeSize], list[NodeSize]]:
+    def _fill(self, there: Mapping[str, NodeSize]) -> set[str]:
+        """Take these parts of what nodes have left; gives their names."""
+        for name, part in there.items():
+            left = self.partly if name in self.partly else self.new
+            left[name] = left[name].without(part)
+        return {*there}
+
+    def _spread(self, wants: Fit, besides: Collection[str]) -> dict[str, NodeSize]:
+        """As Slurm does, on more nodes where those have enough left; empty where they have not."""
+        for parts in wants.spread:
+            there, missing = self._placed(parts, besides)
+            if not missing:
+                return there
+        return {}
+
+    def _placed(
+        self, parts: Sequence[NodeSize], besides: Collection[str]
+    ) -> tuple[dict[str, NodeSize], list[NodeSize]]:
         """Which part goes on which node that has some left, and which on none of them."""
         there: dict[str, NodeSize] = {}
         missing: list[NodeSize] = []
         some_left = {name: left for name, left in (self.partly | self.new).items() if name not in besides}
-        for part in wants.parts:
+        for part in parts:
             holding = (name for name, left in some_left.items() if name not in there and left.holds(part))
             if name := next(holding, ""):
                 there[name] = part
@@ -130,27 +155,34 @@ class Rooms:
     Attributes:
         pools: by name.
         left: team -> GPUs that its limit leaves to its jobs that wait.
+        given: jobs that have room, or instances that are asked for.
+        limited: jobs for which their team's limit leaves too little now.
     """
 
     pools: dict[str, Room]
     left: dict[str, int]
+    given: set[str] = field(default_factory=set)
+    limited: set[str] = field(default_factory=set)
 
     def place(
         self,
         parts: Sequence[ListedJob],
         fits: Mapping[str, Fit],
         excluded: Mapping[str, Collection[str]],
+        *,
+        buys: bool,
     ) -> bool:
         """Find room for all parts of a job, or for none; whether there may be enough."""
-        placed = self._placed(parts, fits, excluded)
+        placed = self._placed(parts, fits, excluded, buys=buys)
         if placed and placed[1] and all(part.job.reason == TRIED for part in parts):
             beside = {part.job.pool: [*self.pools[part.job.pool].partly] for part in parts}
             kept = {part.job.id: (*excluded.get(part.job.id, ()), *beside[part.job.pool]) for part in parts}
-            placed = self._placed(parts, fits, kept)
+            placed = self._placed(parts, fits, kept, buys=buys)
         if placed is None:
             return False
         self.pools |= placed[0].pools
         self.left |= placed[0].left
+        self.given |= {part.job.id for part in parts}
         return True
 
     def _placed(
@@ -158,15 +190,23 @@ class Rooms:
         parts: Sequence[ListedJob],
         fits: Mapping[str, Fit],
         excluded: Mapping[str, Collection[str]],
+        *,
+        buys: bool,
     ) -> tuple["Rooms", bool] | None:
         """What would be left, and whether all of it is beside jobs and on nodes that Slurm has tried."""
         after = Rooms({part.job.pool: self.pools[part.job.pool].copy() for part in parts}, {**self.left})
         taken: dict[str, set[str]] = {name: set() for name in after.pools}
         for part in parts:
             name, wants = part.job.pool, fits[part.job.id]
+            if len(parts) > 1:  # their places depend on one another
+                wants = replace(wants, spread=())
             # of 22.05 no two parts of a job share a node
-            nodes = after.pools[name].take(wants, {*excluded.get(part.job.id, ()), *taken[name]})
-            if nodes is None or wants.gpus > after.left.get(part.team, wants.gpus):
+            besides = {*excluded.get(part.job.id, ()), *taken[name]}
+            nodes = after.pools[name].take(wants, besides, buys=buys)
+            if wants.gpus > after.left.get(part.team, wants.gpus):
+                self.limited |= {part.job.id for part in parts}
+                return None
+            if nodes is None:
                 return None
             taken[name] |= nodes
             if part.team in after.left:
@@ -222,13 +262,38 @@ def needs(
     jobs = [_in_its_pool(job, pools) for job in jobs]
     fits, refused = _sorted_out(jobs, pools, limits, given_up, now)
     for parts, number in _due(jobs, now):
-        if any(part.job.id not in fits or _is_to_be_tried(part, fits, nodes, excluded) for part in parts):
+        if any(part.job.id not in fits for part in parts):
             continue
+        is_to_be_tried = any(_is_to_be_tried(part, fits, nodes, excluded) for part in parts)
         for _ in range(number):
-            if not rooms.place(parts, fits, excluded):
+            if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
     wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
-    return QueueDemand(wanted, refused, {name: wants.nodes for name, wants in fits.items()})
+    nodes_of = {name: wants.nodes for name, wants in fits.items()}
+    return QueueDemand(wanted, refused, nodes_of, _kept_back(nodes, jobs, rooms, refused, now))
+
+
+def _kept_back(
+    nodes: Iterable[Node],
+    jobs: Iterable[ListedJob],
+    rooms: Rooms,
+    refused: Collection[str],
+    now: datetime,
+) -> frozenset[str]:
+    """Parts of heterogeneous jobs that cannot start, and would keep nodes from others."""
+    there = Counter(node.pool for node in nodes)
+    groups: dict[str, list[ListedJob]] = defaultdict(list)
+    for job in jobs:
+        if job.group and job.job.state == PENDING and job.is_whole:
+            groups[job.group].append(job)
+    known = [parts for parts in groups.values() if not any(_is_new(part, now) for part in parts)]
+    outlook = Outlook(
+        due={part.job.id for parts in known for part in parts if _is_due(part, now)},
+        placed=rooms.given,
+        hopeless={*refused, *rooms.limited},
+        busy={name for name, room in rooms.pools.items() if room.wanted or there[name] < room.pool.most},
+    )
+    return outlook.kept_back(known)
 
 
 def nodes_for(
@@ -337,7 +402,7 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
     """Jobs that instances would start now as their parts, and how many tasks of each; in their order."""
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
     groups: dict[str, list[ListedJob]] = defaultdict(list)
-    for job in sorted(jobs, key=lambda job: (-job.priority, int(job.job.id))):
+    for job in sorted(jobs, key=_place_in_line):
         if job.job.state == PENDING:
             groups[job.group or job.job.id].append(job)
     for parts in groups.values():
@@ -347,13 +412,23 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
             yield parts, number
 
 
+def _place_in_line(job: ListedJob) -> tuple[bool, int, int]:
+    """For sorting: what Slurm gave up has no priority until it is released, and mostly comes first then."""
+    return job.job.reason != GIVEN_UP, -job.priority, int(job.job.id)
+
+
 def _is_due(job: ListedJob, now: datetime) -> bool:
     """Whether room is what it waits for, now or within an instance's boot."""
     if not job.is_whole:
         return False
-    reason, age_s = job.job.reason, now.timestamp() - job.submitted_s
+    reason = job.job.reason
     is_held = job.priority == 0 and reason != GIVEN_UP
-    if is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):
+    if is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS) or _is_new(job, now):
         return False
-    is_new = age_s < (TRUE_AFTER_S if reason else LOOKED_AT_S)
-    return not is_new and job.eligible_s <= (now + LEAD).timestamp()
+    return is_kept_back(job, now) or job.eligible_s <= (now + LEAD).timestamp()
+
+
+def _is_new(job: ListedJob, now: datetime) -> bool:
+    """Whether Slurm may not have said yet what it waits for."""
+    least_s = LOOKED_AT_S if job.job.reason in NOT_LOOKED_AT else TRUE_AFTER_S
+    return now.timestamp() - job.submitted_s < least_s

@@ -141,8 +141,18 @@ def jobs(ask: Run = run) -> JobList:
 
 def notify(job: str, text: str, ask: Run = run) -> None:
     """Leave word on a job, for ``scontrol show job`` and ``squeue -O admin_comment``. Raises SlurmError."""
+    _update(job, f"admincomment={text}", ask)
+
+
+def start_in(job: str, seconds: int, ask: Run = run) -> None:
+    """Let a job that waits start so much later, or as soon as it can. Raises SlurmError."""
+    _update(job, f"starttime=now+{seconds}" if seconds else "starttime=now", ask)
+
+
+def _update(job: str, change: str, ask: Run) -> None:
+    """Raises SlurmError."""
     try:
-        ask(["scontrol", "update", f"jobid={job}", f"admincomment={text}"])
+        ask(["scontrol", "update", f"jobid={job}", change])
     except SlurmError as error:
         # what 22.05 answers of a job that its nodes cannot run, once it has changed it
         if "Requested partition configuration not available now" not in str(error):
