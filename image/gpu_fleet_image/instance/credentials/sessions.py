@@ -1,5 +1,6 @@
 """Sessions of the user role, one an account: asked for once and kept until shortly before their end."""
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,6 +17,8 @@ SESSION_S = 3600  # the longest that a role which was assumed may ask for (IAM, 
 # botocore asks again from 15 minutes before the end: it must get new ones then
 RENEW_BEFORE = timedelta(minutes=20)
 ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once are one call
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,3 +115,6 @@ class Sessions:
             kept.keys, kept.refused_at = self._role.assume(account), None
         except InstanceError as error:
             kept.refusal, kept.refused_at = str(error), self._now()
+        except Exception as error:  # an answer that nobody expects: users hear of it all the same
+            log.exception("event=session-unread account=%s", account)
+            kept.refusal, kept.refused_at = f"the cloud's answer cannot be read: {error!r}", self._now()
