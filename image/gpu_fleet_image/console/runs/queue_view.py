@@ -8,6 +8,7 @@ cancel, and a log is the file on the shared homes.
 import getpass
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,9 +96,13 @@ class QueueViewer:
         return [entry for entry in reversed(self.books().entries) if entry.job.account == self.account]
 
     def entry(self, run: str) -> JobEntry:
-        """A job by its run's name or its number; raises ConfigurationError, CloudError."""
+        """A job by its number, or its run's name, which users choose.
+
+        Raises:
+            ConfigurationError, CloudError: there is none.
+        """
         entries = self.entries()
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: entry.job.id != run):
             if run in (entry.job.id, entry.job.name):
                 return entry
         known = [entry.job.name for entry in entries]
@@ -239,6 +244,8 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
         CloudError: the cloud does not answer.
     """
     entry = viewer.entry(run)
+    if viewer.is_instance and not entry.job.log:
+        raise ConfigurationError(f"RUN {run!r}: its --output is no path that could be shown")
     come = _from_file(Path(entry.job.log)) if viewer.is_instance else _from_bucket(viewer, entry)
     while True:
         entry = viewer.entry(entry.job.id)  # before the log: what was said last is then in it
@@ -257,7 +264,10 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
     def come() -> Iterator[bytes]:
         nonlocal shown
         try:
-            with log.open("rb") as opened_log:
+            # sbatch --output takes any path: a FIFO would never open, a device never end
+            with open(log, "rb", opener=_opened_at_once) as opened_log:
+                if not stat.S_ISREG(os.fstat(opened_log.fileno()).st_mode):
+                    raise ConfigurationError(f"{log}: no regular file, so there is no log to print")
                 opened_log.seek(shown)
                 while part := opened_log.read(PART_BYTES):
                     shown += len(part)
@@ -268,6 +278,10 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
             raise ConfigurationError(f"{log}: {error.strerror}") from error
 
     return come
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[bytes]]:
