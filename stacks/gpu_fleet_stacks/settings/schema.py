@@ -701,7 +701,7 @@ class Pool:
 
     @property
     def reserved_by_group(self) -> bool:
-        """Whether ``reservation_id`` names a resource group of reservations."""
+        """Return whether ``reservation_id`` names a resource group of reservations."""
         return self.reservation_id is not None and self.reservation_id.startswith("arn:")
 
     @property
