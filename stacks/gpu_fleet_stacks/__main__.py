@@ -1,7 +1,4 @@
-"""``python -m gpu_fleet_stacks COMMAND STACK``.
-
-The platform team's part of ``gpu-fleet``, by its older name.
-"""
+"""``python -m gpu_fleet_stacks COMMAND STACK``: the platform team's part of ``gpu-fleet``, an older name."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The exceptions of the stacks room: one tree, each message fit to show to a user."""
+"""The exceptions of the stacks room: one tree, whose messages are for users."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ LONGEST_VALUE = 200
 
 
 class StacksError(Exception):
-    """Anything this room refuses. Its text needs no traceback beside it."""
+    """A refusal of this room; its message needs no traceback."""
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,9 @@ class Problem:
     """One thing wrong with a stack file.
 
     Attributes:
-        key: the path of the key as in the YAML, say ``pools[0].volume_gib``.
-        value: the value found there, as written.
-        allowed: a sentence fragment that says what may stand there instead.
+        key: the path of the key as in the YAML, such as ``pools[0].volume_gib``.
+        value: the value there, as written.
+        allowed: a sentence fragment on what is allowed instead.
     """
 
     key: str
@@ -28,13 +28,13 @@ class Problem:
 
 
 def _shown(value: object) -> str:
-    """A value as written, the begin alone of a long one."""
+    """Return a value as written, and only the beginning of a long one."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 class SettingsError(StacksError):
-    """A stack file that cannot be built. Carries every problem of the file, not only the first."""
+    """A stack file that cannot be built; the error has every problem of the file, not only the first."""
 
     def __init__(self, stack: str, problems: tuple[Problem, ...]) -> None:
         self.stack = stack

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes of files: the whole content or none."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Write a file so that whoever reads it meanwhile sees the old content or the new, never a part.
+    """Write a file so that concurrent readers see the old content or the new, never a part.
 
     Raises:
         OSError: it could not be written; the old content stays.

@@ -1,6 +1,6 @@
 """Tables for a terminal of any width: nothing is ever cut, and a pipe gets everything.
 
-Where even the narrowest form of a table is wider than the terminal, each row becomes a block of lines.
+If even the narrowest form of a table is wider than the terminal, each row becomes a block of lines.
 """
 
 import os
@@ -20,7 +20,7 @@ PADDING = 3  # of a column: a space on each side and a line
 
 
 def console(pipe_width: int) -> Console:
-    """A console as wide as the terminal, as ``COLUMNS`` says, or, in a pipe, as wide as asked for."""
+    """Return a console of the width of the terminal, of ``COLUMNS``, or, in a pipe, of the given width."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return Console()
     return Console(width=pipe_width)
@@ -31,9 +31,9 @@ class Column:
     """A column.
 
     Attributes:
-        heading: above it; a line break in it stays one.
+        heading: its heading; line breaks are kept.
         wraps: whether a cell may take several lines, broken between words; a word of more than
-            ``LONGEST_WORD`` characters, an address say, also within.
+            ``LONGEST_WORD`` characters, such as an address, may be broken too.
     """
 
     heading: str
@@ -55,20 +55,20 @@ class Listing:
     _rows: list[tuple[tuple[str, ...], str, bool]] = field(default_factory=list)
 
     def add_row(self, *cells: str, style: str = "", end_section: bool = False) -> None:
-        """A row: one cell for each column."""
+        """Add a row with one cell for each column."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         self._rows.append((cells, style, end_section))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table where it fits, else the blocks."""
+        """Yield the table where it fits, or else the blocks."""
         if self._narrowest() <= options.max_width:
             yield self._table()
         else:
             yield from self._blocks()
 
     def _narrowest(self) -> int:
-        """How wide the table is when every cell that may wrap does so at each word."""
+        """Return the table's width when every cell that may wrap does so at each word."""
         width = 1
         for index, column in enumerate(self.columns):
             cells = [column.heading, *(cells[index] for cells, _, _ in self._rows)]

@@ -69,36 +69,36 @@ def _split(zone: str, slot: IPv4Network) -> ZoneSubnets:
 
 
 def prefixed(stack: str, *parts: str) -> str:
-    """The name of a resource of a stack: ``gpu-fleet-<stack>-<part>-<part>``."""
+    """Return the name of a resource of a stack: ``gpu-fleet-<stack>-<part>-<part>``."""
     return "-".join((PROJECT, stack, *parts))
 
 
 def pool_prefix(pool: str) -> str:
-    """What every object begins with that a pool's instances write, in the data and the checkpoints bucket."""
+    """Return the prefix of all objects that a pool's instances write, in the data and checkpoints buckets."""
     return f"{pool}/"
 
 
 def kept_prefix(pool: str) -> str:
-    """Where a pool's instances save files before their end (instance/agent/kept_files.py): data bucket."""
+    """Return the prefix of files saved before a termination (instance/agent/kept_files.py): data bucket."""
     return f"{pool_prefix(pool)}keep/"
 
 
 def words_prefix(account: str, pool: str) -> str:
-    """Where a pool's instances speak of an account's submitted runs (core/runs.py): records bucket."""
+    """Return the prefix of a pool's reports on an account's submitted runs (core/runs.py): records bucket."""
     return f"{RUNS}/{account}/{pool}/"
 
 
 def run_prefixes(account: str) -> tuple[str, str]:
-    """Where an account's submitted jobs lie, and what instances say of them: records bucket."""
+    """Return the prefixes of an account's jobs and of instances' reports on them: records bucket."""
     return f"{JOBS}/{account}/", f"{RUNS}/{account}/"
 
 
 def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
-    """The tags every taggable resource of a stack carries.
+    """Return the tags that every taggable resource of a stack has.
 
     Args:
         stack: the stack's name, the value of ``gpu-fleet:stack``.
-        owner: who answers for the resource, the value of ``gpu-fleet:owner``.
+        owner: the user or team responsible for the resource, the value of ``gpu-fleet:owner``.
         more: further tags; ``Name`` stays as it is, any other key gets the ``gpu-fleet:`` prefix.
     """
     common = {f"{PROJECT}:stack": stack, f"{PROJECT}:owner": owner}
@@ -106,32 +106,32 @@ def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
 
 
 def session_document(stack: str) -> str:
-    """The session document of a stack that names accounts (Systems Manager)."""
+    """Return the name of the session document of a stack that names accounts (Systems Manager)."""
     return prefixed(stack, "session")
 
 
 def forward_document(stack: str) -> str:
-    """By which users reach a port of an instance (Systems Manager; `gpu-fleet connect`)."""
+    """Return the name of the port forwarding document (Systems Manager; `gpu-fleet connect`)."""
     return prefixed(stack, "forward")
 
 
 def run_document(stack: str) -> str:
-    """By which users start runs: a document of Systems Manager, a command of Cloud Assistant."""
+    """Return the name of the document that starts runs (Systems Manager), or of Cloud Assistant's command."""
     return prefixed(stack, "run")
 
 
-# What the parameters of that document may be; instances hold them against the same
+# Patterns of that document's parameters; instances check them against the same
 # (image/gpu_fleet_image/core/runs.py).
 RUN_PARAMETERS = {
     "Account": "[a-z][a-z0-9_-]{0,30}",
     "Run": "[a-z][a-z0-9-]{0,62}",
     "Sha256": "[0-9a-f]{64}",
 }
-# In the records bucket, which no user reads as a whole: what users submit, and what instances say of it, both
-# by account. No role of a pool writes the former.
+# Prefixes in the records bucket, which no user reads as a whole: users' jobs and the instances' reports on
+# them, both by account. No role of a pool writes the jobs.
 JOBS, RUNS = "runs/jobs", "runs/words"
 
 
 def metric_namespace(stack: str) -> str:
-    """The CloudWatch (or CloudMonitor) namespace of a stack's own metrics."""
+    """Return the CloudWatch (or CloudMonitor) namespace of a stack's own metrics."""
     return f"GpuFleet/{stack}"

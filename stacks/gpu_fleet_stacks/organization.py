@@ -1,4 +1,4 @@
-"""What an organisation asks of every resource: its tags, and on AWS a boundary around every role."""
+"""An organisation's additions to every resource: its tags, and on AWS a boundary around every role."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ import pulumi
 
 from gpu_fleet_stacks.settings import Stack
 
-# Inputs that hold tags, of a resource or of what it makes; groups and launch templates take theirs from
+# Inputs that hold tags, of a resource or of those that it makes; groups and launch templates have theirs from
 # ``settings.pools``, since theirs are lists.
 TAGS = ("tags", "template_tags", "resource_tags")
 ROLE = "aws:iam/role:Role"
 
 
 def asks(stack: Stack) -> list[pulumi.ResourceTransformation]:
-    """For the components of a stack, which hand them on to all that they declare."""
+    """Return the transformations for a stack's components, which apply them to all that they declare."""
 
     def asked(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult:
         return pulumi.ResourceTransformationResult(with_asked(stack, args.type_, args.props), args.opts)
@@ -23,7 +23,7 @@ def asks(stack: Stack) -> list[pulumi.ResourceTransformation]:
 
 
 def with_asked(stack: Stack, kind: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A resource's inputs, with the organisation's tags beside its own. Pure.
+    """Return a resource's inputs with the organisation's tags beside its own. Pure.
 
     Args:
         kind: the provider's token.

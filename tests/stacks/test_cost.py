@@ -355,9 +355,9 @@ def test_prices_of_another_region_are_said_to_be():
 
     (sentence,) = [text for text in warnings(cost, TODAY) if "stand in" in text]
     assert sentence.startswith("prices of us-east-1 stand in for those of eu-central-1: g5.xlarge, disk, ")
-    assert sentence.endswith("; nobody knows if the budget holds")
+    assert sentence.endswith("; it is unknown whether the budget holds")
     assert view.summary(cost, 5000).endswith(
-        "by prices of us-east-1: nobody knows if the budget of 5,000.00 USD holds"
+        "by prices of us-east-1: it is unknown whether the budget of 5,000.00 USD holds"
     )
     assert "under" not in view.summary(cost, 5000)
 

@@ -37,7 +37,7 @@ from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 CODE = Path(__file__).resolve().parents[3]
 PIPE_WIDTH = 140
-INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
+INTERRUPTED = 130  # exit code of a process that Ctrl-C ended, as a shell reports it
 # Some minutes on four processors: the interruption comes some tens of seconds after the request for it.
 EPOCHS = 400.0
 PACKAGES = ("boto3", "botocore", "pulumi", "pulumi-aws", "pulumi-alicloud", "aliyun-python-sdk-core")
@@ -57,11 +57,11 @@ def account_of(stack: Stack, clock: RunClock) -> Account:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The world that a run acts on; tests bring another.
+    """The environment that a run acts on; tests pass their own.
 
     Attributes:
         engine: (stack's name, log) -> the engine that deploys it.
-        look: asks the cloud whether there is room.
+        look: asks the cloud whether it has capacity.
         stack_folder: the folder of the stack files, where the variant's file is written too.
     """
 
@@ -183,7 +183,7 @@ class Prepared:
 
 
 def prepare(world: Surroundings, options: AcceptOptions) -> Prepared:
-    """Derive a stack's variant and what the run may cost; start nothing.
+    """Derive a stack's variant and the run's highest cost; start nothing.
 
     Raises:
         StacksError: the stack does not exist, its file is wrong, it cannot be accepted, or a price is
@@ -228,7 +228,7 @@ def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_o
 
 
 def _clean_up(console: Console, world: Surroundings, prepared: Prepared) -> int:
-    """Tear down what an earlier run left; return the exit code."""
+    """Tear down the remains of an earlier run; return the exit code."""
     run = _run(world, prepared)
     _hold_to_account(run)
     if not prepared.path.exists():
@@ -238,7 +238,7 @@ def _clean_up(console: Console, world: Surroundings, prepared: Prepared) -> int:
 
 
 def _run(world: Surroundings, prepared: Prepared) -> AcceptanceRun:
-    """Return a run that has not begun."""
+    """Return a run that has not started."""
     small, cap = prepared.variant, prepared.cap
     engine = world.engine(small.name, world.evidence_folder / f"{small.name}-pulumi.log")
     evidence = Evidence(
@@ -330,14 +330,14 @@ def _show(console: Console, prepared: Prepared) -> None:
 
 
 class _Listener:
-    """Shows each step as it begins and ends, and writes the evidence after each step."""
+    """A listener that shows each step at its begin and end, and writes the evidence after each step."""
 
     def __init__(self, console: Console, run: AcceptanceRun, folder: Path) -> None:
         self._console, self._run, self._folder = console, run, folder
         self._status: Any = None
 
     def listen(self, event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
-        """Show that a step begins or has ended."""
+        """Show that a step starts or has ended."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -355,13 +355,13 @@ class _Listener:
 
 
 def versions(engine: StackEngine) -> dict[str, str]:
-    """Return the version of everything that takes part; ``unknown`` where it cannot be asked."""
+    """Return the version of each program and module of the run; ``unknown`` if it cannot be read."""
     versions = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
     return versions | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def _commit() -> str:
-    """Return the commit of the checkout, ``-dirty`` where files were changed; else the package's version."""
+    """Return the commit of the checkout, ``-dirty`` with changed files; otherwise the package's version."""
     if not (CODE / ".git").exists():
         return importlib.metadata.version(naming.PROJECT)
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]

@@ -26,12 +26,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as it went.
+    """Record of one step.
 
     Attributes:
         status: its result.
         started, ended: aware UTC.
-        observed: what the step saw, or why it failed or was skipped.
+        observed: the step's observation, or why it failed or was skipped.
         accrued: the run's cost so far, in its currency.
         calls: the API calls that it made.
     """

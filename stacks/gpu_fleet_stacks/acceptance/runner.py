@@ -1,4 +1,4 @@
-"""Runner of an acceptance run: runs the steps, limits time and cost, and always tears down."""
+"""Runner of an acceptance run: it runs the steps, limits time and cost, and always tears down."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ REFUSALS_IN_A_ROW = 5
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step that passed: what it expected, and what it saw."""
+    """Result of a step that passed: what it expected, and what it observed."""
 
     expected: str
     observed: str
@@ -254,7 +254,7 @@ def _forget_interruption(run: AcceptanceRun) -> None:
 
 
 def _destroy(run: AcceptanceRun) -> None:
-    """Destroy the stack; where it fails, remove what blocks it and try again.
+    """Destroy the stack; if that fails, remove what blocks it and try again.
 
     Buckets with objects and instances that outlived their groups block it; both belong to this stack alone.
 

@@ -22,7 +22,7 @@ FILE = Path(__file__).with_name("vendors.toml")
 
 
 class VendorsError(StacksError):
-    """A file of vendors that is not valid."""
+    """A vendors file that is not valid."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The cloud's own services inside the network, so that a private stack needs no NAT."""
+"""Interface endpoints of the cloud's own services, so that a private stack needs no NAT."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ SERVICES = (
 
 @dataclass(frozen=True)
 class EndpointsArgs:
-    """What the endpoints depend on.
+    """Inputs of the endpoints.
 
     Attributes:
         subnet_ids: one private subnet per zone.
@@ -67,7 +67,9 @@ class Endpoints(pulumi.ComponentResource):
 
 
 def _own_account_only(account_id: str) -> pulumi.Output[str]:
-    """An endpoint policy knows no account principal but the root user's, hence the condition.
+    """Return an endpoint policy for this account only.
+
+    A policy can name no principal of an account but its root user, so a condition names the account.
 
     https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
     """

@@ -1,4 +1,4 @@
-"""The scheduled sweep: a function, its schedule, and alarms for when it fails, falls silent or holds back."""
+"""The scheduled sweep: its function, its schedule, and alarms on failure, silence and held instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ LATEST_START_S = 300
 
 @dataclass(frozen=True)
 class ReaperArgs:
-    """What the sweep depends on.
+    """Inputs of the sweep.
 
     Attributes:
         key_arn: encrypts log, ledger and topic.
-        topic_arn: where owners and operators listen.
+        topic_arn: the topic of owners and operators.
     """
 
     stack: Stack
@@ -59,7 +59,7 @@ class Reaper(pulumi.ComponentResource):
         self.register_outputs({"function_name": function.name})
 
     def _queue(self) -> aws.sqs.Queue:
-        """Events that no function took."""
+        """Declare the queue of events that no function handled."""
         return aws.sqs.Queue(
             f"{self._name}-failed",
             name=f"{self._name}-failed",
@@ -97,16 +97,16 @@ class Reaper(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack) -> pulumi.AssetArchive:
-    """The function's code: equal settings and equal modules give an equal hash."""
+    """Return the function's code; equal settings and equal modules give an equal hash."""
     return archive(stack, sweep_archive.ENTRY)
 
 
 def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -> pulumi.AssetArchive:
-    """The code of a function: what a module needs, and the stack's policy.
+    """Return the code of a function: the modules that it needs, and the stack's policy.
 
     Args:
         entry: the module with the handler.
-        beside: name -> text of what else lies beside the policy.
+        beside: name -> text of further files beside the policy.
     """
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
         path: pulumi.FileAsset(str(sweep_archive.ROOT / path))

@@ -1,4 +1,4 @@
-"""An AWS environment: which component stands on which."""
+"""An AWS environment: its components and their dependencies."""
 
 from typing import Any
 
@@ -57,10 +57,10 @@ def build(stack: Stack) -> dict[str, Any]:
         stack: checked settings of an AWS stack.
 
     Returns:
-        What the next command needs, by plain names; nothing in it is secret.
+        Outputs for the next command, by plain names; none of them is secret.
 
     Raises:
-        OvercommitError: the worst month passes the budget; nothing was declared.
+        OvercommitError: the worst month exceeds the budget; nothing was declared.
     """
     cost = notice.announce_cost(stack)
     notice.announce_image(stack)
@@ -182,7 +182,7 @@ def build(stack: Stack) -> dict[str, Any]:
 
 
 def provider(stack: Stack) -> aws.Provider:
-    """The only provider: one region of one account, or an emulator that needs neither to be real."""
+    """Return the only provider: one region of one account, or an emulator that needs neither to be real."""
     name = naming.prefixed(stack.name)
     if stack.endpoint_url is None:
         return aws.Provider(name, region=stack.region, allowed_account_ids=[stack.account_id])
@@ -201,6 +201,6 @@ def provider(stack: Stack) -> aws.Provider:
 
 
 def console_url(stack: Stack) -> str:
-    """Where a user sees the stack's groups in a browser."""
+    """Return the address of the stack's groups in the console."""
     suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
     return f"https://{stack.region}.console.{suffix}/ec2/home?region={stack.region}#AutoScalingGroups:"

@@ -1,4 +1,4 @@
-"""Client of Alibaba Cloud through its official SDK; a failed call raises one sentence."""
+"""Client of Alibaba Cloud by its official SDK; a failed call raises an error of one sentence."""
 
 import json
 import logging
@@ -83,7 +83,7 @@ class Alicloud:
         self._made: tuple[Credentials, Any] | None = None
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]:
-        """Make one call, say ``ask("ecs", "DescribeImages", ImageId="m-1")``.
+        """Make one call, such as ``ask("ecs", "DescribeImages", ImageId="m-1")``.
 
         Raises:
             CannotCheckError: it was denied, refused or not answered, or there are no credentials.
@@ -102,14 +102,14 @@ class Alicloud:
             said = _said(f"{permission}:{action}", error)
             raise CannotCheckError(said, str(error.error_code)) from error
         except (ClientException, ValueError) as error:
-            # not the error's own text: it holds the key's id and the signature
+            # not the error's own text, which holds the key's id and the signature
             raise CannotCheckError(f"{action}: {host} gave no answer") from error
         return answer
 
     def numbered(
         self, product: str, action: str, *keys: str, size: int, **parameters: str
     ) -> Iterator[dict[str, Any]]:
-        """Yield all entries of a list that pages by number; ``keys`` as in ``listed``.
+        """Yield all entries of a list with numbered pages; ``keys`` as in ``listed``.
 
         Args:
             size: entries of a page; each list has a largest one.
@@ -127,7 +127,7 @@ class Alicloud:
                 return
 
     def _client(self) -> Any:
-        """Return the client of the current credentials, which is kept: making one is slower than a call."""
+        """Return the client of the current credentials; cached, since making one is slower than a call."""
         key_id, secret = self._environ.get(KEY_ID), self._environ.get(KEY_SECRET)
         if not (key_id and secret):
             raise CannotCheckError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")

@@ -1,4 +1,4 @@
-"""Client of AWS; a failed call raises one sentence."""
+"""Client of AWS; a failed call raises an error of one sentence."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from botocore.parsers import ResponseParserError
 
 from gpu_fleet_stacks.calls.errors import DENIED, CannotCheckError
 
-# Where the permission is not named after the call: docs.aws.amazon.com/service-authorization, AWS Budgets.
+# Permissions with another name than their call: docs.aws.amazon.com/service-authorization, AWS Budgets.
 LOG_IN = "run `aws configure sso` once, then `aws sso login`, and set AWS_PROFILE"
 PERMISSIONS = {"budgets:DescribeBudgets": "budgets:ViewBudget"}
 LIMITS = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3})
@@ -19,7 +19,7 @@ Clients = Callable[[str], Any]
 
 
 def clients_in(region: str, emulator: str | None = None) -> Clients:
-    """Return boto3 clients with the credentials of the environment, or for an emulator, which takes any."""
+    """Return boto3 clients with the credentials of the environment, or for an emulator, which accepts any."""
     session = boto3.session.Session(region_name=region)
     if emulator is None:
         return lambda service: session.client(service, config=LIMITS)  # type: ignore[call-overload]
@@ -44,7 +44,7 @@ class Aws:
         self._known: dict[str, Any] = {}
 
     def ask(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Make one call, say ``ask("ec2", "describe_images", ImageIds=[...])``.
+        """Make one call, such as ``ask("ec2", "describe_images", ImageIds=[...])``.
 
         Raises:
             CannotCheckError: it was denied, refused or not answered.
@@ -65,7 +65,7 @@ class Aws:
     def pages(
         self, service: str, operation: str, key: str, mark: str = "NextToken", **arguments: Any
     ) -> Iterator[Any]:
-        """Yield everything under ``key`` of every page; ``mark`` names the page token; errors as ``ask``."""
+        """Yield the items under ``key`` of all pages; ``mark`` names the page token; errors as in ``ask``."""
         place: dict[str, str] = {}
         while True:
             page = self.ask(service, operation, **arguments, **place)

@@ -2,8 +2,8 @@
 
 from gpu_fleet_stacks.errors import StacksError
 
-# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud, whose products have each
-# their own code. A test holds it equal to that of image/gpu_fleet_image/core/calls.py, which this room may
+# Codes for a missing permission of known credentials: AWS, then Alibaba Cloud, whose products each have
+# their own code. A test compares them with those of image/gpu_fleet_image/core/calls.py, which this room may
 # not import.
 DENIED = frozenset(
     {

@@ -52,7 +52,7 @@ def inner_host(region: str) -> str:
 def client(region: str, environ: Mapping[str, str] = os.environ) -> Any:
     """Return boto3's client for OSS, without newer checksums and path addressing, which OSS lacks.
 
-    It uses the endpoint that ``OSS_ENDPOINT`` names, by its name for S3's protocol
+    It uses the endpoint in ``OSS_ENDPOINT``, by its name for S3's protocol
     (www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss).
 
     Raises:
@@ -115,7 +115,7 @@ def public_access(s3: Any) -> Access:
     """Return the account's access to objects through the client's public endpoint.
 
     It reads an object that does not exist: OSS answers that the key is missing, or that the endpoint is
-    forbidden. Buckets of other regions give neither answer.
+    forbidden. Buckets of other regions answer neither.
 
     Raises:
         CannotCheckError: the account's buckets cannot be listed.
@@ -150,12 +150,14 @@ def hold_upload(
     """Refuse an upload that OSS would refuse later.
 
     Args:
-        environ: may have ``OSS_ENDPOINT``; if it names the public endpoint, the operator says it may be used.
+        environ: may have ``OSS_ENDPOINT``; with the public endpoint there, the operator asserts that it
+            works.
         connect: (region, environment) -> boto3's client.
         answers: whether a host accepts a connection from here.
 
     Raises:
-        StacksError: the endpoint is forbidden or unreachable, or its state is unknown; with what to do.
+        StacksError: the endpoint is forbidden or unreachable, or its state is unknown; the message says what
+            to do.
         CannotCheckError: OSS could not be asked.
     """
     chosen = environ.get(CHOSEN, "")

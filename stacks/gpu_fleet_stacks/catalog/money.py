@@ -1,4 +1,4 @@
-"""Amounts of money with a currency: adding dollars to yuan raises an error."""
+"""Amounts of money with a currency; adding dollars to yuan raises an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Money:
 
 @dataclass(frozen=True)
 class CostRange:
-    """What something is expected to cost, and the most that it may.
+    """Expected and highest cost of something.
 
     Attributes:
         worst: never below ``expected``.

@@ -58,7 +58,7 @@ class Quote:
 
     @property
     def unknown(self) -> bool:
-        """Whether the sums lack this price: they are at least what they say."""
+        """Return whether the sums lack this price, and so are minimums."""
         return self.amount is None and not self.bounded
 
     def stale(self, today: datetime.date) -> bool:

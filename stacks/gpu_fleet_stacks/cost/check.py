@@ -39,13 +39,13 @@ def check(name: str, *, as_json: bool) -> None:
 
 
 def said_of(stack: Stack, cost: Cost) -> list[str]:
-    """Return what to know of a stack that is valid."""
+    """Return the lines about a valid stack."""
     no_image = notice.image_warning(stack)
     return [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
 
 
 def checked(name: str) -> dict[str, Any]:
-    """Return the same as a document, also of a stack that is refused; docs/platform.md has its keys."""
+    """Return the check's result as a document, also for a refused stack; docs/platform.md lists its keys."""
     document: dict[str, Any] = {
         "stack": name,
         "ok": False,

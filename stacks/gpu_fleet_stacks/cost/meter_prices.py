@@ -54,7 +54,7 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str | None]]:
-    """Yield (type, the most that an hour of it costs without disks); None where no price is public.
+    """Yield (type, highest price of an hour without disks); the price is None where none is public.
 
     Prices that the stack file assumes are in ``assumed`` instead.
     """
@@ -80,7 +80,7 @@ def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
 
 
 def _hour(cost: Cost, pool: Pool, kind: CostKind) -> Decimal | None:
-    """Return the most that the pool's lines of a kind cost an hour; None where a price is unknown."""
+    """Return the highest hourly price of the pool's lines of a kind; None where a price is unknown."""
     lines = [line for line in cost.of_pool(pool.name) if line.kind is kind]
     if any(line.months is None for line in lines):
         return None

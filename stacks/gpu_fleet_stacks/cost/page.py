@@ -1,4 +1,4 @@
-"""The page about a stack's cost: a table by pool, bars against the budget, each price with its source."""
+"""The page on a stack's cost: a table by pool, bars against the budget, each price with its source."""
 
 from decimal import Decimal
 
@@ -17,7 +17,7 @@ BAR_WIDTH = 44
 
 
 def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
-    """Return the page about a stack's cost: table, bars against the budget, prices, what is not counted."""
+    """Return the page on a stack's cost: table, bars against the budget, prices, and items not counted."""
     return Group(
         _table(cost),
         Text(),
@@ -31,7 +31,7 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
 
 
 def _table(cost: Cost) -> Listing:
-    """Return rows by pool and kind; columns by level, what is expected beside the worst."""
+    """Return the table of costs: rows by pool and kind, columns by level, expected beside worst case."""
     title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
     levels = [
         Column(f"{level}\n{heading}", "right", wraps=True)

@@ -1,1 +1,1 @@
-"""Plan check: what Pulumi's own plan would delete, and the passes that it must run in."""
+"""Plan check: the deletions in Pulumi's own plan, and the passes that the plan needs."""

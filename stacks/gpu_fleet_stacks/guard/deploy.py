@@ -98,8 +98,9 @@ def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | 
     """Run the CLI until it ends by itself, in this environment or another; return its exit code.
 
     A Ctrl-C reaches the CLI too: it finishes its operations and writes its state. ``subprocess.run`` would
-    kill it a quarter of a second later and leave operations in an unknown state. A signal handler takes the
-    Ctrl-C here, since a KeyboardInterrupt could come while the CLI starts, and leave it without a parent.
+    kill it a quarter of a second later and leave operations in an unknown state. A signal handler receives
+    the Ctrl-C here, since a KeyboardInterrupt could be raised while the CLI starts, and leave it without a
+    parent.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:  # a script's background job ignores the signal, and so does the CLI
@@ -120,7 +121,7 @@ def uploads(step: PlanStep) -> bool:
 
 
 def plan_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the flags of an ``up`` that its plan takes too; of combined short flags, the letters left."""
+    """Return the flags of an ``up`` that its plan accepts; combined short flags keep allowed letters."""
     kept: list[str] = []
     for word in arguments:
         if word.startswith("--") or not word.startswith("-"):

@@ -77,7 +77,7 @@ def _reasons(step: PlanStep, removed: Sequence[PlanStep]) -> Iterator[str]:
 
 
 def _leader(step: PlanStep) -> str:
-    """Return the name of the resource that is followed; with its causes where it is no listed loss itself."""
+    """Return the name of the resource that is followed, with the causes if it is no listed loss itself."""
     if step.type in HOLDINGS:
         return step.name
     why = ", ".join(f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}" for cause in step.causes)

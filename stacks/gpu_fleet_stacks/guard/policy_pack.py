@@ -1,8 +1,8 @@
 """The policy pack's folder and environment, which the Pulumi CLI starts for a project.
 
-In a checkout they lie where `make policy` sets them up. For a project of one's own the pack is a copy of the
-package in the project's build folder, since on the path of the installed package it would meet the libraries
-of the program, which it cannot share; its environment is made beside it when it is first needed.
+A checkout has both where `make policy` sets them up. Any other project gets a copy of the package in its
+build folder: on the path of the installed package the pack would import the program's libraries, which it
+cannot share. Its environment is made beside the copy when it is first needed.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class PolicyPack:
 
     @property
     def flag(self) -> str:
-        """What ``--policy-pack`` names, from the project."""
+        """Value of ``--policy-pack``: the pack's path from the project."""
         return (self.top / PACK).relative_to(self.project).as_posix()
 
     @property
@@ -57,12 +57,12 @@ class PolicyPack:
 
     @property
     def is_of_checkout(self) -> bool:
-        """Whether the project holds gpu-fleet itself."""
+        """Return whether the project holds gpu-fleet itself."""
         return self.top == self.project
 
 
 def of_project(project: Path) -> PolicyPack:
-    """Return the pack of a project; make nothing."""
+    """Return the pack of a project without making anything."""
     own = PACKAGE.parents[1] == project.resolve()
     return PolicyPack(project, project if own else project / COPY)
 
@@ -90,7 +90,7 @@ def ready(project: Path, report: Callable[[str], object]) -> PolicyPack:
 
 
 def _copy(pack: PolicyPack) -> None:
-    """Put the package of this gpu-fleet beside the environment, and nothing of an older one."""
+    """Copy the package of this gpu-fleet beside the environment, and remove any older copy."""
     target = pack.top / "stacks" / PACKAGE.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", "Pulumi.*.yaml"))

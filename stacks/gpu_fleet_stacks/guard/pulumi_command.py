@@ -1,4 +1,4 @@
-"""``gpu-fleet preview|up|outputs STACK``: the Pulumi CLI, with mistakes found before it starts."""
+"""``gpu-fleet preview|up|outputs STACK``: run the Pulumi CLI, and find mistakes before it starts."""
 
 import json
 import os
@@ -180,7 +180,7 @@ def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple
 @stack_option
 @json_option
 def outputs(words: tuple[str, ...], *, as_json: bool) -> None:
-    """Print the outputs of a deployed stack: all of them, or the value NAME alone."""
+    """Print the outputs of a deployed stack: all of them, or only the value NAME."""
     name, output = stack_and_word(words)
     values = deployed(name)
     if output is not None and output not in values:
@@ -197,7 +197,7 @@ def outputs(words: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def table(values: dict[str, Any]) -> Table:
-    """Return the outputs as a table for a terminal, each value whole."""
+    """Return the outputs as a table for a terminal, with whole values."""
     made = Table(box=None, header_style="bold")
     made.add_column("output", no_wrap=True)
     made.add_column("value", overflow="fold")

@@ -1,6 +1,6 @@
-"""``python -m gpu_fleet_stacks.monitoring.grafana``: writes the Grafana dashboard beside this module.
+"""``python -m gpu_fleet_stacks.monitoring.grafana``: write the Grafana dashboard beside this module.
 
-One page for any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
+One page serves any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
 temperatures and errors. The user chooses the two data sources and the stack at the top of the page.
 """
 

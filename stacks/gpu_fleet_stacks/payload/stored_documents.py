@@ -1,4 +1,4 @@
-"""JSON documents in a stack's records bucket, alike on both clouds."""
+"""JSON documents in a stack's records bucket, the same on both clouds."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ def stored_documents(stack: Stack, reaper_policy: str) -> Iterator[tuple[str, st
         reaper_policy: the sweep's policy as JSON; users' commands and instances read it.
     """
     yield "reaper-policy", sweep_archive.POLICY_KEY, reaper_policy
-    # Also where nobody has an account, so that earlier accounts are locked. With a directory, the
+    # Also without any account, so that earlier accounts are locked. With a directory, the
     # directory's function writes it.
     if stack.access.directory is None:
         yield "accounts", sweep_archive.ACCOUNTS_KEY, people.roster_text(stack)

@@ -54,7 +54,7 @@ GROWTH_KEY = "reaper/capacity/growth.json"
 QUEUE_SAYS = (QUEUE_JOBS_KEY, GROWTH_KEY)
 
 MIB_PER_GIB = 1024
-# What of a type's memory Slurm finds on each instance at least: firmware and kernel have the rest.
+# Share of a type's memory that Slurm finds on each instance at least; firmware and kernel use the rest.
 FOR_JOBS = Decimal("0.95")
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
@@ -105,7 +105,7 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
 
 
 def _imports(source: str) -> list[str]:
-    """Return every name in ``image`` that a module imports: modules and names inside them."""
+    """Return every name in ``image`` that a module imports: modules, and names inside them."""
     names = []
     for node in ast.parse(source).body:  # imports are at the top: ruff's PLC0415 enforces that
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
@@ -151,7 +151,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
 
 @cache
 def agents_release(cloud: Cloud) -> str:
-    """The release of the agent in this checkout: a digest of all sources that it runs."""
+    """Return the release of the agent in this checkout: a digest of all sources that the agent runs."""
     paths = {*modules(AGENT, str(cloud)), *modules(f"gpu_fleet_image.instance.agent.{cloud}", str(cloud))}
     digest = hashlib.sha256()
     for path in sorted(paths):
@@ -160,7 +160,7 @@ def agents_release(cloud: Cloud) -> str:
 
 
 def by_account(stack: Stack) -> bool:
-    """Return whether sessions open as the user's own account, by a document of the stack (AWS)."""
+    """Return whether sessions open as the user's own account, by an SSM document of the stack (AWS)."""
     return stack.cloud is Cloud.AWS and stack.access.accounts
 
 
@@ -208,7 +208,10 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
-    """Return how the mover grows a pool; it needs the agent, which reports that an instance came up."""
+    """Return the settings by which the mover grows a pool.
+
+    The mover needs the agent, which reports that an instance has booted.
+    """
     return {
         "groups": [plan.label for plan in group_plans(stack, pool)],
         **({"on_demand_fallback": True} if pool.on_demand_fallback else {}),
@@ -221,7 +224,7 @@ def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _queue(stack: Stack, pool: Pool) -> dict[str, int]:
-    """What the queue counts an instance of the pool as: the least of any of its types."""
+    """Return how the queue counts an instance of the pool: the least of any of its types."""
     if not stack.queued:
         return {}
     types = [catalog.load().get(name) for name in pool.types]
@@ -233,7 +236,7 @@ def _queue(stack: Stack, pool: Pool) -> dict[str, int]:
 
 
 def _price(stack: Stack, pool: Pool, name: str) -> str | None:
-    """Return what one hour less saves, as text; None where the price is unknown.
+    """Return how much one hour less saves, as text; None where the price is unknown.
 
     The stack file's assumption comes first; a list price counts only in its own region and currency. Only
     pools on demand have a price here: spot prices change by the hour, and a reservation costs the same

@@ -28,7 +28,10 @@ def file_systems(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 def _files(
     stack: Stack, cloud: Alicloud, subject: str, named: ExistingFileSystem, network: ExistingNetwork
 ) -> Finding:
-    """Check one by DescribeFileSystems, DescribeMountTargets; CPFS has no encryption, no access rules."""
+    """Check one file system by DescribeFileSystems and DescribeMountTargets.
+
+    CPFS has no encryption and no access rules.
+    """
     asked = partial(cloud.ask, "nas", "DescribeFileSystems", RegionId=stack.region, FileSystemId=named.id)
     systems = listed(unless_missing(asked, NOT_FOUND), "FileSystems", "FileSystem")
     if not systems:

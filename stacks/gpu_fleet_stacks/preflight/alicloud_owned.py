@@ -124,8 +124,8 @@ def _user_roles(stack: Stack, cloud: Alicloud) -> dict[str, datetime]:
 def _sender(cloud: Alicloud, sender: str) -> Finding:
     """Check the sender address: DirectMail needs an address of its console with a verified domain.
 
-    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0
-    where all is well.
+    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0 if
+    all is well.
     """
     answer = cloud.ask("dm", "QueryMailAddressByParam", KeyWord=sender, PageSize="50")
     known = (

@@ -1,4 +1,4 @@
-"""Check that a zone of Alibaba Cloud sells what a pool asks for: types, spot, reservations."""
+"""Check that a zone of Alibaba Cloud sells what a pool requests: types, spot, reservations."""
 
 import json
 from collections.abc import Iterator

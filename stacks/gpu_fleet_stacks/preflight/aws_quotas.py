@@ -1,4 +1,4 @@
-"""Quotas of AWS against the stack at its maximum, plus what the account uses beside this stack."""
+"""Quotas of AWS against the stack at its maximum, plus the account's usage beside this stack."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -103,7 +103,7 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
 
 
 def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehearsed:
-    """Run the first act: the program registers its resources, and moto creates what it supports.
+    """Run the first act: the program registers its resources, and moto creates those that it supports.
 
     Resources that the stack takes from another owner are made before.
     """

@@ -128,7 +128,7 @@ def _alarms(clients: RegionClients, stack: str) -> Iterator[dict[str, Any]]:
 
 
 def _published(clients: RegionClients, alarm: Mapping[str, Any]) -> float:
-    """Return what the alarm would read: its statistic of its metric, over the time in which it may arrive."""
+    """Return the value that the alarm would read: its statistic of its metric, over the allowed delay."""
     now = datetime.now(UTC)
     statistics = clients("cloudwatch").get_metric_statistics(
         Namespace=alarm["Namespace"],

@@ -1,6 +1,6 @@
-"""Resources that a stack takes from another owner, made for the rehearsal.
+"""Existing resources of a stack, made for the rehearsal.
 
-On AWS they are made in moto, which gives its own ids; the stack's configuration then names those. Alibaba
+On AWS they are made in moto, which chooses its own ids; the stack's configuration then names those. Alibaba
 Cloud has no emulator, so its lookups are answered with the stack file's values.
 """
 
@@ -21,7 +21,7 @@ Answers = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
 def made(clients: RegionClients, stack: Stack) -> dict[str, str]:
-    """Make on AWS what the stack file names: the VPC, its subnets, buckets, the EFS with mount targets.
+    """Make the resources in the stack file on AWS: the VPC, its subnets, buckets, the EFS with mount targets.
 
     FSx for Lustre is not looked up, so it is not made.
 
@@ -94,7 +94,7 @@ def _homes(clients: RegionClients, token: str, subnet_ids: list[str]) -> str:
 
 
 def alicloud_answers(stack: Stack) -> Answers:
-    """Return answers to Alibaba Cloud's lookups: everything in the stack file exists as the stack needs."""
+    """Return answers to Alibaba Cloud's lookups: each resource in the stack file exists as needed."""
     network = stack.network.existing
     by_zone = dict(_subnets(stack))
     vswitches: list[dict[str, Any]] = []

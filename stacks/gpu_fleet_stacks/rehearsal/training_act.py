@@ -1,4 +1,4 @@
-"""Third act: training on real data, a spot notice half-way, the resume on another instance."""
+"""Third act: training on real data, a spot notice half-way, and the resume on another instance."""
 
 import json
 import sys

@@ -37,7 +37,7 @@ ASCII_MARKS = Marks("*", "o")
 
 
 class Tree:
-    """Shows a run while it happens, and the whole tree at the end; without a terminal only the whole tree.
+    """Tree that shows a run while it happens, and whole at the end; without a terminal only the whole tree.
 
     Use it as ``with Tree(console, "aws-dev") as tree: run_program("aws-dev", listener=tree.listen)``.
 

@@ -1,4 +1,4 @@
-"""Plan of a pool on either cloud: scaling groups, the alarms on their load, tags. Pure."""
+"""Plan of a pool on either cloud: scaling groups, load alarms and tags. Pure."""
 
 from dataclasses import dataclass
 

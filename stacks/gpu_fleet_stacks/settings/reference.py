@@ -240,7 +240,7 @@ def modeline(stack_folder: Path) -> str:
 
 
 def written_files(root: Path, stack_folder: Path) -> dict[Path, str]:
-    """Return what ``--write`` writes for a project: in a checkout of gpu-fleet the reference too."""
+    """Return the files that ``--write`` writes for a project; in a gpu-fleet checkout the reference too."""
     text = json.dumps(json_schema(), indent=1) + "\n"
     if root.resolve() != projects.OWN:
         return {stack_folder / FILE.name: text}

@@ -69,7 +69,7 @@ def ask(
 
 
 def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
-    """Return the price of an hour, with its parts; None where the item is not sold there."""
+    """Return the hourly price with its parts; None where the item is not sold there."""
     try:
         answer = cloud.ask("ecs", "DescribePrice", RegionId=region, PriceUnit="Hour", Period="1", **asked)
     except CannotCheckError as error:
@@ -81,7 +81,7 @@ def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
 
 
 def _instance(cloud: Alicloud, region: str, name: str) -> ListPrice | None:
-    """Return the price of an hour of a type; None where it is not sold."""
+    """Return the hourly price of a type; None where it is not sold."""
     return _part(_price(cloud, region, ResourceType="instance", InstanceType=name), INSTANCE)
 
 

@@ -79,7 +79,7 @@ def ask(
     """Return every price of AWS.
 
     Args:
-        region: of everything but instances, and of spot.
+        region: region of spot prices, and of the prices of everything but instances.
         instances: type -> the region of its price.
         say: called with the name of the next query.
         aws: makes the calls; by default with the credentials of the environment.
@@ -113,7 +113,7 @@ def ask(
 
 
 def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
-    """Return the first tier's price of the one product that matches; None where none or several do."""
+    """Return the first tier's price of the only matching product; None where none or several match."""
     filters = {**question.filters, "regionCode": region}
     wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
     products = (
@@ -143,7 +143,7 @@ def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
 
 
 def _spot(aws: Aws, names: Iterable[str], today: datetime.date) -> dict[str, SpotSpan]:
-    """Return median and 90th percentile of ``SPOT_DAYS`` of each type that is on spot in the region."""
+    """Return median and 90th percentile over ``SPOT_DAYS`` of each type with spot prices in the region."""
     until = datetime.datetime.combine(today, datetime.time(), datetime.UTC)
     history = aws.pages(
         "ec2",
@@ -158,11 +158,14 @@ def _spot(aws: Aws, names: Iterable[str], today: datetime.date) -> dict[str, Spo
 
 
 def spans(history: Iterable[Mapping[str, Any]], until: datetime.datetime) -> dict[str, SpotSpan]:
-    """Return what each type cost in the days before ``until``; a price holds until its zone's next. Pure."""
+    """Return what each type cost in the days before ``until``. Pure.
+
+    A price holds until the next price of its zone.
+    """
     start = until - datetime.timedelta(days=SPOT_DAYS)
     turns: dict[tuple[str, str], list[tuple[datetime.datetime, Decimal]]] = defaultdict(list)
     for entry in history:
-        moment = min(until, max(start, entry["Timestamp"]))  # the first may be of before: it held at start
+        moment = min(until, max(start, entry["Timestamp"]))  # an older first price holds from start
         turns[entry["InstanceType"], entry["AvailabilityZone"]].append((moment, Decimal(entry["SpotPrice"])))
     held: dict[str, list[tuple[Decimal, float]]] = defaultdict(list)
     for (name, _), moments in turns.items():

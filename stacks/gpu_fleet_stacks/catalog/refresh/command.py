@@ -1,4 +1,4 @@
-"""``gpu-fleet catalog refresh``: today's prices into the price files, or only on the screen."""
+"""``gpu-fleet catalog refresh``: write today's prices into the price files, or only show them."""
 
 import datetime
 import importlib
@@ -58,7 +58,7 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
 def _asked(
     console: Console, clouds: Sequence[Cloud], today: datetime.date
 ) -> tuple[dict[Path, str], list[PriceChange], list[str]]:
-    """Return the files' new texts, every change, and the items that no list has."""
+    """Return the new texts of the files, every change, and the items that no list has."""
     texts = {path: path.read_text(encoding="utf-8") for path in (CATALOG, PRICES)}
     changes: list[PriceChange] = []
     unlisted: list[str] = []
@@ -73,7 +73,7 @@ def _asked(
 
 
 def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None]) -> ListedPrices:
-    """Return every price that one cloud lists of the items in the files."""
+    """Return the price of each item of the files that one cloud lists."""
     # an SDK takes a second to load: load only that of the cloud
     module = importlib.import_module(f"gpu_fleet_stacks.catalog.refresh.{cloud}")
     answers: ListedPrices = module.ask(_region(cloud), wanted(text, cloud), today, say)
@@ -86,7 +86,7 @@ def _region(cloud: Cloud) -> str:
 
 
 def _check(texts: dict[Path, str]) -> None:
-    """Read the new files as every command will, before they replace the old ones.
+    """Read the new files with the readers of the other commands, before they replace the old ones.
 
     Raises:
         StacksError: one of them is not valid.

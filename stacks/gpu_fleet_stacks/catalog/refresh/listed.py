@@ -22,7 +22,7 @@ class ListPrice:
 
 @dataclass(frozen=True)
 class SpotSpan:
-    """Price of an hour on spot over a span, all zones of a region together.
+    """Spot price of an hour over a span, for all zones of a region together.
 
     Attributes:
         median, p90: what half and nine tenths of the time cost at most.

@@ -1,4 +1,4 @@
-"""Write new prices into the price files; comments, order and everything else stay. Pure."""
+"""New prices in the price files; comments, order and everything else stay. Pure."""
 
 import datetime
 from collections.abc import Iterator, Mapping
@@ -86,7 +86,7 @@ def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str,
 
 
 def _rewrite_spot(spot: Any, currency: str, answers: ListedPrices) -> Iterator[PriceChange]:
-    """Replace all spot prices by those of one day, and yield each change: none of another day may stay."""
+    """Replace all spot prices by those of one day, so that no older price stays; yield the changes."""
     spot["date"], spot["source"] = answers.date, answers.spot_source
     for name in [name for name in spot["prices"] if name not in answers.spot]:
         del spot["prices"][name]
