@@ -225,7 +225,7 @@ def _name(method: Callable[..., Any]) -> str:
 def _remedy(method: Callable[..., Any], code: str) -> str:
     """Return how to log in, or which permission to ask an administrator for; empty if neither would help."""
     if code in OVER:
-        return f"; these credentials count no more, needed are {log_in(_cloud(method))}"
+        return f"; these credentials are no longer valid; you need {log_in(_cloud(method))}"
     needed = permission_of(method) if code in DENIED else ""
     return f"; missing permission: {needed}" if needed else ""
 

@@ -13,10 +13,10 @@ PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 10
 
 
 class Leftovers:
-    """What the stack's instances left behind.
+    """Orphaned resources of the stack's instances.
 
     Args:
-        stack: whose; nothing else is ever listed.
+        stack: only its resources are ever listed.
     """
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
@@ -25,22 +25,22 @@ class Leftovers:
         self._own = [{"Key": TAG_MANAGED, "Value": "true"}, {"Key": TAG_STACK, "Value": stack}]
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
-        """Unattached disks, unassociated addresses, stopped instances with what their disks take.
+        """Return unattached disks, unassociated addresses, stopped instances with their disks' size.
 
         Args:
-            stopped: instances to look up the disks of.
+            stopped: instances whose disks are looked up.
 
         Raises:
             CloudError: a list could not be read.
         """
         unattached = [_disk(raw) for raw in self._disks(Status="Available", Tag=self._own)]
-        # A disk that was noted and is attached again is forgotten.
+        # A noted disk that is attached again loses its note.
         noted = [*self._own, {"Key": TAG_IDLE_SINCE}]
         again = [_disk(raw, in_use=True) for raw in self._disks(Status="In_use", Tag=noted)]
         return unattached + again + list(self._addresses()) + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
-        """Disk id -> start of its newest complete snapshot; raises CloudError."""
+        """Return disk id -> start of its newest complete snapshot; raises CloudError."""
         newest: dict[str, datetime] = {}
         for disk in volume_ids:  # the API takes one disk at a time
             made = self._tokens(
@@ -52,17 +52,17 @@ class Leftovers:
         return newest
 
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:  # noqa: ARG002
-        """None that ``find`` does not show: a disk's ``DetachedTime`` is that of its last use."""
+        """Return nothing: ``find`` already has a disk's last use, its ``DetachedTime``."""
         return {}
 
     def remove(self, leftover: Leftover) -> None:
-        """Delete a disk or give an address back; raises CloudError."""
+        """Delete a disk or release an address; raises CloudError."""
         if leftover.kind is Kind.VOLUME:
             self._calls.change(self._ecs.action("DeleteDisk"), DiskId=leftover.id)
         elif leftover.kind is Kind.ADDRESS:
             self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=leftover.id)
         else:
-            raise ValueError(f"{leftover.id}: a {leftover.kind} is no thing to remove here")
+            raise ValueError(f"{leftover.id}: a {leftover.kind} cannot be removed here")
 
     def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
         for instance in stopped:  # the API takes one instance at a time
@@ -91,7 +91,7 @@ class Leftovers:
                 return
 
     def _addresses(self) -> Iterator[Leftover]:
-        """Unassociated ones, and those that are associated again and still carry the note."""
+        """Yield unassociated addresses, and those that are associated again and still have the note."""
         seen, number = 0, 1
         while True:
             page = self._calls.look(
@@ -110,7 +110,7 @@ class Leftovers:
 
 
 def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
-    """A disk; one that was attached before says since when it is not."""
+    """Parse a disk. One that was attached before has the time of its detachment."""
     detached = raw.get("DetachedTime") or ""
     return Leftover(
         Kind.VOLUME,
@@ -124,6 +124,6 @@ def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
 
 
 def _tags(raw: Mapping[str, Any]) -> dict[str, str]:
-    """ECS says ``TagKey``, VPC says ``Key``."""
+    """Return the tags of a resource: ECS calls a key ``TagKey``, VPC ``Key``."""
     tags = raw.get("Tags", {}).get("Tag", [])
     return {tag.get("TagKey") or tag["Key"]: tag.get("TagValue") or tag.get("Value", "") for tag in tags}
