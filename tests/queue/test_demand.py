@@ -209,14 +209,14 @@ def test_the_word_of_a_silent_controller_is_an_alarm():
     said = to_json({}, NOW)
 
     assert trouble_of(said, NOW + SILENT_AFTER) == ""
-    assert "has not spoken since 2026-11-23T10:00" in trouble_of(said, NOW + 2 * SILENT_AFTER)
+    assert "has not reported since 2026-11-23T10:00" in trouble_of(said, NOW + 2 * SILENT_AFTER)
 
 
 def test_a_job_that_cannot_be_read_is_an_alarm():
     said = to_json({}, NOW, ["squeue --json: job 7: field 'tasks' is missing"])
 
     assert trouble_of(said, NOW).endswith(
-        "1 jobs, and asks for none of theirs: squeue --json: job 7: field 'tasks' is missing"
+        "1 jobs, and requests no instances for them: squeue --json: job 7: field 'tasks' is missing"
     )
 
 

@@ -190,7 +190,7 @@ def test_the_hook_is_prolonged_and_completed_by_its_own_token(cloud):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"leaving": [INSTANCE, "i-2"]}, "1 other instances leave by the same token"),
+        ({"leaving": [INSTANCE, "i-2"]}, "1 other instances share its token"),
         ({"state": ""}, "i-1 is in no scaling group"),
     ],
 )

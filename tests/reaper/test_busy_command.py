@@ -167,9 +167,9 @@ def test_what_others_than_root_can_change_or_is_not_there_is_not_run(program, sy
         path.chmod(mode)
     refused = {
         (file, "a\0b"): "a NUL in its arguments",
-        (copies[0],): "group can be changed by others than root",
-        (copies[1],): "all can be changed by others than root",
-        (copies[2],): "shared can be changed by others than root",
+        (copies[0],): "group can be changed by users other than root",
+        (copies[1],): "all can be changed by users other than root",
+        (copies[2],): "shared can be changed by users other than root",
         (link,): "is a link; name the program itself",
         ("/usr/local/bin/none",): "/usr/local/bin/none: No such file",
     }

@@ -121,7 +121,7 @@ def test_a_server_that_refuses_every_request_is_unknown_and_its_token_is_not_sho
     finally:
         jupyter.file().write_text(json.dumps(server_file))
 
-    assert [text for text in unknown if text.endswith("answers 403, so nobody knows what its kernels do")]
+    assert [text for text in unknown if text.endswith("answers 403, so the state of its kernels is unknown")]
     assert "secret" not in str(unknown)
 
 

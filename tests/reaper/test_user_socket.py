@@ -195,10 +195,7 @@ def test_another_instance_is_refused_to_who_has_no_credentials_of_their_own(tags
     result = run(*words, "--instance", "i-other")
 
     assert result.exit_code == 1
-    assert (
-        "'i-other' is another instance than this one, i-9: nobody here has a right over others"
-        in result.output
-    )
+    assert "'i-other' is not this instance, i-9: from here you cannot change others" in result.output
     assert f"gpu-fleet {words[0]} ... --instance ID --stack aws-dev" in result.output
     assert run(*words, "--instance", "i-9").exit_code == 0
 

@@ -112,7 +112,7 @@ def test_an_index_that_names_a_wheel_outside_the_list_is_refused(s3, folder, ins
 
 def test_an_instance_of_a_bucket_without_wheels_says_what_puts_them_there(s3, instance, tmp_path, capsys):
     assert instance(tmp_path / "there") == 1
-    assert "`gpu-fleet image wheels STACK` puts them there" in capsys.readouterr().err
+    assert "`gpu-fleet image wheels STACK` uploads them" in capsys.readouterr().err
 
 
 def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, lists, monkeypatch):

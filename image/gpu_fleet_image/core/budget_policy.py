@@ -1,4 +1,4 @@
-"""The budget part of a policy: what the meter counts with, and what happens when the money is spent."""
+"""The budget part of a policy: the meter's prices, and the action once the budget is spent."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ NOTIFY, FREEZE = "notify", "freeze"
 
 @dataclass(frozen=True)
 class PoolPrices:
-    """What a pool's instances cost an hour, in the policy's currency.
+    """Prices of one hour of a pool's instances, in the policy's currency.
 
     Attributes:
         freezes: the pool takes no new instances once the budget is spent.
-        on_demand: instance type -> price; None where no list has one.
-        spot: the same for instances bought on the spot market, at the most that they may cost.
+        on_demand: instance type -> price; None if no price list has one.
+        spot: the same for spot instances, at their maximum price.
         disk_per_hour: the disks of one instance, stopped or not.
         gpus: instance type -> GPUs of one instance.
-        reserved: instances that are paid for whether they run or not; 0 for a pool without a reservation.
+        reserved: instances that are paid for, used or not; 0 for a pool without a reservation.
     """
 
     freezes: bool
@@ -32,16 +32,16 @@ class PoolPrices:
 
 @dataclass(frozen=True)
 class BudgetPolicy:
-    """What a month may cost.
+    """Budget of a month.
 
     Attributes:
         monthly: the amount, in the policy's currency.
-        percents: shares of it that raise an alarm once they are spent, rising.
-        on_exceeded: ``notify``, or ``freeze``: the last but one share caps the pools that freeze at their
-            size, the last closes them to new instances.
-        shared_per_hour: what all pools share: gateways, endpoints, storage.
+        percents: shares of it that raise an alarm once they are spent, in ascending order.
+        on_exceeded: ``notify`` or ``freeze``. With ``freeze`` the last share but one caps the pools that
+            freeze at their present size, and the last closes them to new instances.
+        shared_per_hour: cost of an hour of what all pools share: gateways, endpoints, storage.
         pools: pool -> its prices.
-        assumed: instance type -> what an hour counts where no list has a price, as the stack's owner said.
+        assumed: instance type -> the stack owner's price of an hour, for types that no price list has.
     """
 
     monthly: Decimal
@@ -52,7 +52,7 @@ class BudgetPolicy:
     assumed: dict[str, Decimal] = field(default_factory=dict)
 
     def price_of(self, pool: str, kind: str, *, spot: bool) -> Decimal | None:
-        """What an hour of an instance counts, without its disks; None where nobody knows.
+        """Return the price of an hour of an instance, without its disks; None if it is unknown.
 
         Args:
             kind: its instance type.
@@ -65,21 +65,21 @@ class BudgetPolicy:
         return self.assumed.get(kind) if listed is None else listed
 
     def gpus_of_pools(self) -> dict[str, int]:
-        """Pool -> GPUs of one of its instances, of the largest type."""
+        """Return pool -> GPUs of one of its instances, of the largest type."""
         return {name: max(pool.gpus.values(), default=0) for name, pool in self.pools.items()}
 
     def reserved_price(self, pool: str) -> Decimal | None:
-        """What an hour of one reserved instance costs, used or not; None where nobody knows."""
+        """Return the price of an hour of one reserved instance, used or not; None if it is unknown."""
         return self.price_of(pool, next(iter(self.pools[pool].on_demand)), spot=False)
 
     @property
     def freezes(self) -> bool:
-        """Whether pools freeze when the money is spent."""
+        """True if pools freeze once the budget is spent."""
         return self.on_exceeded == FREEZE
 
 
 def read(fields: Fields) -> BudgetPolicy:
-    """A policy's ``budget``; what is wrong with it goes to the fields' problems."""
+    """Read a policy's ``budget``; add what is wrong with it to the fields' problems."""
     budget = BudgetPolicy(
         monthly=fields.amount("monthly"),
         percents=fields.rising("percents"),
@@ -112,7 +112,7 @@ def _pools(fields: Fields) -> Iterator[tuple[str, PoolPrices]]:
 
 
 def _assumed(fields: Fields) -> Iterator[tuple[str, Decimal]]:
-    """May be left out; an assumption of nothing would make an instance free."""
+    """Read assumed prices, which may be left out. A price of 0 is refused: it would make an instance free."""
     for name, price in fields.prices("assumed").items():
         if price:
             yield name, price
@@ -121,7 +121,7 @@ def _assumed(fields: Fields) -> Iterator[tuple[str, Decimal]]:
 
 
 def _refuse_unused(fields: Fields, budget: BudgetPolicy) -> None:
-    """Only a type that some pool has and no list knows the price of needs an assumption."""
+    """Refuse an assumed price for a type that has a listed price, or that no pool has."""
     unknown = {
         kind
         for pool in budget.pools.values()

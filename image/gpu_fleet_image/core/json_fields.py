@@ -13,7 +13,7 @@ CLOCK_PARTS = 2
 
 
 class Fields:
-    """One JSON object on its way to a dataclass.
+    """Typed reader of one JSON object on its way to a dataclass.
 
     Every getter returns a usable value even when the field is wrong, so that the remaining fields are checked
     too; the caller must refuse the whole when ``problems`` is not empty.
@@ -41,7 +41,7 @@ class Fields:
         return self._raw.get(key)
 
     def choice(self, key: str, allowed: Sequence[Choice]) -> Choice:
-        """One of a few values."""
+        """Return one of a few values."""
         choices = ", ".join(map(str, allowed))
         value = self._take(key, choices)
         if key in self._raw and (value not in allowed or isinstance(value, bool)):
@@ -49,19 +49,19 @@ class Fields:
         return value if value in allowed else allowed[0]
 
     def text(self, key: str) -> str:
-        """A text that is not empty."""
+        """Return a text that is not empty."""
         value = self._take(key, "a text")
         if key in self._raw and not (isinstance(value, str) and value.strip()):
             self.problem(key, value, "a text that is not empty")
         return str(value)
 
     def optional_text(self, key: str) -> str | None:
-        """A text that is not empty, or null, which is the same as leaving it out."""
+        """Return a text that is not empty, or None for null or a missing key."""
         self._asked.add(key)
         return self.text(key) if self._raw.get(key) is not None else None
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """true or false; may be left out."""
+        """Return true or false; the key may be missing."""
         self._asked.add(key)
         value = self._raw.get(key, default)
         if not isinstance(value, bool):
@@ -69,7 +69,7 @@ class Fields:
         return value is True
 
     def number(self, key: str, low: float, high: float) -> float:
-        """A number in [low, high]."""
+        """Return a number in [low, high]."""
         allowed = f"a number from {low:g} to {high:g}"
         value = self._take(key, allowed)
         if isinstance(value, int | Decimal) and not isinstance(value, bool) and low <= value <= high:
@@ -79,7 +79,7 @@ class Fields:
         return low
 
     def integer(self, key: str, low: int, high: int) -> int:
-        """A whole number in [low, high]."""
+        """Return a whole number in [low, high]."""
         allowed = f"a whole number from {low} to {high}"
         value = self._take(key, allowed)
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
@@ -89,12 +89,12 @@ class Fields:
         return low
 
     def optional_integer(self, key: str, low: int, high: int) -> int | None:
-        """A whole number in [low, high], or null, which is the same as leaving it out."""
+        """Return a whole number in [low, high], or None for null or a missing key."""
         self._asked.add(key)
         return self.integer(key, low, high) if self._raw.get(key) is not None else None
 
     def zone(self, key: str) -> ZoneInfo:
-        """A time zone of the IANA data base."""
+        """Return a time zone of the IANA data base."""
         value = self._take(key, "an IANA time zone, say Europe/Berlin")
         try:
             return ZoneInfo(value)
@@ -105,7 +105,7 @@ class Fields:
             return ZoneInfo("UTC")
 
     def spans(self, key: str) -> Iterator[tuple[int, int]]:
-        """Daily spans ``{"start": "19:00", "end": "07:00"}`` as minutes since midnight; may be left out."""
+        """Yield daily spans ``{"start": "19:00", "end": "07:00"}`` as minutes since midnight; optional."""
         self._asked.add(key)
         listed = self._raw.get(key, [])
         if not isinstance(listed, list):
@@ -117,7 +117,7 @@ class Fields:
             span.refuse_unknown()
 
     def minute(self, key: str) -> int:
-        """A time of day ``HH:MM`` as minutes since midnight."""
+        """Return a time of day ``HH:MM`` as minutes since midnight."""
         value = self._take(key, "HH:MM")
         parts = value.split(":") if isinstance(value, str) else []
         if len(parts) == CLOCK_PARTS and all(part.isdecimal() and len(part) == CLOCK_PARTS for part in parts):
@@ -129,14 +129,14 @@ class Fields:
         return 0
 
     def prices(self, key: str) -> dict[str, Decimal | None]:
-        """Instance type -> price of an hour as a decimal text; null where unknown; may be left out."""
+        """Return instance type -> price of an hour, from a decimal text; None for null. May be missing."""
         self._asked.add(key)
         raw = self._raw.get(key, {})
         table = Fields(raw, f"{self._where}{key}.", self.problems)
         return {name: table.price(name) for name in (raw if isinstance(raw, dict) else {})}
 
     def price(self, key: str) -> Decimal | None:
-        """A decimal text of at least 0, or null."""
+        """Return a decimal text of at least 0 as a number, or None for null."""
         value = self._raw[key]
         if value is None:
             return None
@@ -150,7 +150,7 @@ class Fields:
         return None
 
     def amount(self, key: str) -> Decimal:
-        """A decimal text of at least 0 that has to be there."""
+        """Return a decimal text of at least 0 as a number; the key is required."""
         allowed = 'an amount as a text, say "1.006"'
         if self._take(key, allowed) is None:
             if key in self._raw:
@@ -159,7 +159,7 @@ class Fields:
         return self.price(key) or Decimal(0)
 
     def rising(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers above 0, each larger than the one before."""
+        """Return a list of whole numbers above 0, each larger than the one before."""
         allowed = "a list of whole numbers above 0 that rise"
         listed = self._take(key, allowed)
         positive = isinstance(listed, list) and all(type(number) is int and number > 0 for number in listed)
@@ -170,7 +170,7 @@ class Fields:
         return ()
 
     def words(self, key: str) -> tuple[str, ...]:
-        """A list of texts, none of them empty."""
+        """Return a list of texts, none of them empty."""
         value = self._take(key, "a list of texts")
         if key in self._raw and not (
             isinstance(value, list) and all(isinstance(word, str) and word for word in value)
@@ -180,20 +180,20 @@ class Fields:
         return tuple(value or ())
 
     def names(self) -> tuple[str, ...]:
-        """Every key of the object."""
+        """Return every key of the object."""
         return tuple(self._raw)
 
     def table(self, key: str) -> "Fields":
-        """An object inside this one."""
+        """Return the reader of an object inside this one."""
         return Fields(self._take(key, "an object") or {}, f"{self._where}{key}.", self.problems)
 
     def optional_table(self, key: str) -> "Fields | None":
-        """An object inside this one, or None where it is left out."""
+        """Return the reader of an object inside this one, or None if it is missing."""
         self._asked.add(key)
         return self.table(key) if self._raw.get(key) is not None else None
 
     def tables(self, key: str) -> Iterator[tuple[str, "Fields"]]:
-        """The named objects inside an object."""
+        """Yield the named objects inside an object."""
         raw = self._take(key, "an object")
         if key in self._raw and not isinstance(raw, dict):
             self.problem(key, raw, "an object")
@@ -201,7 +201,7 @@ class Fields:
             yield name, Fields(raw[name], f"{self._where}{key}.{name}.", self.problems)
 
     def refuse_unknown(self) -> None:
-        """Note every key that no getter asked for."""
+        """Report every key that no getter asked for."""
         for key in self._raw.keys() - self._asked:
             hint = nearest(key, self._asked)
             self.problems.append(f"{self._where}{key} is unknown{hint}")

@@ -1,4 +1,4 @@
-"""The sweep's policy: ``policy.json`` as frozen dataclasses, every problem of a file reported at once."""
+"""The sweep's policy: ``policy.json`` as frozen dataclasses, with all problems of a file reported at once."""
 
 import json
 from dataclasses import dataclass, field
@@ -31,12 +31,12 @@ class QuietHours:
 
 @dataclass(frozen=True)
 class SensorPolicy:
-    """What counts as activity on a pool's instances; the agents read it, the sweep does not.
+    """Thresholds of activity on a pool's instances; the agents read them, the sweep does not.
 
     Attributes:
-        watch: names of programs that are work while they run.
-        command: a program that says whether the instance is busy, with its arguments; empty for none.
-        command_timeout_s: how long it may take.
+        watch: names of programs that count as activity while they run.
+        command: a program with its arguments that reports whether the instance is busy; empty for none.
+        command_timeout_s: its time limit.
         cpu_cores: mean of a minute that counts as activity.
     """
 
@@ -50,18 +50,18 @@ class SensorPolicy:
 
 @dataclass(frozen=True)
 class CapacityPolicy:
-    """How a pool grows (``gpu_fleet_image.controllers.mover``).
+    """Growth of a pool (``gpu_fleet_image.controllers.mover``).
 
     Attributes:
-        groups: what the stack calls its scaling groups, in order of preference.
-        max_size: instances of the whole pool, at most.
-        spare: instances that are kept for whoever takes one next.
-        together: the instances of one request start in the same group: they stand close together.
-        scale_out_alarms: alarms whose ALARM state asks for an instance more.
-        on_demand_fallback: of a spot pool: where no spot instance is to be had, it buys on demand.
-        queue_gpus: GPUs of each instance, where the stack's queue fills the pool; None without a queue.
-        queue_cpus: of each of these likewise, as Slurm counts them.
-        queue_memory_mib: which jobs have of each.
+        groups: the stack's names of its scaling groups, in order of preference.
+        max_size: maximum number of instances of the whole pool.
+        spare: idle instances that are kept ready for the next user.
+        together: the instances of one request start in the same group, so that they are close together.
+        scale_out_alarms: alarms whose ALARM state requests one more instance.
+        on_demand_fallback: of a spot pool: buy on demand if there is no spot capacity.
+        queue_gpus: GPUs of each instance, if the stack's queue uses the pool; None without a queue.
+        queue_cpus: CPUs of each such instance, as Slurm counts them.
+        queue_memory_mib: memory for jobs on each such instance.
     """
 
     groups: tuple[str, ...]
@@ -77,28 +77,28 @@ class CapacityPolicy:
 
 @dataclass(frozen=True)
 class PoolPolicy:
-    """When an instance of one pool counts as forgotten, and what happens then.
+    """Rules of one pool: when an instance counts as idle, and the action then.
 
     Attributes:
-        market: how the pool's instances are bought.
-        min_size: instances of the pool that always stay.
+        market: purchase option of the pool's instances.
+        min_size: instances of the pool that are never terminated.
         idle_after_hours: idle time before the mark.
         grace_minutes: time between the mark, which notifies the owner, and the action.
         min_uptime_minutes: an instance started more recently is left alone.
-        coverage_percent: share of the window's heartbeats without which nothing is decided.
+        coverage_percent: minimum share of the window's heartbeats for a decision.
         action: ``stop`` or ``terminate``.
-        terminate_stopped_after_days: second stage after a stop; None for never.
+        terminate_stopped_after_days: age of a stop after which the instance is terminated; None for never.
         quiet_hours: daily spans without marks and actions.
-        quiet_weekends: none from Saturday 00:00 to Monday 00:00 either.
-        instance_store_scratch: the instances hold data that a stop would lose.
+        quiet_weekends: no marks and actions from Saturday 00:00 to Monday 00:00 either.
+        instance_store_scratch: a stop would lose data of the instances.
         max_lifetime_hours: age at which the owner is asked to replace the instance; None for never.
-        scale_in_alarm: an alarm whose ALARM state asks for one idle instance less; None for none.
-        require_acknowledgement: stop or terminate no running instance before its agent says, for this very
-            mark, that /scratch/keep is saved and nothing runs there (``handshake.py``). Only for agents older
-            than that is it false.
-        hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
-        sensors: what counts as activity.
-        capacity: how the pool grows; None in policies of before, which leave that to the groups.
+        scale_in_alarm: an alarm whose ALARM state requests one idle instance less; None for none.
+        require_acknowledgement: stop or terminate a running instance only after its agent has confirmed for
+            this mark that /scratch/keep is saved and nothing runs (``handshake.py``). It is false only for
+            agents older than that.
+        hourly_price: instance type -> on-demand price of an hour; None if it is unknown.
+        sensors: thresholds of activity.
+        capacity: growth of the pool; None in older policies, which leave it to the groups.
     """
 
     market: str
@@ -135,27 +135,28 @@ class LeftoverPolicy:
 
 @dataclass(frozen=True)
 class Policy:
-    """What one stack's sweep may do.
+    """Limits and settings of one stack's sweep.
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
         region: the stack's region.
-        stack: only instances tagged with this stack are looked at.
-        metric_namespace: where its agents publish.
+        stack: the sweep looks only at instances tagged with this stack.
+        metric_namespace: namespace of its agents' metrics.
         currency: of every price in the file.
-        dry_run: plan only.
-        max_actions: stops and terminations in one sweep, at most.
-        max_percent: the same as a share of the running fleet.
+        dry_run: plan only, do not act.
+        max_actions: maximum number of stops and terminations in one sweep.
+        max_percent: the same limit as a share of the running fleet.
         time_zone: of the quiet hours.
         pools: pool -> its policy.
-        leftovers: what to do with what is left over.
+        leftovers: handling of orphaned resources.
         watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
-        notify_users: the records say who is reached where (``roster.json``).
-        budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
-        take_max_per_person: instances that one user may have taken at once, in all pools.
-        session_document: by which Session Manager opens shells as the caller's account; empty for its own.
-        breaker_release: when an instance that the mass-idle breaker held may end.
-        agents: the release of the agent that instances get from now on.
+        notify_users: the records hold users' addresses (``roster.json``).
+        budget: the month's budget, and prices of the meter; None for a policy without a meter.
+        take_max_per_person: maximum number of instances that one user may have at once, in all pools.
+        session_document: document with which Session Manager opens shells as the caller's account; empty for
+            its default.
+        breaker_release: when the sweep may act on an instance that the mass-idle breaker held.
+        agents: release of the agent for new instances.
     """
 
     cloud: str
@@ -179,7 +180,7 @@ class Policy:
 
     @property
     def has_queue(self) -> bool:
-        """Whether a queue starts jobs on the stack's instances."""
+        """True if a queue starts jobs on the stack's instances."""
         return any(pool.capacity and pool.capacity.queue_gpus is not None for pool in self.pools.values())
 
 
@@ -187,7 +188,7 @@ def load(path: Path) -> Policy:
     """Read and check a policy file.
 
     Raises:
-        PolicyError: naming every wrong key with its value and what is allowed.
+        PolicyError: names every wrong key with its value and what is allowed.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -203,7 +204,7 @@ def parse(text: str, name: str = "policy") -> Policy:
 
     Args:
         text: the JSON.
-        name: what to call it in messages.
+        name: its name in messages.
 
     Raises:
         PolicyError: as for ``load``.
@@ -246,7 +247,7 @@ def _policy(fields: Fields) -> Policy:
 
 
 def _breaker_release(fields: Fields) -> str:
-    """Of older policies the default."""
+    """Return when the breaker releases; older policies get the default."""
     said = fields.optional_text("breaker_release") or BY_OPERATOR_AFTER_UPDATE
     if said not in BREAKER_RELEASES:
         fields.problem("breaker_release", said, ", ".join(BREAKER_RELEASES))
@@ -295,7 +296,7 @@ def _capacity(fields: Fields) -> CapacityPolicy:
 
 
 def sensors(fields: Fields) -> SensorPolicy:
-    """A pool's ``sensors``; what is wrong with them goes to the fields' problems."""
+    """Read a pool's ``sensors``; add what is wrong with them to the fields' problems."""
     read = SensorPolicy(
         watch=fields.words("watch"),
         command=fields.words("command"),
@@ -309,7 +310,7 @@ def sensors(fields: Fields) -> SensorPolicy:
 
 
 def _refuse_unsafe_stop(fields: Fields, pool: PoolPolicy) -> None:
-    """A stop loses instance-store data, and the cloud refuses it for most spot requests."""
+    """Refuse a stop that loses instance-store data, or that the cloud refuses for most spot requests."""
     if pool.action != "stop":
         return
     if pool.market == "spot":
@@ -328,6 +329,6 @@ def _leftovers(fields: Fields) -> LeftoverPolicy:
 
 
 def unit_price(policy: Policy, pool: str, instance_type: str) -> Decimal | None:
-    """Price of an hour in the policy's currency, or None where nobody said it."""
+    """Return the price of an hour in the policy's currency, or None if it is unknown."""
     known: dict[str, Any] = policy.pools[pool].hourly_price if pool in policy.pools else {}
     return known.get(instance_type)

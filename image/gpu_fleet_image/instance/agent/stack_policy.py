@@ -1,4 +1,4 @@
-"""What the stack says of this pool's sensors, read anew from its policy while the agent runs."""
+"""The stack's settings of this pool's sensors, read again from its policy while the agent runs."""
 
 import json
 import logging
@@ -24,20 +24,20 @@ LOG = logging.getLogger(__name__)
 
 
 class StackPolicy:
-    """The newest word of the stack.
+    """Newest settings of the stack.
 
-    Until it was read once nothing is known of what counts as activity, and so the instance is not known to be
-    idle; after that, what was read last holds.
+    Until the first read the thresholds of activity are unknown, so that the instance is not known to be idle.
+    After that the last read counts.
 
     Args:
-        read: gives the policy's JSON object, or None where there is none; raises ``CloudError``. None for an
-            instance that was launched before its stack said where the policy lies: what the agent knows by
-            itself then counts.
+        read: returns the policy's JSON object, or None if there is none; raises ``CloudError``. None for an
+            instance that was launched before its stack said where the policy is: the agent's defaults count
+            then.
         pool: the instance's pool.
-        real_s: real seconds, monotonic.
+        real_s: returns real seconds, monotonic.
 
     Attributes:
-        rule: when the pool marks an instance, for its users; empty until it was read.
+        rule: when the pool marks an instance, for its users; empty until the first read.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StackPolicy:
         self.rule = ""
 
     def asked(self) -> SensorOptions:
-        """Programs and command of the pool."""
+        """Return the pool's programs and command."""
         newest = self._newest()
         if newest is None:
             return SensorOptions(problem=f"policy of the stack: {self._problem}")
@@ -60,7 +60,7 @@ class StackPolicy:
         return SensorOptions(frozenset(newest.watch), command)
 
     def limits(self) -> Limits:
-        """What counts as activity."""
+        """Return the thresholds of activity."""
         newest = self._newest() or policy.SensorPolicy()
         return replace(
             Limits(),
@@ -92,7 +92,7 @@ class StackPolicy:
 
 
 def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
-    """What a policy says of a pool's sensors. The rest of it may be newer than this agent.
+    """Return the sensors' settings of a pool in a policy, whose other parts may be newer than this agent.
 
     Raises:
         CloudError: there is no policy, none of this pool, or its ``sensors`` are wrong.
@@ -111,7 +111,7 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
 
 
 def rule_in(document: dict[str, Any], pool: str) -> str:
-    """When a policy marks an instance of a pool, in one line; empty where it says that otherwise."""
+    """Return when a policy marks an instance of a pool, in one line; empty for another form of policy."""
     own = document["pools"][pool]
     try:
         idle_after = timedelta(hours=float(own["idle_after_hours"]))
