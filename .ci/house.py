@@ -1,4 +1,4 @@
-"""Hold the house's own rules: `house.py`, which `make lint` runs; one line for each violation."""
+"""Check the house's own rules: `make lint` runs `house.py`; it prints one line for each violation."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ CHECKS = [check for room in (words, pages, trips, arrows, unused, pins, tables) 
 
 
 def findings(check: Callable[[Checkout], Iterator[Finding]], checkout: Checkout) -> list[Finding]:
-    """What a check says of a checkout; to have nothing to look at is a violation too."""
+    """Return the findings of a check in a checkout; nothing to look at is a violation too."""
     found: list[Finding] = []
     try:
         found.extend(check(checkout))

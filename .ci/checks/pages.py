@@ -1,7 +1,8 @@
-"""What a page names is there: links, paths in backticks, rooms on the map above them, tests, packages.
+"""Targets that pages name: links, paths in backticks, rooms on the map, tests, packages.
 
-A path whose first part is a room of the checkout is said from the root; any other from the page's own folder
-or from the package that users import. A file name without a folder is one below the page's own.
+A path whose first part is a room of the checkout starts at the root. Any other starts at the page's own
+folder or at the package that users import. A file name without a folder is a file below the page's own
+folder.
 """
 
 import fnmatch
@@ -25,7 +26,7 @@ IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH = re.compile(
     r"[\w.*-]+(?:/[\w.*-]+)*/|(?:[\w.*-]+/)*[\w.*-]+\.(?:py|md|toml|yaml|sh|txt|json|lock|service|timer)"
 )
-# Folders and files that a computer, an instance or a bucket has and the checkout has not.
+# Folders and files of a computer, an instance or a bucket, which the checkout lacks.
 ELSEWHERE = re.compile(
     r"""(?x)
     (?: build | \.venv )/ .*                     # what `make` leaves
@@ -34,7 +35,7 @@ ELSEWHERE = re.compile(
     | (?! stacks | image | training | tests ) .* \.json  # of a run, a bucket or an instance
     """
 )
-# page -> what it names and the checkout has not, and why
+# page -> path that it names and the checkout lacks -> the reason
 NOT_HERE = {
     "docs/platform.md": {"stacks/Pulumi.research.yaml": "`gpu-fleet new` writes it"},
     "image/README.md": {
@@ -56,7 +57,7 @@ NOT_HERE = {
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }
 MOST_WORDS = 1200  # of the first page
-CHANGELOG = "CHANGELOG.md"  # it names what was there
+CHANGELOG = "CHANGELOG.md"  # it names removed files
 # pytest with one file or folder of tests, and a word of a test's name
 TESTS = re.compile(
     r"^\.venv/bin/python -m pytest (?:-q )?(?P<file>tests/\S+)(?: -k (?P<word>\w+))?$", re.MULTILINE
@@ -66,14 +67,14 @@ ANY_TESTS = re.compile(r"^\.venv/bin/python -m pytest .*$", re.MULTILINE)
 
 
 def links(checkout: Checkout) -> Iterator[Finding]:
-    """A link to a file that is not there."""
+    """Find links to missing files."""
     for page, line, hit in named(checkout, LINK):
         if not checkout.has(posixpath.join(posixpath.dirname(page), hit[1])):
             yield Finding(page, line, f"the link to {hit[1]} leads nowhere")
 
 
 def commands(checkout: Checkout) -> Iterator[Finding]:
-    """A command that runs tests which are not there."""
+    """Find commands that run missing tests."""
     for page, line, command in named(checkout, ANY_TESTS):
         hit = TESTS.fullmatch(command[0])
         name = re.compile(rf"^ *def test_.*{hit['word'] or ''}" if hit else "", re.MULTILINE)
@@ -82,10 +83,10 @@ def commands(checkout: Checkout) -> Iterator[Finding]:
 
 
 def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int, re.Match[str]]]:
-    """(page, line, match) of what pages name.
+    """Return (page, line, match) for each match on a page.
 
     Raises:
-        NothingToCheckError: no page does.
+        NothingToCheckError: there is no match.
     """
     places = [(page, hit) for page in checkout.pages() for hit in what.finditer(checkout.text(page))]
     if not places:
@@ -94,7 +95,7 @@ def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int,
 
 
 def paths(checkout: Checkout) -> Iterator[Finding]:
-    """A path in backticks that is not there; an exception that no longer is one."""
+    """Find missing paths in backticks, and exceptions that are no longer needed."""
     for page in checkout.pages():
         text = checkout.text(page)
         words = set(IN_BACKTICKS.findall(BLOCK.sub("", text))) if page != CHANGELOG else set()
@@ -108,7 +109,7 @@ def paths(checkout: Checkout) -> Iterator[Finding]:
 
 
 def is_there(checkout: Checkout, path: str, page: str) -> bool:
-    """Whether a path leads somewhere, said on a page."""
+    """Return whether a page's path exists."""
     bare, folder = path.removesuffix("/"), posixpath.dirname(page)
     if path.partition("/")[0] in ROOMS:
         return checkout.has(bare)
@@ -120,15 +121,15 @@ def is_there(checkout: Checkout, path: str, page: str) -> bool:
 
 
 def _below(checkout: Checkout, folder: str, name: str) -> list[str]:
-    """The files of a name that lie below a folder."""
+    """Return the files of a name below a folder."""
     inside = [path for path in checkout.paths if not folder or path.startswith(f"{folder}/")]
     return fnmatch.filter((posixpath.basename(path) for path in inside), name)
 
 
 def maps(checkout: Checkout) -> Iterator[Finding]:
-    """A room that is not on the map of the README above it.
+    """Find rooms that are not on the map of the README above them.
 
-    A room is a package, or has a README of its own; the rest of the top has neither.
+    A room is a package, or has a README of its own; other folders have neither.
     """
     marked = {
         posixpath.dirname(path)
@@ -148,7 +149,7 @@ def maps(checkout: Checkout) -> Iterator[Finding]:
 
 
 def dependencies(checkout: Checkout) -> Iterator[Finding]:
-    """A package that is pinned and of which the table does not say why."""
+    """Find pinned packages that the table of CONTRIBUTING.md lacks."""
     files = [path for path in checkout.paths if posixpath.basename(path) == "requirements.txt"]
     pinned = {
         name: path
@@ -163,7 +164,7 @@ def dependencies(checkout: Checkout) -> Iterator[Finding]:
 
 
 def front_page(checkout: Checkout) -> Iterator[Finding]:
-    """A first page that is longer than a newcomer reads: what it says belongs into docs/."""
+    """Find a first page that is longer than newcomers read; its details belong into docs/."""
     words = len(checkout.text("README.md").split())
     if not words:
         raise NothingToCheckError("README.md is empty")
