@@ -149,7 +149,7 @@ def test_a_job_that_must_begin_before_an_instance_is_there_gets_none_and_is_told
     demand = needs((), [job(whole(1), begin_by_s=int(begin_by.timestamp()))], POOLS, NOW)
 
     assert demand.needs["train"].jobs == jobs
-    why = "must begin by 2026-11-23 10:09 UTC, before an instance more would be there (--deadline)"
+    why = "must start by 2026-11-23 10:09 UTC, before another instance could be ready (--deadline)"
     assert list(demand.refused.values()) == ([] if jobs else [why])
 
 

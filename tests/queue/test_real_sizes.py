@@ -114,7 +114,7 @@ BESIDE = (
     ("--gpus=8", "--gpus=1 : --gpus=8", 3, ""),
     ("--gpus=1", "--gpus=1 : --gpus=1", 2, ""),
     ("--gpus=8", "--nodes=3 --exclusive : --nodes=2 --exclusive", 1, "in all its parts"),
-    ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must begin by"),
+    ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must start by"),
     # the pool has too few for both
     ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "PartitionNodeLimit"),
 )
