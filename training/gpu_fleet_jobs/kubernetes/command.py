@@ -86,7 +86,7 @@ def render(
 ) -> None:
     """Write the manifests of the run of CONFIG, as YAML for kubectl; no cluster is called.
 
-    Configuration and own code become a ConfigMap. A pod that is drained or preempted saves; the Job runs it
+    Your configuration and code become a ConfigMap. A pod that is drained or preempted saves; the Job runs it
     again, and it resumes from its checkpoint. A failure for good ends the Job. Overrides are as for `train`.
     """
     if not (kubernetes or trainjob):
