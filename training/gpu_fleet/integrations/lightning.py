@@ -49,7 +49,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._trainer: Any = None  # set while it trains; its loader may be another one in each epoch
         self._step = 0  # steps of the optimizer, as Lightning counts: fewer than batches if it accumulates
         self._due = False  # a checkpoint waits for the next step
-        self._cut = False  # the checkpoint is from before all that Lightning does in a step is done
+        self._cut = False  # the checkpoint is from before the end of Lightning's work in a step
 
     def newest(self) -> str | None:
         """Return the newest checkpoint, from the bucket if this disk has none; None for a new run."""
@@ -137,7 +137,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard.saved()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Upload and release the folder after a training that ended by itself; the program goes on."""
+        """Upload and release the folder after a training that ended by itself; the program continues."""
         self._trainer = None
         self._guard.finish()
 

@@ -282,8 +282,8 @@ class Run:
     def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
         """Yield the batches of a DataLoader of your own without end, from the present step on.
 
-        Order, batch size and share of a rank are the loader's. Its sampler's order is what it was, and what
-        samples draw goes by epoch and index. A step takes `accumulation` batches.
+        The loader decides the order, the batch size and the share of a rank. Its sampler's order does not
+        change. Epoch and index decide a sample's random numbers. A step takes `accumulation` batches.
 
         Raises:
             ConfigError: the loader is of another kind, or reads a stream.
@@ -311,7 +311,7 @@ class Run:
         """Check a step, and warn once of each reason why a resumed run would not be exact."""
         if self._watch is not None:
             self._watch.listen_no_more()
-        if self.step == (self._resumed_from or 0) + 1:  # not after hours: the first step makes most states
+        if self.step == (self._resumed_from or 0) + 1:  # fail early: the first step creates most states
             self._where.together(self._checked_states)
             if self._where.leads and reads_another():
                 log.warning(
@@ -368,7 +368,7 @@ class Run:
         self._engine.before_change()
 
     def _checked_states(self) -> dict[str, Any]:
-        """Return the states of all objects as a checkpoint gives them back; raises CheckpointError."""
+        """Return the states of all objects as a checkpoint restores them; raises CheckpointError."""
         self._engine.check_earlier()
         objects = self._objects.items() if self._where.leads else ()
         return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
