@@ -53,9 +53,9 @@ class Replicas(Whole):
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        """Run a step as `Whole` does. After the first step, rank 0 warns of a useless search in torch.
+        """Run a step as `Whole` does. After the first step, rank 0 may warn of a needless search in torch.
 
-        The search for unused parameters is useless if the step has used all of them.
+        The search for unused parameters is needless if the step has used all of them.
         """
         mean = super().accumulate(batches, scale, loss)
         if self._looks_alone:

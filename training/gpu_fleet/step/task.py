@@ -122,7 +122,7 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
-    """Return over how many items of a batch its loss is the mean, by loss.mean_over; None: its samples.
+    """Return the number of items over which a batch's loss is the mean, by loss.mean_over; None: its samples.
 
     `shifted` says that the first label of each row counts in no loss. Raises OwnCodeError.
     """
