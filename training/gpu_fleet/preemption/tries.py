@@ -1,4 +1,4 @@
-"""Count of the tries that began at one step: a run that fails there again and again is not retried for ever.
+"""Count of the tries that began at one step, so that a run that always fails there is not retried for ever.
 
 A try is one start of `launch`, or of `train` without it; restarts by torchrun belong to the same try. The run
 notes a try once its checkpoint is loaded. It clears the note when it finishes or stops for a notice, and when
