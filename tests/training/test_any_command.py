@@ -314,7 +314,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(
 
     assert hung.is_set()
     assert done.exit_code == 75, done.output
-    said = rf"error: {place} has not answered for \d+ s: it lacks what {folder} has had"
+    said = rf"error: {place} has not answered for \d+ s: changes in {folder} since its last sync"
     assert re.search(said, done.output), done.output
     assert (folder / "step").read_text() == "1\n"
 

@@ -80,7 +80,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             section("data", path=__file__),
-            "test_bad_input.py': is a file; of files .parquet and .jsonl are read, others after `prepare`",
+            "test_bad_input.py': is a file; only .parquet and .jsonl are read; `prepare` converts others",
         ),
         (
             section("metrics", profile_steps=[50, 60]),
@@ -111,7 +111,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (without_pictures, "train/7: holds no pictures, so its class would be empty"),
         (
             section("schedule", warmup_steps=12),
-            "schedule.warmup_steps = 12: the run has 12 steps, and never its learning rate",
+            "schedule.warmup_steps = 12: the run has 12 steps and never reaches its rate",
         ),
         (section("run", batch_size=10**6), "run.batch_size = 1000000: the training data have "),
     ],

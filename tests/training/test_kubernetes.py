@@ -237,9 +237,9 @@ BAD_INPUT = [
     (("--claim", "other:data"), "two volumes cannot both be /workspace/data"),
     (("--node-selector", "p5"), "--node-selector = 'p5': write KEY=VALUE"),
     (("--run.epoch", "1"), "run.epoch: unknown key; did you mean epochs?"),
-    (("--checkpoint.uri", "none"), "checkpoint.uri = 'none': a pod's own disk goes with it"),
-    (("--checkpoint.uri", "oss://b/p"), "checkpoint.endpoint = '': must say where OSS answers"),
-    (("--data.path", "corpora/web"), "say --claim NAME:corpora"),
+    (("--checkpoint.uri", "none"), "checkpoint.uri = 'none': a pod's own disk is lost with the pod"),
+    (("--checkpoint.uri", "oss://b/p"), "checkpoint.endpoint = '': must be the endpoint of OSS"),
+    (("--data.path", "corpora/web"), "set --claim NAME:corpora"),
     (("--model.weights", "../llama"), "model.weights = '../llama': is on this computer"),
 ]
 
@@ -266,7 +266,7 @@ def test_bad_input_is_one_message_and_no_manifest() -> None:
 def test_without_a_kind_it_says_which_there_are() -> None:
     result = CliRunner().invoke(main, ["render", str(DIGITS), "--image", IMAGE])
 
-    assert "say --kubernetes for an Indexed Job, or --trainjob" in result.stderr
+    assert "give --kubernetes for an Indexed Job, or --trainjob" in result.stderr
 
 
 def test_an_image_without_digest_is_warned_about() -> None:

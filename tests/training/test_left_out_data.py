@@ -296,7 +296,7 @@ CSV: dict[str, tuple[bytes, str]] = {
     "a short row": (table().encode() + b"well\n", "line 22: 1 fields, and 2 in the header"),
     "Windows": (
         table().encode("cp1252"),
-        "is no utf-8: byte 0xe8; say which it is, such as --encoding cp1252",
+        "is no utf-8: byte 0xe8; name the encoding, such as --encoding cp1252",
     ),
     "UTF-16 without a mark": (table().encode("utf-16-le"), r"is no utf-8: byte 0xe8"),
     "two columns of a name": (table(header="text,label,label").encode(), "has 2 such columns; rename one"),

@@ -484,7 +484,7 @@ def sharded_rank(directory: str) -> str:
 def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
     (said,) = run_ranks(sharded_rank, 1, str(tmp_path))
 
-    assert said.startswith("Run(model=...): is sharded, and Run saves what a rank holds whole")
+    assert said.startswith("Run(model=...): is sharded, and Run saves only whole models")
 
 
 def rank_alone(directory: str, seed_by_rank: int) -> str:

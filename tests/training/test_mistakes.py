@@ -120,17 +120,17 @@ MISTAKES: dict[str, Mistake] = {
     "samples of several shapes": (
         "class Rows(Rows):\n    def __getitem__(self, index):\n        return torch.zeros(1 + index), 0",
         {},
-        "samples make no batch: stack expects each tensor to be equal size",
+        "samples cannot form a batch: stack expects each tensor to be equal size",
     ),
     "samples that are objects": (
         "class Rows(Rows):\n    def __getitem__(self, index):\n        return object()",
         {},
-        "samples make no batch: default_collate: batch must contain tensors",
+        "samples cannot form a batch: default_collate: batch must contain tensors",
     ),
     "a batch that no process can be sent": (
         "def together(samples):\n    return {'rows': lambda: samples}",
         {"data": {"collate": "mine.py:together", "workers": 1}},
-        "a batch holds a function; tensors, numbers and text do",
+        "a batch holds a function; allowed: tensors, numbers and text",
     ),
     "a collate of two arguments": (
         "def together(one, other): ...",
@@ -313,8 +313,8 @@ MISTAKES: dict[str, Mistake] = {
     "a decay that no parameter would have": (
         "",
         {"optimizer": {"name": "torch.optim:AdamW", "options": {"weight_decay": 0.3}}},
-        "options.weight_decay = 0.3 is for no parameter, as all are handed to torch.optim:AdamW "
-        "with a decay; set optimizer.weight_decay",
+        "options.weight_decay = 0.3 has no effect, as torch.optim:AdamW gets a decay for each parameter; "
+        "set optimizer.weight_decay",
     ),
     "options of no loss": ("", {"loss": {"options": {"power": 2}}}, "is for a function of your own; name it"),
     "options of no metric": ("", {"metric": {"options": {"k": 2}}}, "is for a function of your own; name it"),
@@ -341,7 +341,7 @@ MISTAKES: dict[str, Mistake] = {
     "a loss that keeps its graph": (
         "kept = []\ndef own(model, batch):\n    kept.append(loss(model, batch))\n    return sum(kept)",
         {"loss": {"name": "mine.py:own"}},
-        "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps",
+        "a loss depends on the graph of an earlier step, which is freed; detach tensors that your code keeps",
     ),
     "a metric of nothing": (
         "def own(model, batch):\n    return {'error': None}",
@@ -356,12 +356,12 @@ MISTAKES: dict[str, Mistake] = {
     "a metric that is called loss": (
         "def own(model, batch):\n    return {'loss': 1.0}",
         {"metric": {"name": "mine.py:own"}},
-        "gave 'loss' as a name; text does, but for 'loss', which is there anyway",
+        "gave 'loss' as a name; allowed: text except 'loss', which is always reported",
     ),
     "metrics without a name": (
         "def own(model, batch):\n    return {1: 1.0}",
         {"metric": {"name": "mine.py:own"}},
-        "gave 1 as a name; text does",
+        "gave 1 as a name; allowed: text",
     ),
     "a path and a name": (
         "",

@@ -96,5 +96,5 @@ def test_an_instance_without_a_role_says_so(instance: Server) -> None:
 def test_elsewhere_the_endpoint_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
-    with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must say where OSS answers"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must be the endpoint of OSS"):
         CheckpointStore("oss://bucket/runs")

@@ -411,7 +411,7 @@ def test_a_tensor_without_a_drawn_value_is_named(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(weights, "_constructed", without)
 
-    with pytest.raises(ModelError, match="CLIPModel: transformers gives logit_scale no value to begin with"):
+    with pytest.raises(ModelError, match="CLIPModel: transformers gives logit_scale no initial value"):
         drawn_anew("AutoModel", TWO_SIDES, tmp_path)
 
 

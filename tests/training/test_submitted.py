@@ -561,9 +561,9 @@ REFUSED = {
     "a folder that stays here": (("--", "python", "train.py", "data"), "'data' of COMMAND: instances do not"),
     "a file above": (("--", "cat", "../secret.txt"), "'../secret.txt' of COMMAND: must be below"),
     "checkpoints above": (("--checkpoints", "../x", "--", "ls"), "--checkpoints = '../x': must be below"),
-    "flags of a configuration": (("--branch", "b", "--", "ls"), "--allow and --branch are of a CONFIG"),
+    "flags of a configuration": (("--branch", "b", "--", "ls"), "--allow and --branch are for CONFIG"),
     "no such configuration": (("digits.toml",), "CONFIG 'digits.toml': there is no such file"),
-    "a command's flag": (("--checkpoints", "x", "digits.toml"), "is of a COMMAND; CONFIG says run.directory"),
+    "a command's flag": (("--checkpoints", "x", "digits.toml"), "is for COMMAND; CONFIG has run.directory"),
 } | {
     case: (("--", *words), message)
     for case, (words, message) in {

@@ -32,7 +32,7 @@ def test_the_seventh_try_from_one_step_fails_for_good_and_whoever_runs_it_again_
     for _ in range(LIMIT):
         begun(tmp_path, step=4)
 
-    with pytest.raises(StandstillError, match="6 tries in a row have begun at step 4 and none came") as end:
+    with pytest.raises(StandstillError, match="6 tries in a row have begun at step 4 and none") as end:
         begun(tmp_path, step=4)
     for _ in range(LIMIT):
         begun(tmp_path, step=4)

@@ -194,9 +194,9 @@ def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> 
         if not (mine <= known[0] or known[0] <= mine):
             error = DataError(
                 f"{label}: rank {rank} reads other samples than rank 0, so some of both would be left out: "
-                "give each rank all samples, in one order, of which it takes its share here; leave out what "
+                "give every rank all samples in the same order, and it gets its share here; remove code that "
                 "shares them out before (RANK, torch.distributed.get_rank, split_dataset_by_node, "
-                "split_by_node, DistributedSampler), and sort what is listed from folders"
+                "split_by_node, DistributedSampler), and sort the files of folders"
             )
             error.shared = True
             raise error

@@ -113,7 +113,7 @@ def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
     status, text = _asked(url, headers, method)
     if status != OK:
         said = f"answers {status}" if status else "does not answer"
-        raise LaunchError(f"{url}: the metadata service {said}; --alone needs no peers and does not ask")
+        raise LaunchError(f"{url}: the metadata service {said}; --alone skips peer discovery")
     return text.strip()
 
 

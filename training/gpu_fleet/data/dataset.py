@@ -112,7 +112,7 @@ def describe(root: Path, key: str = "data.path") -> Description:
     """
     if root.is_file():
         raise DataError(
-            f"{key} = {str(root)!r}: is a file; of files .parquet and .jsonl are read, others after `prepare`"
+            f"{key} = {str(root)!r}: is a file; only .parquet and .jsonl are read; `prepare` converts others"
         )
     if not root.is_dir():
         raise DataError(f"{key} = {str(root)!r}: is not a folder")
@@ -146,7 +146,7 @@ def split_problem(size: int, settings: config.Data, training: bool) -> str:
         return f"data.path = {settings.path!r}: holds {size} samples, too few for train and val"
     return (
         f"data.held_out = {settings.held_out}: leaves none of the {size} samples of {settings.path} for "
-        f"{split}; {1 / size:.2g} to {1 - 1 / size:.2g} does, or folders train and val of your own"
+        f"{split}; set {1 / size:.2g} to {1 - 1 / size:.2g}, or make folders train and val"
     )
 
 

@@ -243,8 +243,8 @@ def reader_ended(error: BaseException) -> PassingCodeError | None:
     if not broken and not (isinstance(error, RuntimeError) and READER_ENDED.search(text)):
         return None
     return PassingCodeError(
-        f"a reader process of the data has ended: {text.splitlines()[0]}; where the memory of the instance "
-        "is full, or /dev/shm, fewer reader processes (data.workers) and a smaller data.prefetch need less"
+        f"a reader process of the data has ended: {text.splitlines()[0]}; if the memory of the instance "
+        "or /dev/shm is full, lower data.workers (reader processes) or data.prefetch"
     )
 
 

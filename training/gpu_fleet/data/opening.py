@@ -130,5 +130,5 @@ def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
         raise ConfigError(f"metrics.profile_steps = {list(traced)}: the run has {steps} steps")
     if warmup >= steps > 0:
         raise ConfigError(
-            f"schedule.warmup_steps = {warmup}: the run has {steps} steps, and never its learning rate"
+            f"schedule.warmup_steps = {warmup}: the run has {steps} steps and never reaches its rate"
         )

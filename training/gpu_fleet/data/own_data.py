@@ -176,13 +176,14 @@ class OwnReader:
         except Exception as error:  # default_collate raises many kinds for users' samples
             text = str(error).partition("\n")[0]
             raise DataError(
-                f"{self._data.label}: {count} samples make no batch: {text}; the first is "
+                f"{self._data.label}: {count} samples cannot form a batch: {text}; the first is "
                 f"{shape_of(samples[0])}, the last {shape_of(samples[-1])}; set data.collate = 'FILE.py:NAME'"
             ) from error
         for leaf in tree_flatten(batch)[0]:
             if not isinstance(leaf, LEAVES):
                 raise DataError(
-                    f"{self._data.label}: a batch holds a {type(leaf).__name__}; tensors, numbers and text do"
+                    f"{self._data.label}: a batch holds a {type(leaf).__name__}; "
+                    "allowed: tensors, numbers and text"
                 )
         if self._check is not None:
             try:

@@ -22,8 +22,8 @@ from gpu_fleet.data.generators import (
 )
 
 NOT_SET = (
-    "samples draw random numbers, and a resumed run draws others, as they are read as a stream or by a "
-    "loader of another kind; give samples by index, and Lightning a ResumableLoader"
+    "samples draw random numbers, and a resumed run draws others: they are read from a stream, or by an "
+    "unknown kind of loader; use samples by index, and with Lightning a ResumableLoader"
 )
 OURS = "gpu_fleet."  # prefix of the modules' names
 # Arguments of a DataLoader, except those about its batches.

@@ -76,7 +76,7 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
     if "train" not in files and len(files) == 1:
         return {UNSPLIT: next(iter(files.values()))}
     if files and "train" not in files:
-        raise _refused(root, f"has {' and '.join(sorted(files))}, and no train: call the files of one so")
+        raise _refused(root, f"has {' and '.join(sorted(files))}, and no train: rename one of them to train")
     if UNSPLIT in files:
         names = ", ".join(shown(file.relative_to(root)) for file in files[UNSPLIT][:4])
         raise _refused(
@@ -230,7 +230,7 @@ def damaged_line(files: Iterable[Path]) -> str:
                     if line.strip():
                         json.loads(line)
         except EOFError:
-            return f"{shown(file.name)} ends in the midst of its compressed data: copy it anew"
+            return f"{shown(file.name)} ends in the middle of its compressed data: copy it again"
         except ValueError as error:
             text = line.rstrip()
             is_cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(

@@ -83,14 +83,14 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             loader.begun_with = self._generators.get(ORDER)
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             trainer.print(
-                f"gpu-fleet: not exact in the midst of an epoch: {type(loader).__name__} has no state_dict"
+                f"gpu-fleet: not exact in the middle of an epoch: {type(loader).__name__} has no state_dict"
             )
         elif not isinstance(loader, ResumableLoader) and draws(getattr(loader, "dataset", None)):
             trainer.print(f"gpu-fleet: not exact: {NOT_SET}")
         if self._cut:
             trainer.print(
-                "gpu-fleet: not exact: the checkpoint is of before a validation or the end of an epoch, "
-                "which the notice left no time for, and which is passed over"
+                "gpu-fleet: not exact: the notice left no time for a validation or the end of an epoch, "
+                "and the resumed run skips it"
             )
         batch_size = getattr(loader, "batch_size", None)
         arguments = {

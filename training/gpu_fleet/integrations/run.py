@@ -115,8 +115,8 @@ class Run:
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
                 raise ConfigError(
-                    f"Run({name}=...): is sharded, and Run saves what a rank holds whole; take a "
-                    "configuration with parallel.strategy = 'fsdp'"
+                    f"Run({name}=...): is sharded, and Run saves only whole models; use a configuration "
+                    "with parallel.strategy = 'fsdp'"
                 )
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
@@ -297,8 +297,8 @@ class Run:
         before = self._passes_before[number : number + 1]
         if self.step and not before:
             log.warning(
-                "not exact: the checkpoint has no position in this DataLoader, or is of another number of "
-                "ranks: the order of its epoch begins anew"
+                "not exact: the checkpoint has no position in this DataLoader, or has another number of "
+                "ranks: its epoch starts again"
             )
         return passes.read(self.step, *(before or [{}]))
 
@@ -315,16 +315,16 @@ class Run:
             self._where.together(self._checked_states)
             if self._where.leads and reads_another():
                 log.warning(
-                    "not exact: the loop reads a DataLoader, whose epoch a resumed run begins anew; "
-                    "run.batches_of(loader) goes on in its midst"
+                    "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
+                    "run.batches_of(loader) resumes in the middle of it"
                 )
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if (
             self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
         ):  # one may read ahead
             log.warning(
-                "not exact: step %d took %d batches, and run.batches(accumulation=%d) says %d: a resumed run "
-                "reads some again; say how many a step takes",
+                "not exact: step %d took %d batches, but run.batches(accumulation=%d) allows %d: a resumed "
+                "run reads some again; set accumulation to the batches of a step",
                 self.step,
                 taken,
                 self._accumulation,

@@ -39,9 +39,9 @@ class Tries:
             if number > self._limit:
                 self._write({})
                 raise StandstillError(
-                    f"{self._limit} tries in a row have begun at step {step} and none came to a checkpoint "
-                    "after it; the log says why each has failed. Run it once more to try as often again; "
-                    "checkpoint.tries allows more, checkpoint.every_steps shortens the way to a checkpoint"
+                    f"{self._limit} tries in a row have begun at step {step} and none reached a later "
+                    "checkpoint; the log says why each has failed. Run it once more for as many tries; raise "
+                    "checkpoint.tries for more, or lower checkpoint.every_steps to save earlier"
                 )
             self._write({"step": step, "tries": number})
         self._begun = True

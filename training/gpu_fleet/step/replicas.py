@@ -62,8 +62,8 @@ class Replicas(Whole):
             self._looks_alone = False
             if all(p.grad is not None for p in self._module.parameters() if p.requires_grad):
                 log.warning(
-                    "event=all-parameters-used help='torch looks in each step for those that are left out: "
-                    "parallel.static_graph = true spares that where every step uses all'"
+                    "event=all-parameters-used help='torch searches each step for unused parameters: "
+                    "parallel.static_graph = true avoids that if every step uses all'"
                 )
         return mean
 

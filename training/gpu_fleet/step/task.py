@@ -63,7 +63,7 @@ class Task(nn.Module):
         assert self._metric is not None
         if not isinstance(name, str) or name == "loss":
             raise self._metric.wrong(
-                f"gave {name!r} as a name; text does, but for 'loss', which is there anyway"
+                f"gave {name!r} as a name; allowed: text except 'loss', which is always reported"
             )
         pair = value if isinstance(value, tuple) else (value, MEAN)
         if len(pair) != 2:  # noqa: PLR2004 - a pair

@@ -104,7 +104,7 @@ def cut_explained(settings: config.Config) -> Iterator[None]:
             raise
         raise ParallelError(
             f"parallel.strategy = {settings.parallel.strategy!r}: {settings.model.name} computes with "
-            "weights outside of the layer that holds them, where each rank has a part; 'ddp' takes it"
+            "weights outside of the layer that holds them, where a rank has only a part; use 'ddp'"
         ) from error
 
 

@@ -110,8 +110,8 @@ def of_resources(error: Exception, settings: config.Config) -> TrainingError | N
         return CheckpointError(f"{place}: {error.strerror}; free some space, or another run.directory")
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
-            f"the memory of the instance is full: {text or 'without a message'}; fewer data.workers, or a "
-            "smaller run.batch_size, need less"
+            f"the memory of the instance is full: {text or 'without a message'}; lower data.workers or "
+            "run.batch_size"
         )
     return None
 
@@ -126,8 +126,8 @@ def of_own_code(error: Exception) -> OwnCodeError | None:
         )
     if GRAPH_GONE in text:
         return OwnCodeError(
-            "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
-            "from one step to the next"
+            "a loss depends on the graph of an earlier step, which is freed; detach tensors that your code "
+            "keeps from one step to the next"
         )
     return raised(error) if place_of(error) and not is_of_peer_or_device(error) else None
 

@@ -118,8 +118,8 @@ class _Walk:
         self.entries += 1
         if self.entries > MOST_ENTRIES:
             raise ConfigError(
-                f"--include = {self.text!r}: more than {MOST_ENTRIES:,} files and folders, those that links "
-                f"lead to among them; {too_large()}"
+                f"--include = {self.text!r}: more than {MOST_ENTRIES:,} files and folders, including the "
+                f"targets of links; {too_large()}"
             )
         real = _real(path)
         if path != self.top and self._stays(path, real):

@@ -55,7 +55,7 @@ class Parcel:
 @click.option(
     "--include", multiple=True, metavar="PATH", help="A file or folder below this one that the run reads."
 )
-@click.option("--checkpoints", default="", metavar="FOLDER", help="Of COMMAND: kept in the bucket.")
+@click.option("--checkpoints", default="", metavar="FOLDER", help="For COMMAND: kept in the bucket.")
 @identity_options
 def pack(
     *,
@@ -76,13 +76,13 @@ def pack(
     beside = included(include)
     if PurePosixPath(words[0]).suffix == CONFIG:
         if checkpoints:
-            raise ConfigError(f"--checkpoints = {checkpoints!r}: is of a COMMAND; CONFIG says run.directory")
+            raise ConfigError(f"--checkpoints = {checkpoints!r}: is for COMMAND; CONFIG has run.directory")
         settings = _settings(Path(words[0]), words[1:], allow, branch)
         arguments = (*words[1:], *identity_flags(allow, branch))
         parcel = of_config(Path(words[0]), arguments, settings, beside.contents)
     else:
         if allow or branch:
-            raise ConfigError("--allow and --branch are of a CONFIG; COMMAND resumes by its own rules")
+            raise ConfigError("--allow and --branch are for CONFIG; COMMAND resumes by its own rules")
         parcel = of_command(words, checkpoints, beside.contents)
     _check_size(parcel.contents)
     try:
@@ -268,8 +268,8 @@ def _travels(path: str, included: dict[str, bytes]) -> bool:
 
 def _not_there(what: str, path: str) -> str:
     return (
-        f"{what}: instances do not have this folder; say s3:// or oss://BUCKET/PREFIX, a folder there such "
-        f"as /home/you/{path}, or --include {path} where it is small"
+        f"{what}: instances do not have this folder; use s3:// or oss://BUCKET/PREFIX, a folder there such "
+        f"as /home/you/{path}, or --include {path} if it is small"
     )
 
 

@@ -98,8 +98,8 @@ def _class(content: bytes) -> int | None:
 def _twice(file: Path, name: PurePosixPath) -> DataError:
     """Return the error about a tar with two members for the same part of a sample."""
     return DataError(
-        f"{file}: sample {shown(name)} is there twice, of which one would be left out: names are of one "
-        "sample each"
+        f"{file}: sample {shown(name)} is there twice, and one would be left out; give each sample its "
+        "own name"
     )
 
 

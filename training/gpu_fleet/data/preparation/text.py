@@ -46,8 +46,8 @@ class LabelledText:
 @click.option("--text-column", default="text", show_default=True)
 @click.option("--label-column", default="label", show_default=True)
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
-@click.option("--delimiter", default="", help="Sign between two fields; default: , or ; or tab or |.")
-@click.option("--encoding", default="", help="Such as cp1252; default: UTF-8, or what the file begins with.")
+@click.option("--delimiter", default="", help="Character between fields; default: , ; tab or |.")
+@click.option("--encoding", default="", help="Such as cp1252; default: by its byte order mark, else UTF-8.")
 @corrupt_limit_option
 def text(
     *,
@@ -69,7 +69,7 @@ def text(
     check_apart(classes, f"{source}: the labels")
     kept, held_out = split(rows)
     if len(classes) < 2 or not kept:  # noqa: PLR2004 - one class leaves nothing to learn
-        raise DataError(f"{source}: {len(rows)} good rows of {len(classes)} classes; 2 of each are the least")
+        raise DataError(f"{source}: {len(rows)} good rows of {len(classes)} classes; 2 of each are needed")
     check_classes(source, classes, kept, held_out, skipped)
     make_folder(out_dir)
     write_split(out_dir / "train", kept, classes, ids)
@@ -149,8 +149,8 @@ def read_rows(
                     skipped.census.leave("empty lines", f"line {before + 1}")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{source}: is no {encoding}: byte {error.object[error.start]:#04x}; say which it is, such as "
-            "--encoding cp1252 of Windows"
+            f"{source}: is no {encoding}: byte {error.object[error.start]:#04x}; name the encoding, such as "
+            "--encoding cp1252 (Windows)"
         ) from error
     except LookupError as error:
         raise DataError(f"--encoding = {encoding!r}: Python knows no such encoding") from error
