@@ -20,9 +20,9 @@ def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> l
 
 
 def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[int, str]:
-    """The same for one process, this one, which may be one of several ranks that share the folder.
+    """Run `train` with `table` in this process, which may be one of several ranks that share the folder.
 
-    Each puts the file there whole: a rank that read a half-written one ended, and the other waited for it.
+    Each rank writes the file whole: a rank that read a half-written one ended, and the other waited for it.
     """
     file = folder / "config.toml"
     own = folder / f"config-{os.getpid()}.toml"
@@ -32,7 +32,7 @@ def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[i
 
 
 def command(arguments: list[str]) -> tuple[int, str]:
-    """Runs `python -m gpu_fleet ARGUMENTS` on this rank."""
+    """Run `python -m gpu_fleet ARGUMENTS` on this rank; return its exit status and stderr."""
     heard = StringIO()
     with redirect_stderr(heard):
         try:

@@ -31,7 +31,7 @@ NUMBERED_LENGTH = 4
 
 
 def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
-    """The first `count` training pictures of the digits, and as many for validation."""
+    """Link the first `count` training pictures of the digits into a data set, for both splits."""
     for split in ("train", "val"):
         for picture in sorted((digits / "train").glob("*/*.png"), key=lambda file: file.name)[:count]:
             copy = folder / split / picture.parent.name / picture.name
@@ -64,7 +64,7 @@ def write_numbered(folder: Path, samples: int) -> Path:
 
 
 def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
-    """The configuration of a decoder of a few thousand parameters."""
+    """Return the configuration of a decoder of a few thousand parameters."""
     return {
         "run": {
             "directory": str(directory),
@@ -86,7 +86,7 @@ def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
 
 
 def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]:
-    """The configuration of a residual network with dropout, augmentation and accumulation, on the digits."""
+    """Return the configuration of a residual network with dropout, augmentation and accumulation."""
     return {
         "run": {
             "directory": str(directory),
@@ -104,7 +104,7 @@ def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]
 
 
 def changed(table: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration with some keys set."""
+    """Return a copy of a configuration with some keys set."""
     result = deepcopy(table)
     for section, keys in sections.items():
         result.setdefault(section, {}).update(keys)
@@ -143,7 +143,7 @@ def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
 
 
 def await_checkpoint(directory: Path) -> None:
-    """Returns when a save that runs beside the training is down, on however busy an instance."""
+    """Wait until a save beside the training is on disk, also on a busy computer."""
     for _ in range(3000):
         if local.steps(directory / "checkpoints"):
             return
@@ -168,7 +168,7 @@ class CountingInterruption(Interruption):
 
 
 def losses(directory: str | Path) -> list[float]:
-    """The loss of every logged step."""
+    """Return the loss of every logged step."""
     records = read_json_lines(Path(directory) / "metrics.jsonl")
     return [float(record["loss"]) for record in records if record["kind"] == "train"]
 
@@ -188,7 +188,7 @@ def section(name: str, /, **keys: Any) -> Change:
 
 
 def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A data set whose folders are empty."""
+    """Return a configuration whose data set has empty folders."""
     data = folder / "empty"
     for split in ("train", "val"):
         (data / split / "7").mkdir(parents=True)

@@ -27,7 +27,7 @@ class Program:
     lines: list[str] = field(default_factory=list)
 
     def wait_for(self, words: str) -> str:
-        """The next line of stderr with `words` in it; fails when the program ends before."""
+        """Return the next line of stderr with `words` in it; fail if the program ends before."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
@@ -36,13 +36,13 @@ class Program:
         raise AssertionError(f"ended without saying {words!r}:\n{self.said}")
 
     def finish(self) -> int:
-        """Reads to the end and returns the exit status."""
+        """Read to the end and return the exit status."""
         assert self.process.stderr is not None
         self.lines += self.process.stderr
         return self.process.wait()
 
     def worker(self, rank: int) -> int:
-        """The process id of one rank, found by its environment."""
+        """Return the process id of one rank, found by its environment."""
         found = rank_process(self.process.pid, rank)
         if found is not None:
             return found.pid

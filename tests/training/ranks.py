@@ -55,7 +55,7 @@ context.set_forkserver_preload(PRELOADED)
 
 @cache
 def server_loaded() -> None:
-    """Waits until the server has loaded what it forks, which is no part of a test's time to answer."""
+    """Wait until the server has loaded its modules; that time does not count for the first test."""
     process = context.Process(target=os.getpid)
     process.start()
     process.join(LOADING_S)
@@ -98,7 +98,7 @@ def run_ranks(
 
 
 def _answers(pipes: list[Connection], processes: list[Any], deadline_s: float) -> list[tuple[Any, str]]:
-    """Result and error of each rank; afterwards none is left."""
+    """Return result and error of each rank; end all ranks."""
     answers: list[tuple[Any, str]] = []
     try:
         for pipe, process in zip(pipes, processes, strict=True):
@@ -125,7 +125,7 @@ def _told(answers: list[tuple[Any, str]], stacks: Path) -> str:
 
 
 def _is_stopped(process_id: int) -> bool:
-    """Whether the process got SIGSTOP; one that has ended is not stopped."""
+    """Return whether the process got SIGSTOP; False if it has ended."""
     try:
         return bool(psutil.Process(process_id).status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""When a run stops, saves, refuses to go on: at one step on all ranks, and never on top of a broken state."""
+"""A run stops, saves, or fails at one step on all ranks, and never saves a broken state over a good one."""
 
 import json
 import shutil
@@ -102,7 +102,7 @@ def test_steps_that_become_slow_delay_a_stop_by_nine_of_them_at_most(one_of_two:
 
 
 def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
-    """The calls, counted from 0, at which the ranks exchange what they know, when steps take so long."""
+    """Return the calls, from 0, at which the ranks make an exchange, for steps of these lengths."""
     now = [0.0]
     interruption = CountingInterruption(stop_at=0)
     stop = Stop(where, interruption, every_s, lambda: False, lambda: None, clock=lambda: now[0])
@@ -140,9 +140,9 @@ def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(one_of_
 
 
 def stopped_at(scenarios: list[tuple[list[float], int, int]]) -> list[int]:
-    """The call at which this rank learns that it has to stop, in each scenario.
+    """Return the call at which this rank learns that it has to stop, in each scenario.
 
-    A scenario is the step time of every rank in seconds, the rank that sees a reason, and at which call.
+    A scenario is the step time of every rank in seconds, the rank that sees a reason, and its call then.
     """
     found = []
     with world(config.Parallel()) as where:
@@ -184,7 +184,7 @@ def test_a_stop_during_the_evaluation_is_taken_at_once(pictures: Path, tmp_path:
 
 
 def scores(directory: Path) -> list[tuple[Any, Any]]:
-    """Steps and metrics of all evaluations of a run."""
+    """Return the steps and metrics of all evaluations of a run."""
     records = read_json_lines(directory / "metrics.jsonl")
     return [(record["step"], record["metric"]) for record in records if record["kind"] == "evaluation"]
 
@@ -247,7 +247,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tokens: Path, tm
 
 
 def allowing(key: str) -> dict[str, Any]:
-    """A key that may differ as far as the run's identity goes."""
+    """Return the section that allows a key of the run's identity to differ."""
     return {"checkpoint": {"allow": [key]}}
 
 

@@ -48,7 +48,7 @@ file.write_text(str(count))
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Path:
-    """A program that counts, and at a signal writes how far it has come."""
+    """Write a program that counts, and at a signal writes its count."""
     file = tmp_path / "counter.py"
     file.write_text(textwrap.dedent(COUNTER))
     return file
@@ -145,7 +145,7 @@ ours.communicate()
 
 
 def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
-    """As the first process of a container has those of all programs that ended."""
+    """The first process of a container gets the zombies of all programs that ended."""
     done = subprocess.run(
         [sys.executable, "-c", REAPED], capture_output=True, text=True, check=True, timeout=60
     )
@@ -154,14 +154,14 @@ def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
 
 
 def program(folder: Path, bucket: str, steps: int) -> AbstractContextManager[Program]:
-    """The example on two ranks, for so many steps."""
+    """Start the example on two ranks, for so many steps."""
     flags = ("--checkpoints", folder, "--uri", f"s3://{bucket}/program", "--every-s", "3600")
     words = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     return started("gpu_fleet", "run", *flags, "--", *words, PROGRAM, folder, steps)
 
 
 def undisturbed_rank(folder: Path, steps: int) -> None:
-    """The example on this rank, by itself."""
+    """Run the example on this rank, without `run`."""
     sys.argv = [str(PROGRAM), str(folder), str(steps)]
     runpy.run_path(str(PROGRAM), run_name="__main__")
 
@@ -240,7 +240,7 @@ def test_of_two_that_keep_one_folder_the_second_does_not_begin(
 def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_be_run_again(
     bucket: str, tmp_path: Path
 ) -> None:
-    """As on an instance that was paused for longer than a lease lasts."""
+    """An instance that was paused for longer than a lease lasts does this."""
     place, here = f"s3://{bucket}/mine", tmp_path / "here"
     store = CheckpointStore(f"{place}/{any_command.LEASED}")
     stood_still = f"touch {tmp_path}/begun; until [ -e {tmp_path}/goes-on ]; do sleep 0.02; done"
@@ -283,7 +283,7 @@ def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(
 def test_an_upload_that_hangs_is_given_up_and_reported(
     *, begins: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the last one hangs or one before it, which the last one would wait for."""
+    """Either the last upload hangs, or an earlier one, for which the last one would wait."""
     hung, release = threading.Event(), threading.Event()
 
     def hang(_store: ObjectStore, name: str, _content: Any, _moved: Any = None) -> None:

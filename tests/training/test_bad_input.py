@@ -1,4 +1,4 @@
-"""What a user gets wrong is told in one message that names the key, the value and what would do."""
+"""A user's mistake gets one message that names the key, the value and the allowed values."""
 
 import errno
 import json
@@ -226,7 +226,7 @@ def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures: Path,
 
 
 def broken_held_out(pictures: Path, data: Path, count: int) -> Path:
-    """A copy of the data set whose first held-out pictures are none."""
+    """Copy the data set, and break its first `count` held-out pictures."""
     shutil.copytree(pictures, data, symlinks=False)
     for picture in sorted((data / "val").glob("*/*.png"))[:count]:
         picture.write_bytes(b"not a picture")

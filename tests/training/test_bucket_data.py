@@ -40,7 +40,7 @@ def command(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits in shards."""
+    """Pack the digits into shards."""
     folder = tmp_path_factory.mktemp("shards") / "digits"
     command("shards", str(digits), str(folder), "--samples", "400")
     return folder
@@ -48,7 +48,7 @@ def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def uploaded(shards: Path, bucket: str) -> str:
-    """The tars of the digits in a bucket, with nothing that `prepare` wrote."""
+    """Upload the tars of the digits to a bucket, without the files that `prepare` wrote beside them."""
     for file in shards.glob("*/*.tar"):
         boto3.client("s3").upload_file(str(file), bucket, f"digits/{file.relative_to(shards)}")
     return f"s3://{bucket}/digits"
@@ -186,7 +186,7 @@ def test_what_may_pass_in_a_reader_process_may_pass_in_the_run(workers: int) -> 
 
 
 class HalfAnswers(BaseHTTPRequestHandler):
-    """An object store that closes the line in the midst of an answer."""
+    """An object store that closes the connection in the middle of an answer."""
 
     def do_GET(self) -> None:
         self.send_response(206)
@@ -195,7 +195,7 @@ class HalfAnswers(BaseHTTPRequestHandler):
         self.wfile.write(b"x" * 100)
 
     def log_message(self, *_args: object) -> None:
-        """Keeps the test's output clean."""
+        """Log nothing, to keep the test's output clean."""
 
 
 def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What makes a checkpoint one: whole, verified, kept long enough, in a folder and in a bucket."""
+"""A checkpoint is whole, verified, and kept long enough, in a folder and in a bucket."""
 
 import subprocess
 import sys
@@ -35,13 +35,13 @@ URI = "s3://checkpoints/runs/a"
 
 @pytest.fixture
 def alone() -> Iterator[World]:
-    """The world of one process."""
+    """Yield the world of one process."""
     with world(config.Parallel()) as where:
         yield where
 
 
 def save(root: Path, *steps: int, store: CheckpointStore | None = None, keep: int = 9) -> None:
-    """Saves each of `steps`, and waits until it is where it belongs."""
+    """Save each of `steps`, and wait until it is on disk and in the store."""
     for step in steps:
         saver = Saver(root, store, keep)
         saver.save(local.Manifest(step, "model", 1), {"weights": torch.full((1000,), float(step))})

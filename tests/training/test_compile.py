@@ -35,7 +35,7 @@ def compiled_rank(table: dict[str, Any]) -> int:
 
 @pytest.fixture(scope="module")
 def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[float]]:
-    """The losses of a plain model of so many layers; each is trained once."""
+    """Return a function from a number of layers to the losses of a plain model; each is trained once."""
 
     @cache
     def trained(layers: int) -> list[float]:

@@ -21,7 +21,7 @@ def result_of(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the example run, undisturbed, on two ranks."""
+    """Train the example on two ranks, undisturbed; return its folder."""
     directory = tmp_path_factory.mktemp("straight")
     words = ["train", str(DIGITS), "--data.path", str(digits), "--run.directory", str(directory)]
     ended = run_ranks(command, 2, words)

@@ -28,7 +28,7 @@ URI = "s3://checkpoints/runs/a"
 
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few digits."""
+    """Link a few digits."""
     return few_digits(digits, tmp_path_factory.mktemp("pictures"))
 
 

@@ -69,7 +69,7 @@ class Store:
 
     @property
     def names(self) -> set[str]:
-        """Of the files that can be brought back."""
+        """Names of the files that can be restored."""
         listed = json.loads(self.objects[f"{self.uri}/folder.json"])
         return {
             name
@@ -80,7 +80,7 @@ class Store:
 
 @pytest.fixture
 def store() -> Store:
-    """An empty bucket."""
+    """Return an empty bucket."""
     return Store({})
 
 
@@ -89,7 +89,7 @@ def sync(folder: Path, store: Store) -> FolderSync:
 
 
 def files(folder: Path, **content: str) -> Path:
-    """A folder with these files, written in this order; one second lies between two of them."""
+    """Write these files into a folder in this order, one second apart; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for second, (name, text) in enumerate(content.items()):
         (folder / name).write_text(text)
@@ -103,7 +103,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
-    """The `call`-th question for a content fails, from 1 on."""
+    """Return a hook that fails the `call`-th request for a content, from 1 on."""
     calls: list[str] = []
 
     def before(verb: str, name: str) -> None:
@@ -300,7 +300,7 @@ def test_a_command_that_lost_its_run_is_terminated(
 
 
 class FreeLease:
-    """Of a place that nobody else wants; see test_claim.py for others."""
+    """Lease of a place that no other process wants; see test_claim.py for others."""
 
     def acquire(self, _within_s: float) -> bool:
         return True
@@ -311,7 +311,7 @@ class FreeLease:
 
 
 def guarding(folder: Path, store: Store) -> guard.Guard:
-    """A guard on a store that is in this process alone."""
+    """Return a guard on a store that only this process has."""
     guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]
     claim.CheckpointStore = lambda _uri: store  # type: ignore[misc,assignment]
     claims.RunLease = lambda *_, **__: FreeLease()  # type: ignore[misc,assignment]
@@ -319,16 +319,16 @@ def guarding(folder: Path, store: Store) -> guard.Guard:
 
 
 def wait_for(*files: Path, within_s: float) -> None:
-    """Returns once all of them are there, or after so long."""
+    """Wait until all files exist, or for `within_s` seconds."""
     until_s = time.monotonic() + within_s
     while not all(file.exists() for file in files) and time.monotonic() < until_s:
         time.sleep(0.01)
 
 
 def bring_rank(folder: Path, objects: Objects) -> str | None:
-    """What one rank takes for the newest checkpoint, before there is a process group.
+    """Return the newest checkpoint by one rank's search, before there is a process group.
 
-    Contents come once both ranks look and one of them has found something, or a while after.
+    The store delays contents until both ranks search and one of them has found something, or a while longer.
     """
     store, looked = Store(objects), folder.with_name("looked")
     others = [folder.with_name(f"looks-{rank}") for rank in range(2)]
@@ -347,7 +347,7 @@ def bring_rank(folder: Path, objects: Objects) -> str | None:
 
 
 def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_path: Path) -> None:
-    """As with Lightning, which makes the process group after `newest()`."""
+    """Lightning creates the process group only after `newest()`."""
     sync(files(tmp_path / "here", **{"step-8.ckpt": "8"}), store).up(last=True)
 
     newest = run_ranks(bring_rank, 2, tmp_path / "there", store.objects)
@@ -356,7 +356,7 @@ def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_
 
 
 def saved_rank(folder: Path) -> set[str]:
-    """What is in the bucket once each of two ranks has written its part; the second is late."""
+    """Return the files in the bucket once each of two ranks has written its part; the second is late."""
     dist.init_process_group("gloo")
     rank, store, looked = dist.get_rank(), Store({}), folder.with_name("looked")
     store.before = lambda _verb, _name: looked.touch()
@@ -372,7 +372,7 @@ def saved_rank(folder: Path) -> set[str]:
 
 
 def test_a_save_is_uploaded_with_the_files_of_all_ranks(tmp_path: Path) -> None:
-    """As the Trainer of transformers has each rank write the state of its own generators."""
+    """With the Trainer of transformers each rank writes the state of its own generators."""
     assert run_ranks(saved_rank, 2, tmp_path / "here")[0] == {"rng-0", "rng-1"}
 
 
@@ -535,7 +535,7 @@ class Clock:
 
 
 def test_a_file_that_is_rewritten_stays_in_the_bucket(store: Store, tmp_path: Path) -> None:
-    """As `torch.save(state, "last.pt")` does it, into the file that was there."""
+    """`torch.save(state, "last.pt")` writes into the existing file."""
     clock, here = Clock(), files(tmp_path / "here", last="1")
     guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
     guarded.up()

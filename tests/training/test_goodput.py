@@ -1,4 +1,4 @@
-"""Where the wall time of a run went: each second is booked once, and what was done twice is lost."""
+"""Wall time of a run by account: each second is booked once, and repeated steps count as lost."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def time_record(began: float, at: float, step: int, resumed: int = 0, **seconds:
 
 
 def accounted(found: Goodput) -> float:
-    """The part of the wall time that is in one of the accounts."""
+    """Return the part of the wall time that is in one of the accounts."""
     known = found.start_s + found.productive_s + found.stall_s + found.waiting_s + found.lost_s
     return known / found.wall_s if found.wall_s > 0 else 1.0
 
@@ -146,7 +146,7 @@ TYPE, SPOT_USD = "g5.xlarge", "0.25"
 def in_a_spot_pool(
     request: pytest.FixtureRequest, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Stack]:
-    """A spot instance, or what the parameter says, as its stack makes one, with policy and metadata."""
+    """Yield the stack of this instance, with policy and metadata: spot, or the market of the parameter."""
     declared = stack(pools=[pool(market="spot", types=[TYPE])])
     text = instance_file.instance_toml(
         declared, declared.pools[0], "", "", records_uri=f"s3://{bucket}/reaper"

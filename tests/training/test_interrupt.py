@@ -1,4 +1,4 @@
-"""What makes a run stop, and who may say so."""
+"""Reasons to stop a run, and their sources."""
 
 import json
 import os
@@ -31,7 +31,7 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 @contextmanager
 def alicloud_metadata(answers: dict[str, str]) -> Iterator[str]:
-    """A metadata service of Alibaba Cloud as our launch templates ask for it, with tokens; its base URL."""
+    """Serve Alibaba Cloud's metadata with tokens, as our launch templates require; yield the base URL."""
     header = "X-aliyun-ecs-metadata-token"
 
     class Handler(BaseHTTPRequestHandler):
@@ -212,7 +212,7 @@ def test_a_signal_is_noted_and_the_old_handler_comes_back() -> None:
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_sigterm_does_not_cut_the_last_save_off(first: signal.Signals) -> None:
-    """As schedulers send it: once as a notice, and once more at the time limit."""
+    """Schedulers send it twice: once as a notice, and once at the time limit."""
     now = [100.0]
     with Interruption([], poll_s=1.0, clock=lambda: now[0]) as interruption:
         os.kill(os.getpid(), first)

@@ -41,13 +41,13 @@ def table_of(tokens: Path, directory: Path, **checkpoint: Any) -> dict[str, Any]
 
 @pytest.fixture(scope="module")
 def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcome of two ranks that nobody disturbs."""
+    """Return the outcome of two undisturbed ranks."""
     return train_on(2, table_of(tokens, tmp_path_factory.mktemp("straight")))
 
 
 @pytest.fixture(scope="module")
 def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same of one."""
+    """Return the outcome of one undisturbed rank."""
     return train_rank(table_of(tokens, tmp_path_factory.mktemp("alone")))
 
 

@@ -93,7 +93,7 @@ def test_a_wrong_job_is_refused(spoil: Any, version: str) -> None:
 
 @pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
 def test_kueue_can_take_the_run(kind: str) -> None:
-    """What Kueue makes of the label and the pods is a Workload, which its own definition holds."""
+    """Kueue builds a Workload from the label and the pods; it fits Kueue's own schema."""
     manifests = rendered(*EVERYTHING, kind=kind)
     queued = of_kind(manifests, "Job" if kind == "--kubernetes" else "TrainJob")
     pods = {"name": "main", "count": 2, "template": {"spec": pod_of(manifests)}}
@@ -245,7 +245,7 @@ BAD_INPUT = [
 
 
 def wrong(arguments: tuple[str, ...], message: str) -> bool:
-    """Whether this input is answered otherwise than by one message, with nothing on stdout."""
+    """Return whether the answer to this input is not one message on stderr with nothing on stdout."""
     result = run(*PLAIN, *BUCKET, *arguments)
     said = result.stderr
     return (

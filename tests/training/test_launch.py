@@ -49,7 +49,7 @@ path = "/nowhere"
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """As much of IMDSv2 as a launch asks for; refuses a question without the token."""
+    """Metadata service with the part of IMDSv2 that a launch uses; refuses a request without the token."""
 
     facts: dict[str, str] = {}  # noqa: RUF012 - set anew by every test
 
@@ -68,7 +68,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_args: object) -> None:
-        """Keeps the test's output clean."""
+        """Log nothing, to keep the test's output clean."""
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def instance_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch):
-    """The metadata service of one instance; `facts` may be changed."""
+    """Serve the metadata of one instance; yield its facts, which may be changed."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -127,7 +127,7 @@ def pool(monkeypatch: pytest.MonkeyPatch, metadata, instance_file):
 
 
 def members() -> list[dict]:
-    """The instances of the pool, lowest address first."""
+    """Return the instances of the pool, lowest address first."""
     reservations = boto3.client("ec2", region_name="us-east-1").describe_instances()["Reservations"]
     found = [instance for reservation in reservations for instance in reservation["Instances"]]
     order = in_order([instance["PrivateIpAddress"] for instance in found])
@@ -135,7 +135,7 @@ def members() -> list[dict]:
 
 
 def speaker(instance: dict) -> dict[str, str]:
-    """What the metadata service of `instance` says."""
+    """Return the facts of the metadata service of `instance`."""
     return {"instance-id": instance["InstanceId"], "local-ipv4": instance["PrivateIpAddress"]}
 
 
@@ -316,7 +316,7 @@ def test_sigterm_reaches_the_child(*, begins, status, tmp_path, restored_signals
 
 
 def test_a_second_sigterm_does_not_reach_the_child(restored_signals):
-    """torchrun would end at it, and leave its ranks in the midst of their last save."""
+    """torchrun would end at it, and leave its ranks in the middle of their last save."""
     sent = []
     forwarded = launch.Forwarded()
     forwarded.to(SimpleNamespace(send_signal=sent.append))
@@ -414,7 +414,7 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize("torchrun", [0, 1])
 def test_a_notice_to_the_ranks_alone_while_they_wait_is_a_stop(torchrun, tmp_path, restored_signals):
-    """As a spot notice or the stop file, of which `launch` itself hears nothing."""
+    """`launch` itself does not see a spot notice or the stop file."""
     command = [sys.executable, "-c", STOPS_WAITING, str(tmp_path), str(torchrun)]
 
     assert launch.run(command, {}, tmp_path) == 85

@@ -41,9 +41,9 @@ ELSEWHERE, HERE = Holder("elsewhere", "boot", 1), Holder("here", "boot", 1)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks follow at once. Who is alive may stand still for seconds, as a busy computer does.
+    """Poll without pauses, and let a live holder stand still for seconds, as on a busy computer.
 
-    What is still held at the end of a test is renewed no more.
+    At the end of a test, leases that are still held are renewed no more.
     """
     held, acquire = list[RunLease](), RunLease.acquire
 
@@ -75,7 +75,7 @@ def store(bucket: str, request: pytest.FixtureRequest) -> CheckpointStore:
 
 @pytest.fixture
 def living(store: CheckpointStore) -> Iterator[RunLease]:
-    """A lease of another instance, which renews it."""
+    """Yield a lease that another instance holds and renews."""
     held = RunLease(store, ELSEWHERE, renew_every_s=0.1)
     held.acquire()
     yield held
@@ -98,7 +98,7 @@ def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStor
 def test_a_holder_that_is_about_to_end_is_waited_for(
     store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the instance that a spot notice leaves two minutes, whose replacement is there already."""
+    """After a spot notice an instance has two minutes, and its replacement may already run."""
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
     looks = iter([lambda: None, living.release])
     follower = RunLease(store, HERE, sleep=lambda _: next(looks)())
@@ -194,7 +194,7 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
 def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_its_successor(
     store: CheckpointStore, stands_still: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a stopped process or a paused instance, which knows nothing of the time that has passed."""
+    """A stopped process or a paused instance does not know how much time has passed."""
     held = RunLease(store, ELSEWHERE, renew_every_s=1000)
     held.acquire()
     stood = threading.Event()
@@ -231,7 +231,7 @@ def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_i
 def test_a_file_that_is_half_up_is_not_completed_over_that_of_the_successor(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
-    """What stands still in an upload asks at its next part, as it knows by its clock."""
+    """A holder that stood still in an upload sees it by its clock, and checks the lease at the next part."""
     now = [0.0]
     held = RunLease(store, ELSEWHERE, clock=lambda: now[0])
     held.acquire()
@@ -306,7 +306,7 @@ def test_a_folder_that_another_process_has_taken_is_not_written_to(
 def test_the_other_ranks_hear_why_the_first_commits_nothing(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a checkpoint in parts; they waited for its word for parallel.timeout_s."""
+    """In a sharded checkpoint they would otherwise wait for its report for parallel.timeout_s."""
     lock = local.lock(tmp_path)
     lock.mark()
     local.open_stage(tmp_path, 1)
@@ -380,7 +380,7 @@ def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(
 def test_a_folder_that_cannot_be_looked_at_ends_all_ranks_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OSError would end rank 0 alone, in the midst of a look for all."""
+    """An OSError would end rank 0 alone, while it checks for all."""
     held = local.lock(tmp_path)
     held.mark()
     with monkeypatch.context() as outage:
@@ -660,7 +660,7 @@ def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
 def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
     program: str, store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
 ) -> None:
-    """As one process may lock a file twice. Else the start would wait in vain, and the holder end with it."""
+    """One process may lock a file twice. Otherwise the start would wait in vain, and end the holder."""
     root = tmp_path / "run/checkpoints"
     root.mkdir(parents=True)
     held = local.lock(root)

@@ -44,10 +44,10 @@ class Noting(torch.nn.Linear):
 
 
 def decoder_flops_per_token(parameters: int, layers: int, width: int, length: int) -> float:
-    """The formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
+    """Return the operations by the formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
 
     Args:
-        parameters: N, those that are multiplied with: all but the tables that are only looked up in.
+        parameters: N, the parameters in products: all except the embedding tables.
         layers: L.
         width: H times Q, heads times the size of a head.
         length: T, tokens of a sequence.

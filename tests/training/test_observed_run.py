@@ -144,7 +144,7 @@ def hang_rank(table: dict[str, Any]) -> None:
 
 
 def test_a_stopped_rank_is_named_by_the_one_that_waits_for_it(table, tmp_path):
-    """As by kill -STOP, or on an instance that is gone: rank 0 used to name itself."""
+    """kill -STOP or a lost instance stops a rank so; rank 0 used to name itself."""
     with pytest.raises(AssertionError, match="rank 0 of 2:\nended without a word"):
         run_ranks(stopped_rank, 2, changed(table, parallel={"timeout_s": PATIENT_S}))
 

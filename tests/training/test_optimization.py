@@ -167,7 +167,7 @@ def test_an_average_needs_no_larger_batch_than_a_step_and_is_the_same_on_all_ran
 
 
 def evaluated(directory: Path) -> list[float]:
-    """The losses on the held-out data."""
+    """Return the losses on the held-out data."""
     records = read_json_lines(directory / "metrics.jsonl")
     return [float(record["loss"]) for record in records if record["kind"] == "evaluation"]
 

@@ -23,7 +23,7 @@ KEYS = {
 
 @pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """The metadata service of an instance of a fleet; its environment has no keys and no endpoint."""
+    """Yield the metadata service of an instance whose environment has no keys and no endpoint."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "instance.toml"

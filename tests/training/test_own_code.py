@@ -34,7 +34,7 @@ LONGEST = 40  # lines of an example
 
 
 def example(name: str, directory: Path, digits: Path, steps: int = 6) -> dict[str, Any]:
-    """An example's configuration for so many steps of a test."""
+    """Return an example's configuration for so many steps of a test."""
     table = tomllib.loads((EXAMPLES / f"{name}.toml").read_text())
     table["run"] = {**table["run"], "directory": str(directory), "epochs": 0.0, "steps": steps}
     if name == "own_records":
@@ -72,7 +72,7 @@ def test_an_example_is_short(file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The outcome of an example on two ranks that nobody disturbs; each is trained once."""
+    """Return a function from an example to its outcome on two undisturbed ranks; each is trained once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return cache(lambda name: train_on(2, example(name, folder / name, digits)))
 
@@ -171,7 +171,7 @@ def test_an_own_model_is_sharded_by_its_lists_of_layers(digits: Path, tmp_path: 
 
 
 def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The example with its code in a folder of the test, from which it is to be started, and that file."""
+    """Copy the example's code to a folder, from which it is to be started; return configuration and file."""
     folder.mkdir(exist_ok=True)
     file = folder / "my_code.py"
     file.write_text((EXAMPLES / "own_regression.py").read_text())
@@ -196,7 +196,7 @@ def tried_in(folder: Path, table: dict[str, Any]) -> tuple[int, str]:
 def gone_on_elsewhere(
     table: dict[str, Any], uri: str, here: Path, there: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outcomes of a run that nobody disturbs, and of one that is stopped here and resumed there."""
+    """Return the outcomes of an undisturbed run, and of one that is stopped `here` and resumed `there`."""
     straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
     uploaded = changed(table, checkpoint={"uri": uri})
     started_in(here, uploaded, stop_at=2)
@@ -214,7 +214,7 @@ def late(*arguments, **options):
 
 
 def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """An example whose loss imports a module first when it is called, and the file of that module."""
+    """Return an example whose loss imports a module only when it is called, and the file of the module."""
     table, file = with_own_file(table, folder)
     name = table["loss"]["name"].partition(":")[2]
     file.write_text(file.read_text() + LATE.replace("* loss(", f"* {name}("))
@@ -252,7 +252,7 @@ def written(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def files_of(folder: Path, program: str, extra_path: str = "") -> list[str]:
-    """What belongs to a run whose configuration names `program`, started in `folder`."""
+    """Return the files of a run whose configuration names `program`, started in `folder`."""
     os.chdir(folder)
     if extra_path:
         sys.path.append(extra_path)
@@ -350,7 +350,7 @@ def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch: pytest.Mo
 
 
 def files_without(gone: str, folder: Path) -> list[str]:
-    """As files_of, where a file is removed once it was found."""
+    """Return files_of a run, of which the file `gone` is removed once it was found."""
     found = own_code.reachable
 
     def find_and_remove(*arguments: Any) -> dict[str, Path]:

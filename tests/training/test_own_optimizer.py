@@ -103,7 +103,7 @@ def test_an_option_that_may_differ_is_taken_anew(tokens: Path, tmp_path: Path) -
 
 
 def layered(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """The first group learns at a tenth of the rate."""
+    """Return an optimizer whose first group learns at a tenth of the rate."""
     first, *others = parameters
     return torch.optim.SGD([{**first, "lr": lr / 10}, *others], lr=lr)
 

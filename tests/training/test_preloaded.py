@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """A script as torchrun starts one."""
+    """Run a script in the environment that torchrun gives it."""
     script = folder / "script.py"
     script.write_text(code)
     own = {**os.environ, "TORCHELASTIC_RUN_ID": "test", "WORD": "heard"}
@@ -60,7 +60,7 @@ def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.Complete
 
 @contextmanager
 def endless(digits: Path, folder: Path) -> Iterator[Program]:
-    """torchrun and two ranks in the midst of a run."""
+    """torchrun and two ranks in the middle of a run."""
     keys = {"data.path": digits, "run.directory": folder, "run.epochs": 500, "checkpoint.every_steps": 5}
     overrides = [word for key, value in keys.items() for word in (f"--{key}", value)]
     with torchrun(DIGITS, *overrides) as program:

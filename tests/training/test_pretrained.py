@@ -65,7 +65,7 @@ def seeded(model: type[PreTrainedModel], settings: Any) -> PreTrainedModel:
 
 
 def qwen(folder: Path) -> None:
-    """Grouped heads, tied embeddings, in several files."""
+    """Save a model with grouped heads and tied embeddings, in several files."""
     settings = Qwen2Config(**DECODER, num_key_value_heads=2, tie_word_embeddings=True)
     seeded(Qwen2ForCausalLM, settings).save_pretrained(folder, max_shard_size="20KB")
 
@@ -82,7 +82,7 @@ def gpt2(folder: Path) -> None:
 
 
 def published_bert(folder: Path) -> None:
-    """As the first of them was published: `bert.` before every name, gamma and beta in its norms."""
+    """Save a BERT in the layout of the first published one: names with `bert.`, norms with gamma and beta."""
     model = seeded(BertForPreTraining, BertConfig(**TINY, vocab_size=VOCABULARY, num_labels=2))
     model.save_pretrained(folder)
     renamed = {
@@ -141,7 +141,7 @@ WITHOUT_DROPOUT = {
 
 @pytest.fixture
 def table(tokens: Path, sentences: Path, digits: Path, tmp_path: Path) -> Any:
-    """The configuration of a model of MODELS, whose folder is made for it, in a run directory by name."""
+    """Return a function that makes a published model of MODELS and the configuration of a run with it."""
 
     def made(model: str, run: str = "run", strategy: str = "ddp", steps: int = 4) -> dict[str, Any]:
         write, name = MODELS[model]
@@ -160,7 +160,7 @@ def table(tokens: Path, sentences: Path, digits: Path, tmp_path: Path) -> Any:
 
 
 def opened(folder: Path, name: str, kind: str) -> nn.Module:
-    """A folder's model as the trainer has it."""
+    """Build and fill a folder's model as the trainer does."""
     facts = Facts(2 if kind == "text" else 10, VOCABULARY, 16)
     model = pretrained.build(name, {}, facts, kind, weights=str(folder), config="")
     weights.fill(model, str(folder), torch.device("cpu"), seed=0)
@@ -233,7 +233,7 @@ LLAMA_3 = {**SIZES, "rope_theta": 500_000.0, "norm_eps": 1e-5}
 
 @pytest.fixture
 def llama_3(tmp_path: Path) -> Path:
-    """A decoder with the rotation and the norms of Llama 3."""
+    """Save a decoder with the rotation and the norms of Llama 3."""
     rope = {"rope_type": "default", "rope_theta": LLAMA_3["rope_theta"]}
     settings = LlamaConfig(
         **DECODER, tie_word_embeddings=False, rms_norm_eps=LLAMA_3["norm_eps"], rope_parameters=rope
@@ -453,7 +453,7 @@ def test_a_folder_that_does_not_fit_is_one_message(
 def test_a_folder_with_code_of_its_own_is_refused_by_its_files_without_a_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a terminal is there, transformers would ask for 15 seconds whether to run the code."""
+    """With a terminal, transformers would ask for 15 seconds whether to run the code."""
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "n")
     own = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}

@@ -31,7 +31,7 @@ def usr1():
 
 
 class Slurm:
-    """What the job asks of Slurm."""
+    """Fake of the commands of Slurm that a job calls."""
 
     def __init__(self, comment: str = "gpu-fleet", answer: str = "") -> None:
         self.calls: list[str] = []
@@ -47,7 +47,7 @@ class Slurm:
 
 @pytest.fixture
 def srun(tmp_path, monkeypatch):
-    """Puts a shell script in srun's place."""
+    """Return a function that puts a shell script in the place of srun."""
 
     def put(text: str) -> None:
         file = tmp_path / "srun"

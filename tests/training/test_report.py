@@ -30,7 +30,7 @@ def train_record(step: int, **changes: float) -> dict:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run of forty steps, measured once on held-out data."""
+    """Write the files of a finished run of forty steps, measured once on held-out data."""
     records = [train_record(step) for step in range(10, 50, 10)]
     records.append({"kind": "evaluation", "step": 40, "metric_name": "accuracy", "metric": 0.9, "loss": 0.2})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

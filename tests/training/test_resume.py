@@ -44,7 +44,7 @@ def table_of(pictures: Path, directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def straight(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcome of two ranks that nobody disturbs."""
+    """Return the outcome of two undisturbed ranks."""
     return train_on(2, table_of(pictures, tmp_path_factory.mktemp("straight")))
 
 

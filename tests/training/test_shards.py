@@ -44,7 +44,7 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(pictures: Path, tmp_path: Path) -> Path:
-    """The same pictures in shards of four."""
+    """Pack the same pictures into shards of four."""
     out = tmp_path / "shards"
     result = run("shards", str(pictures), str(out), "--samples", "4")
     assert result.exit_code == 0, result.output

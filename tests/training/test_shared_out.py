@@ -114,7 +114,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 
 def script_rank(directory: str, shares: bool, held_out_on_first: bool) -> tuple[int, str]:
-    """A script with Run on this rank; its exit status and words."""
+    """Run a script with Run on this rank; return its exit status and stderr."""
     heard, model = StringIO(), nn.Linear(3, 1)
     with world(config.Parallel()) as where, redirect_stderr(heard):
         try:

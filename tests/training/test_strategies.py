@@ -31,14 +31,14 @@ Straight = tuple[dict[str, Any], list[float]]  # outcome, and the loss of each s
 
 @pytest.fixture(scope="module")
 def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    """The outcome and the losses of one process."""
+    """Return the outcome and the losses of one process."""
     directory = tmp_path_factory.mktemp("alone")
     return train_on(1, gpt_table(tokens, directory)), losses(directory)
 
 
 @pytest.fixture(scope="module")
 def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Straight]:
-    """The outcome and the losses of so many ranks that nobody disturbs; each is trained once."""
+    """Return a function to the outcome and losses of undisturbed ranks; each setting is trained once."""
     found: dict[str, Straight] = {}
 
     def trained(size: int, parallel: dict[str, Any]) -> Straight:
@@ -53,7 +53,7 @@ def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="module")
 def stopped_fsdp(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The outcome and the folder of two ranks of FSDP that were stopped after three steps."""
+    """Return the outcome and the folder of two ranks of FSDP that were stopped after three steps."""
     directory = tmp_path_factory.mktemp("stopped")
     return train_on(2, changed(gpt_table(tokens, directory), parallel=FSDP), stop_at=3), directory
 
@@ -114,7 +114,7 @@ class Shared(nn.Module):
 
 
 def shared_rank(factor: float | list[float]) -> str:
-    """What is wrong with the gradients of such a model under FSDP; empty if they are those of the whole."""
+    """Return the difference between gradients under FSDP and of the whole model; empty if they are equal."""
     settings = config.from_table(gpt_table(Path("data"), Path("run")) | {"model": {"name": "mine.py:m"}}, "")
     with world(settings.parallel) as where:
         torch.manual_seed(0)

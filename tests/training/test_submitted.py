@@ -67,7 +67,7 @@ class Bucket:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A worker takes the signals of its process."""
+    """Restore the signal handlers, which a worker replaces in its process."""
     before = {signal_: signal.getsignal(signal_) for signal_ in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -76,7 +76,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.fixture
 def bucket() -> Bucket:
-    """Where the job lies, and where the instance speaks."""
+    """Return the bucket of the job and of the instance's reports."""
     return Bucket()
 
 
@@ -232,7 +232,7 @@ def test_whatever_an_archive_holds_nothing_lies_outside_of_its_folder(names, spo
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Where a user submits."""
+    """Create the folder from which a user submits, and change to it."""
     folder = tmp_path / "mine"
     (folder / "data").mkdir(parents=True)
     (folder / "data/a").write_text("b")

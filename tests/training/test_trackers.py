@@ -112,7 +112,7 @@ def test_a_tracker_that_hangs_holds_up_neither_a_step_nor_the_end(caplog: pytest
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """An interpreter that has both, and borrows torch from this environment; kept in build/."""
+    """Return an interpreter with both packages, and torch of this environment; it is kept in build/."""
     folder = ROOT / "build" / "trackers"
     if not (folder / ".ready").exists():
         if not os.environ.get(WANTED):

@@ -1,4 +1,4 @@
-"""What fails again and again at one step is tried six times, and what nobody tries again is not counted."""
+"""A run that always fails at one step is tried six times; restarts within one try do not count."""
 
 import json
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
 def test_what_torchrun_starts_again_belongs_to_the_same_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the five starts of a unit each may start its ranks four times."""
+    """Each of the five starts of a unit may start its ranks four times."""
     for _ in range(LIMIT):
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
         begun(tmp_path, step=4)

@@ -31,7 +31,7 @@ def table_of(data: Path, directory: Path, **run: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(holey: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one rank that reads each step as one batch."""
+    """Return the losses of one rank that reads each step as one batch."""
     directory = tmp_path_factory.mktemp("whole")
     train_on(1, table_of(holey, directory, accumulation=1))
     return losses(directory)
@@ -123,7 +123,7 @@ def error(model, batch):
 
 @pytest.fixture(scope="module")
 def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's data whose targets lie unevenly, and models that take them."""
+    """Write a user's file with data of uneven targets, and models for them."""
     file = tmp_path_factory.mktemp("own") / "answers.py"
     file.write_text(ANSWERS)
     return file

@@ -85,7 +85,7 @@ class Pod:
 
 
 def action(policy: dict[str, Any], status: int, *, disrupted: bool = False) -> str:
-    """What a Job does about a pod that has failed: the action of the first rule that fits."""
+    """Return the action of a Job for a failed pod: that of the first rule that matches."""
     for rule in policy["rules"]:
         codes = rule.get("onExitCodes")
         listed = codes is not None and status in codes["values"]

@@ -21,7 +21,7 @@ CUSTOM = {
 
 
 def problems(manifest: dict[str, Any], version: str = KUBERNETES[-1]) -> list[str]:
-    """What is wrong with an object: "place: what" for each mistake."""
+    """Return the mistakes in an object, each as "place: mistake"."""
     api, kind = manifest["apiVersion"], manifest["kind"]
     if api not in CUSTOM:
         return of_kubernetes(kind, manifest, version)
@@ -36,7 +36,7 @@ def problems(manifest: dict[str, Any], version: str = KUBERNETES[-1]) -> list[st
 
 
 def of_kubernetes(kind: str, content: dict[str, Any], version: str) -> list[str]:
-    """The same for one of Kubernetes' own kinds, or a part of one."""
+    """Return the mistakes in an object of one of Kubernetes' own kinds, or in a part of one."""
     return _listed(_kubernetes(version, KINDS.get(kind, f"io.k8s.api.core.v1.{kind}")), content)
 
 
