@@ -1,4 +1,4 @@
-"""Runs commands of `python -m gpu_fleet` inside the test, and hears what they tell a person."""
+"""Calls of the commands of `python -m gpu_fleet` inside a test: exit status and messages."""
 
 import os
 from contextlib import redirect_stderr
@@ -13,7 +13,7 @@ from tests.training.ranks import run_ranks
 
 
 def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> list[tuple[int, str]]:
-    """Exit status and standard error of every rank of `train` with this configuration."""
+    """Return exit status and standard error of every rank of `train` with this configuration."""
     file = folder / "config.toml"
     file.write_text(tomli_w.dumps(table))
     return run_ranks(command, ranks, ["train", str(file), *overrides])

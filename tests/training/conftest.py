@@ -28,7 +28,7 @@ REPOSITORY = {"tests", "image", "stacks", "checks", "conftest"}
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Each thread that a test has begun has ended with it, and can ask or say nothing in a later test."""
+    """Check that each thread of a test has ended with it, so that it disturbs no later test."""
     before = {*threading.enumerate()}
     yield
     begun = {*threading.enumerate()} - before
@@ -76,7 +76,7 @@ def looks_briefly() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Small models gain nothing from more, and threads that wait for a busy core lose a lot."""
+    """Limit torch to one thread: small models gain nothing from more, and lose time on a busy core."""
     torch.set_num_threads(1)
 
 

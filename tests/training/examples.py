@@ -41,7 +41,7 @@ def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
 
 
 def write_tokens(folder: Path, tokens: int = 4000) -> Path:
-    """Token files of a text that repeats itself with a few slips, so that there is something to learn."""
+    """Write token files of a text that repeats itself with a few errors, so that it can be learned."""
     chance = np.random.default_rng(7)
     text = np.tile(chance.integers(0, VOCABULARY, 97), tokens // 97 + 1)[:tokens]
     slips = chance.random(tokens) < 0.05
@@ -54,7 +54,7 @@ def write_tokens(folder: Path, tokens: int = 4000) -> Path:
 
 
 def write_numbered(folder: Path, samples: int) -> Path:
-    """Token files whose sample n, of NUMBERED_LENGTH tokens, is n over and over."""
+    """Write token files whose sample n has NUMBERED_LENGTH tokens, all equal to n."""
     for split in ("train", "val"):
         (folder / split).mkdir(parents=True)
         tokens = np.append(np.repeat(np.arange(samples), NUMBERED_LENGTH), 0)
@@ -112,12 +112,12 @@ def changed(table: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]
 
 
 def train_on(size: int, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
-    """Trains on `size` ranks and returns rank 0's outcome; see `train_rank` for stop_at."""
+    """Train on `size` ranks and return rank 0's outcome; see `train_rank` for stop_at."""
     return run_ranks(train_rank, size, table, stop_at)[0]
 
 
 def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
-    """Trains on this rank. With `stop_at`, the last rank is told to stop when it has done so many steps."""
+    """Train on this rank. With `stop_at`, the last rank gets a notice after so many steps."""
     settings = config.from_table(table, "test")
     with world(settings.parallel) as where:
         last = stop_at + 1 if stop_at and where.size == 1 else stop_at  # who is alone stops at once
@@ -126,7 +126,7 @@ def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
 
 
 def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
-    """Trains on this rank, which is gone, as by kill -9, in the backward pass after so many micro-batches."""
+    """Train on this rank, and kill it in the backward pass after so many micro-batches, as kill -9 does."""
     seen = 0
 
     def fatal_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def await_checkpoint(directory: Path) -> None:
 
 
 class CountingInterruption(Interruption):
-    """Wants to stop once it has been asked often enough; the loop asks once before the first step."""
+    """Interruption after `stop_at` requests for its reason; the loop asks once before the first step."""
 
     def __init__(self, stop_at: int) -> None:
         super().__init__([], poll_s=1.0)
@@ -174,7 +174,7 @@ def losses(directory: str | Path) -> list[float]:
 
 
 def compile_without_code() -> None:
-    """From here on this process captures, differentiates and splits graphs, and lets torch run them.
+    """Make this process capture, differentiate and split graphs, but run them by torch, from now on.
 
     The code that the default backend generates for a model takes most of a minute to compile.
     """
@@ -183,7 +183,7 @@ def compile_without_code() -> None:
 
 
 def section(name: str, /, **keys: Any) -> Change:
-    """Other keys in a section."""
+    """Return a change that sets keys of a section."""
     return lambda table, _: changed(table, **{name: keys})
 
 

@@ -1,4 +1,4 @@
-"""Ports of this computer for processes that are told where to meet."""
+"""Ports of this computer for the rendezvous of processes."""
 
 import socket
 from collections.abc import Iterator

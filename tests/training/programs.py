@@ -1,4 +1,4 @@
-"""Runs the trainer as people run it: a process, its words on stderr, its exit status."""
+"""The trainer as users run it: a process, its stderr and its exit status."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ DIGITS = ROOT / "training/examples/digits.toml"
 
 @dataclass
 class Program:
-    """A running trainer and what it has said so far."""
+    """A running trainer and its stderr so far."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Program:
 def started(
     *arguments: object, environment: Mapping[str, str] | None = None, limit_s: float = 240.0
 ) -> Iterator[Program]:
-    """`python -m ARGUMENTS` in a process group of its own, which is gone after the block."""
+    """Start `python -m ARGUMENTS` in its own process group, which is killed after the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", *(str(argument) for argument in arguments)],
         stderr=subprocess.PIPE,
@@ -91,7 +91,7 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 240.0,
 ) -> AbstractContextManager[Program]:
-    """`torchrun -m gpu_fleet train ARGUMENTS` on this instance, on a free port."""
+    """Start `torchrun -m gpu_fleet train ARGUMENTS` on this instance, on a free port."""
     return started(
         "torch.distributed.run",
         "--standalone",

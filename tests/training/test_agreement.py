@@ -63,7 +63,7 @@ def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
 
 
 class Echo:
-    """A group of ranks of which nobody else knows anything."""
+    """Process group in which the other ranks have seen nothing."""
 
     def allreduce(self, _tensors: Any, _options: Any) -> "Echo":
         return self
@@ -77,7 +77,7 @@ def one_of_two(alone: World) -> World:
 
 
 def seconds_to_stop(where: World, fast: int, slow_s: float) -> float:
-    """Seconds from a notice, at the begin of the first slow step after so many fast ones, to the stop."""
+    """Return the seconds from a notice at the start of the first slow step, after fast ones, to the stop."""
     now, interruption = [0.0], Interruption([lambda: (Reason.SPOT_NOTICE, "soon")], 1.0)
     stop = Stop(where, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
     for _ in range(fast):
@@ -209,7 +209,7 @@ def test_an_evaluation_between_two_steps_that_a_stop_cut_off_is_done_anew(
 
 
 def test_an_evaluation_that_was_measured_is_not_done_anew(pictures: Path, tmp_path: Path) -> None:
-    """The run stops at the step of the evaluation, after it."""
+    """The run stops at the step of the evaluation, after the evaluation."""
     table = changed(resnet_table(pictures, tmp_path, steps=4), run={"evaluate_every_steps": 2})
     train_on(1, changed(table, checkpoint={"every_steps": 2}))
     before = scores(tmp_path)

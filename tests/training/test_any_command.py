@@ -1,4 +1,4 @@
-"""`gpu-fleet train run -- COMMAND`: a program that knows nothing of us, its folder, and a notice."""
+"""`gpu-fleet train run -- COMMAND`: a program without gpu-fleet in it, its folder, and a notice."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(
 def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
     counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
 ) -> None:
-    """The shell ends by the signal at once; what the program then saves is in the bucket."""
+    """The shell ends by the signal at once; the files that the program saves later are in the bucket."""
     here = tmp_path / "here"
     flags = ("--checkpoints", here, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
     shell = ("sh", "-c", f"python3 {counter} {here} 1000000; true")
@@ -98,7 +98,7 @@ def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
 def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(
     bucket: str, no_fleet: Path, tmp_path: Path
 ) -> None:
-    """A daemon that the notice does not end: what there is goes up beside the wait for it."""
+    """A daemon ignores the notice: the present files are uploaded during the wait for it."""
     here, place = tmp_path / "here", f"s3://{bucket}/left"
     here.mkdir()
     (here / "early").write_text("1")
@@ -169,7 +169,7 @@ def undisturbed_rank(folder: Path, steps: int) -> None:
 def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
     bucket: str, no_fleet: Path, forked: None, tmp_path: Path
 ) -> None:
-    """Stopped by a notice on one instance, it goes on on another, by what is in the bucket."""
+    """It is stopped by a notice on one instance, and resumes on another from the bucket."""
     with program(tmp_path / "here", bucket, 10**6) as first:
         first.wait_for("begins at 0")
         (no_fleet / "stop").write_text("spot\n")
@@ -206,7 +206,7 @@ def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, ex
 
 
 def test_a_command_that_has_finished_has_not_failed(tmp_path: Path) -> None:
-    """Whatever another one, started in the same folder meanwhile, has left there."""
+    """The files of another command, started in the same folder meanwhile, do not matter."""
     word = outcome.NewWord(tmp_path)
     outcome.write_failure(tmp_path, "data.path: is not a folder", 0)
 

@@ -282,7 +282,7 @@ def test_a_full_device_is_reported_with_the_knobs_that_help() -> None:
 def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(
     tokens: Path, tmp_path: Path
 ) -> None:
-    """Each line of the advice by itself, as the user types it, on the directory of the run that was full."""
+    """Try each line of the advice alone, as the user types it, on the directory of the run."""
     table = gpt_table(tokens, tmp_path / "run")
     train_on(1, table, stop_at=2)
     advice = str(rank.no_room(RuntimeError("full"), config.from_table(table, "test"))).splitlines()[1:]
@@ -336,7 +336,7 @@ def test_another_fault_of_torch_is_not_disguised() -> None:
 def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to_light_in(
     fault: RuntimeError, kind: type[Exception]
 ) -> None:
-    """A loss that calls all_reduce: the run would never be tried again."""
+    """A loss may call all_reduce; as a mistake of its code, the run would not be retried."""
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
     with pytest.raises(type(fault)) as raised, own_code.explained("loss.name = 'mine.py:loss'"):
@@ -348,7 +348,7 @@ def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to
 
 
 def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch() -> None:
-    """Importing torch takes seconds, on each rank and for each slip of a flag."""
+    """An import of torch would take seconds, on each rank and for each wrong flag."""
     program = (
         "import sys; from click.testing import CliRunner; from gpu_fleet.cli import main\n"
         "for words in [['--help'], ['train', '--help'], ['bench', '--help'], ['run', '--help'],\n"

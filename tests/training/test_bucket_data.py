@@ -1,4 +1,4 @@
-"""Shards in a bucket: the run of a disk, with its bits; what disturbs a read is waited for or named."""
+"""Shards in a bucket give the same bits as on a disk; a failing read is retried or named."""
 
 import json
 import threading
@@ -97,7 +97,7 @@ def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of
 
 
 class Written(DiskFolder):
-    """A folder with another index than lies in it."""
+    """A folder whose index is replaced by other content."""
 
     def __init__(self, folder: Path, content: bytes) -> None:
         super().__init__(folder)
@@ -126,7 +126,7 @@ def test_every_member_is_in_one_read_of_bounded_length(wanted: list[BytesInShard
 
 
 class Failing:
-    """A bucket whose reads fail so many times, in a way that passes."""
+    """A bucket whose first reads have a passing failure."""
 
     def __init__(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.slept, self._now = times, 0.0, 0.0
@@ -212,7 +212,7 @@ def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_index(bucket: str) -> None:
-    """Only the tars."""
+    """Leave only the tars."""
 
 
 def a_lost_shard(bucket: str) -> None:

@@ -266,7 +266,7 @@ def test_another_rank_claims_nothing(variable: str, tmp_path: Path, monkeypatch:
 
 
 def began(directory: str) -> Any:
-    """On a rank whose disk has a checkpoint that the other's has not: the status it ends with."""
+    """Return the exit status of a rank if only one disk has the newest checkpoint."""
     own = Path(directory) / os.environ["RANK"]
     (own / f"step-{4 * int(os.environ['RANK'])}").mkdir(parents=True)
     dist.init_process_group("gloo")
@@ -396,7 +396,7 @@ def test_of_the_trainers_arguments_those_count_that_change_the_result(
 
 
 class KilledTrainer:
-    """Evaluates at the start, as its checkpoint asks for, and dies while it writes that checkpoint again."""
+    """Trainer that evaluates at the start, as its checkpoint asks, and is killed while it saves again."""
 
     def __init__(self, folder: Path) -> None:
         self.callback = FleetCallback(folder)

@@ -108,7 +108,7 @@ def test_the_start_of_the_process_counts():
 
 
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_path: Path, monkeypatch):
-    """On two ranks: the first try dies in its fifth step, and leaves a checkpoint of the third."""
+    """On two ranks, the first try dies in its fifth step, and leaves a checkpoint of the third."""
     table = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"every_steps": 3})
     begin = time.time()
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -169,7 +169,7 @@ def in_a_spot_pool(
 def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     request: pytest.FixtureRequest, in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
 ) -> None:
-    """At the price of the market on which this very instance was bought."""
+    """The price is that of the market of this very instance."""
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
     priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))

@@ -1,4 +1,4 @@
-"""Ranks on two instances with disks of their own, and what they agree on."""
+"""Agreement of ranks on two instances with separate disks."""
 
 import os
 from pathlib import Path
@@ -106,7 +106,7 @@ def sharded_table(folder: Path, **checkpoint: Any) -> dict[str, Any]:
 def brought_up(
     table: dict[str, Any], root: Path, stop_at: int
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Trains on this rank, on an instance of its own: the outcome, what it uploaded, what is left here."""
+    """Train on this rank, on its own instance; return the outcome, the uploaded and the remaining files."""
     disk, uploaded = on_own_instance(root), []
 
     class NotingStore(CheckpointStore):

@@ -175,7 +175,7 @@ def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path)
 def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(
     cloud: str, kind: type, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the environment of its users names both."""
+    """The environment of its users may name both clouds."""
     for variable in ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"):
         monkeypatch.setenv(variable, "http://127.0.0.1:823")
     Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text(f'cloud = "{cloud}"\n')

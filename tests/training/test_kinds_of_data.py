@@ -1,4 +1,4 @@
-"""Every kind of data trains: from the raw files over `prepare` to a finished run, on two ranks."""
+"""Every kind of data, from raw files through `prepare` to a finished run on two ranks."""
 
 from pathlib import Path
 from typing import Any, cast

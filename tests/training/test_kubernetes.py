@@ -1,4 +1,4 @@
-"""Manifests for a cluster that people have: valid by two versions of Kubernetes, true to the exit codes."""
+"""Manifests for a user's cluster: valid by two versions of Kubernetes, true to the exit codes."""
 
 import subprocess
 import sys

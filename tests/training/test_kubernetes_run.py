@@ -51,7 +51,7 @@ def rendered(tmp_path: Path, steps: int) -> list[dict[str, Any]]:
 def running(
     manifests: list[dict[str, Any]], folder: Path, claims: dict[str, Path]
 ) -> Iterator[tuple[list[Pod], Any]]:
-    """Both pods, new ones, and what they say; none is left after the block."""
+    """Start two new pods; yield them and their stderr, and end them after the block."""
     reading, writing = os.pipe()
     with ExitStack() as stack:
         port = stack.enter_context(reserved_port())

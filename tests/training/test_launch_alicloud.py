@@ -42,7 +42,7 @@ FACTS = {
 
 
 class Cloud(http.server.BaseHTTPRequestHandler):
-    """The metadata service, which wants its token, and DescribeScalingInstances in pages of two."""
+    """Metadata service that requires its token, and DescribeScalingInstances in pages of two."""
 
     members: list[dict] = []  # noqa: RUF012 - set anew by every test
     queries: list[dict] = []  # noqa: RUF012 - as above

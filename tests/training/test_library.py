@@ -1,4 +1,4 @@
-"""`from gpu_fleet import Run` in a loop of one's own."""
+"""`from gpu_fleet import Run` in a user's own loop."""
 
 import json
 import logging
@@ -147,7 +147,7 @@ def test_a_configuration_that_names_its_rank_resumes_on_all_ranks(tmp_path: Path
 
 
 def test_a_value_of_a_configuration_is_written_the_same_in_every_process() -> None:
-    """A set has another order in each, and a function or an object another address."""
+    """The order of a set and the address of a function or an object differ by process."""
     values = {"set": {"b", "c", "a"}, "function": points, "objects": [object()]}
 
     written = dict(run_identity.flattened({"run": values}))
@@ -218,7 +218,7 @@ def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(
 
 
 def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path: Path) -> None:
-    """Held-out data that are opened at some steps and not at others."""
+    """Held-out data may be opened at some steps only."""
 
     def evaluated(steps: int, at: int) -> None:
         with Run(tmp_path, model=nn.Linear(3, 1)) as run:
@@ -394,7 +394,7 @@ def test_a_save_that_has_begun_is_committed_when_the_loop_fails(
     commit, close, release = local.commit, Saver.close, RunClaim.release
 
     def committed(*arguments: Any) -> local.Manifest:
-        """Slower than the loop, as of a large model: until it is waited for, or lock and lease are gone."""
+        """Commit only once the loop waits for it, or lock and lease are released, as with a large model."""
         released.wait()
         return commit(*arguments)
 
@@ -435,7 +435,7 @@ def test_a_lock_that_is_closed_is_not_ours(tmp_path: Path) -> None:
 
 
 class Odd:
-    """Keeps something that cannot be read again without running code."""
+    """Object whose state cannot be read again without running code."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"path": Path()}

@@ -1,4 +1,4 @@
-"""Mistakes in a user's own code: each is one message that says what would do."""
+"""Mistakes in a user's own code: each gets one message that says what is allowed."""
 
 import json
 import os
@@ -389,7 +389,7 @@ def table_of(folder: Path, keys: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Lays the user's file into a folder of the test, from which the run is started."""
+    """Return a function that writes the user's file into a folder of the test, and starts from there."""
     monkeypatch.chdir(tmp_path)
 
     def lay(more: str) -> Path:
@@ -506,7 +506,7 @@ def test_metrics_that_are_others_for_another_batch_are_one_message(place: Callab
 
 
 def test_a_metric_that_is_no_number_is_left_out_of_what_is_written(place: Callable[[str], Path]) -> None:
-    """JSON knows no NaN: a strict reader would refuse the whole of result.json."""
+    """JSON has no NaN: a strict reader would refuse all of result.json."""
     folder = place("def own(model, batch):\n    return {'error': float('nan')}")
 
     status, said = tried_alone(table_of(folder, {"metric": {"name": "mine.py:own"}}), folder)
@@ -534,7 +534,7 @@ ROOTED = """
 def test_weights_that_are_no_numbers_are_not_saved(
     keys: dict[str, dict[str, Any]], place: Callable[[str], Path]
 ) -> None:
-    """The loss of the step is a number, and its gradient is none."""
+    """The loss of the step is finite, and its gradient is NaN."""
     folder = place(ROOTED)
     keys = changed({"loss": {"name": "mine.py:own"}, "run": {"steps": 2}}, **keys)
 

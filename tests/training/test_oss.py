@@ -1,4 +1,4 @@
-"""OSS as an instance on Alibaba Cloud reaches it: inside the network, with the keys of its role."""
+"""Access of an Alibaba Cloud instance to OSS: by the internal endpoint, with the keys of its role."""
 
 import json
 from collections.abc import Iterator

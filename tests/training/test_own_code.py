@@ -1,4 +1,4 @@
-"""A user's own model, data, loss, metric and optimizer by name: exact, and part of what the run is."""
+"""A user's own model, data, loss, metric and optimizer by name: exact, and part of the run's identity."""
 
 import ast
 import json
@@ -46,7 +46,7 @@ def example(name: str, directory: Path, digits: Path, steps: int = 6) -> dict[st
 
 
 def priced_pictures(digits: Path, folder: Path) -> Path:
-    """Tars of pictures, each with a price in a JSON text, and their index."""
+    """Write tars of pictures, each with a price in a JSON text, and their index."""
     if folder.exists():
         return folder
     for split in ("train", "val"):
@@ -112,7 +112,7 @@ def test_own_metrics_are_written_and_the_first_is_the_score(digits: Path, tmp_pa
 
 
 def test_held_out_samples_count_once_on_any_number_of_ranks(digits: Path, tmp_path: Path) -> None:
-    """500 samples in batches of 32 leave a batch of 20 and ranks without any."""
+    """500 samples in batches of 32 leave a batch of 20, and ranks without samples."""
     scores = []
     for ranks in (1, 2):
         table = example("own_regression", tmp_path / str(ranks), digits, steps=1)
@@ -142,7 +142,7 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(
 def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(
     name: str, tmp_path: Path
 ) -> None:
-    """One that was made with --system-site-packages sees the packages of the system."""
+    """An environment made with --system-site-packages has the packages of the system."""
     assert not own_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
     assert own_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
 
@@ -179,7 +179,7 @@ def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
 
 
 def started_in(folder: Path, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
-    """Trains on one rank that is started in `folder`."""
+    """Train on one rank that is started in `folder`."""
     return run_ranks(train_in, 1, folder, table, stop_at)[0]
 
 
@@ -226,7 +226,7 @@ def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any
 
 
 def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
-    """A module too that a function imports first when it is called."""
+    """This includes a module that a function imports only when it is called."""
     table, module = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
     started_in(tmp_path, table, stop_at=2)
     module.write_text("SCALE = 2.0\n")
@@ -245,7 +245,7 @@ def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path:
 
 
 def written(folder: Path, texts: Mapping[str, str]) -> None:
-    """Files, by their path."""
+    """Write files, by their paths."""
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -326,7 +326,7 @@ def test_what_a_loaded_module_did_not_import_at_its_top_is_no_part_of_the_run(tm
 
 
 def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_imported(tmp_path: Path) -> None:
-    """Only the folders of sys.path are looked into, as Python does, in their order."""
+    """Only the folders of sys.path are searched, in their order, as Python does."""
     written(tmp_path, {"package/mine.py": loss_with("import scales"), "scales.py": ""})
     written(tmp_path, {"package/__init__.py": "", "package/scales.py": ""})
 
@@ -378,7 +378,7 @@ def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:
-    """Another instance has the configuration alone; a module that a function imports travels too."""
+    """Another instance has only the configuration; modules that functions import travel too."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     table, module = with_late_module(example("own_regression", here / "run", digits), here)

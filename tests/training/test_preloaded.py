@@ -1,4 +1,4 @@
-"""A forked trainer is to whoever starts it what one of its own interpreter is."""
+"""A forked trainer behaves like one in a new interpreter."""
 
 import os
 import signal
@@ -111,7 +111,7 @@ def test_a_mistake_is_said_in_the_same_words(way):
 
 
 def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked, tmp_path):
-    """torchrun and two ranks, seen from outside: whose they are, their commands, their variables."""
+    """torchrun and two ranks, seen from outside: their parents, commands and variables."""
     with endless(digits, tmp_path) as program:
         agent = psutil.Process(program.process.pid)
         ranks = [psutil.Process(program.worker(rank)) for rank in range(2)]

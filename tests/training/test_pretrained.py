@@ -105,7 +105,7 @@ def vit(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts of two classes, told apart by one token; id 0 pads."""
+    """Write texts of two classes, which differ in one token; id 0 pads."""
     folder, chance = tmp_path_factory.mktemp("sentences"), np.random.default_rng(3)
     for split in ("train", "val"):
         (folder / split).mkdir()
@@ -363,7 +363,7 @@ TWO_SIDES = CLIPConfig(
 
 
 def written(tensor: torch.Tensor, garbage: float) -> torch.Tensor:
-    """Memory of the CPU with these numbers in it; the meta device has none."""
+    """Fill a tensor with `garbage`; on the meta device there is no memory to fill."""
     return tensor if tensor.is_meta else tensor.detach().fill_(garbage)
 
 
@@ -384,7 +384,7 @@ def drawn_anew(family: str, settings: Any, folder: Path, empty: Any = torch.empt
 def test_weights_that_are_drawn_anew_depend_on_the_seed_alone(
     family: str, settings: Any, tmp_path: Path
 ) -> None:
-    """Some of them held what was in memory before: here other numbers each time."""
+    """Some values used to be left-over memory, which differs each time here."""
     empty = torch.empty
     first, second = (
         drawn_anew(
@@ -545,7 +545,7 @@ def test_a_model_that_cannot_take_the_pictures_says_so_before_the_first_step(
 
 
 def test_a_model_that_cannot_be_cut_is_one_message(tokens: Path, tmp_path: Path) -> None:
-    """Mamba hands the weights of its layers to one function."""
+    """Mamba passes the weights of its layers to one function."""
     folder = str(tmp_path / "mamba")
     MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=VOCABULARY, state_size=8).save_pretrained(
         folder
@@ -581,7 +581,7 @@ WIDE = {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 1024, "
 
 
 class AllocatedBytes(TorchDispatchMode):
-    """Bytes of the storages that are alive, by every tensor that an operation makes."""
+    """Counter of the bytes in storages that are alive, of all tensors that operations create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -610,7 +610,7 @@ class AllocatedBytes(TorchDispatchMode):
 
 
 def filling_rank(folder: str, kind: dict[str, str]) -> tuple[int, int, int, int]:
-    """Peak, what stays, all parameters and the largest layer, in bytes, of a model under FSDP."""
+    """Return bytes of a model under FSDP: the peak, the rest, all parameters, the largest layer."""
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # other threads are not counted
     settings = config.from_table(
         {

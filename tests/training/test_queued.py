@@ -1,4 +1,4 @@
-"""`queued`: how a job of the queue ends, what it says meanwhile, and whom it blames."""
+"""`queued`: the end of a queue's job, its reports, and the instance that it blames."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_a_run_that_a_laptop_cancelled_while_it_waited_starts_no_more(srun, tmp_
 
 
 def test_a_cancelled_run_saves_before_slurm_ends_the_job(srun, tmp_path, monkeypatch):
-    """The steps alone hear of it first, and the job is ended once they are over."""
+    """Only the steps get the first signal; the job is cancelled once they have ended."""
     monkeypatch.setattr(queued, "LOOK_EVERY_S", 0.01)
     began, pipe = tmp_path / "began", tmp_path / "asked"
     for each in (began, pipe):

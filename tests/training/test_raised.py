@@ -84,7 +84,7 @@ def test_what_own_code_raises_is_one_line_with_its_place(
 
 
 def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place: Callable[[str], Path]) -> None:
-    """The other one loses its peer, which may be tried again too."""
+    """The other rank loses its peer, which may be retried too."""
     error = "OSError(5, 'Input/output error') if os.environ['RANK'] == '1' else None"
     folder = place("import os\n" + PLACES["model"].replace("raise {error}", f"error = {error}") + "")
     text = (folder / "mine.py").read_text()

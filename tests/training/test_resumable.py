@@ -41,7 +41,7 @@ PROVEN = ("readers", "readers that stay, a generator")  # on demand, as processe
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Samples that begin with their number, and draw from three generators."""
+    """Samples of a number and random values from three generators."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -203,7 +203,7 @@ def test_a_loader_that_no_run_can_resume_is_refused(
 
 
 class Killed(Rows):
-    """Samples whose reader process is killed, as one is where the memory is full."""
+    """Samples that kill their reader process, as full memory does."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if get_worker_info() is not None:

@@ -1,4 +1,4 @@
-"""A run goes on from its own checkpoints and from no others, whatever their folder is called."""
+"""A run resumes from its own checkpoints only, whatever their folder is called."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ DATA = Path("data")
 
 @pytest.fixture
 def table(tokens: Path, tmp_path: Path) -> dict[str, Any]:
-    """Three steps of a small decoder."""
+    """Return a configuration of three steps of a small decoder."""
     return gpt_table(tokens, tmp_path / "run", steps=3)
 
 

@@ -1,4 +1,4 @@
-"""Data that share themselves out over the ranks, where each is to read all of them."""
+"""Data that already gives each rank a share, although every rank must read all samples."""
 
 import os
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_data_that_are_whole_on_each_rank_are_trained_on(data: str, ranks: int, 
 
 
 class Numbers(IterableDataset[torch.Tensor]):
-    """Samples that a rank knows as its own, or all of them."""
+    """Samples that differ by rank, or are the same on all ranks."""
 
     def __init__(self, begin: int, stride: int) -> None:
         self.numbers = range(begin, 64, stride)

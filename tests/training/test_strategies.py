@@ -1,4 +1,4 @@
-"""Every way to spread a model learns what one process learns, and reads what another one saved."""
+"""Every strategy learns the same as one process, and reads the checkpoints of the others."""
 
 import shutil
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, straight)
 
 
 def exporting_rank(table: dict[str, Any]) -> int:
-    """Trains on this rank; the number of whole tensors that it holds for the finished model."""
+    """Train on this rank; return the number of whole tensors that it holds for the finished model."""
     held: list[int] = []
 
     def noted(*arguments: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_rank_0_alone_holds_the_finished_model(
 
 
 class Shared(nn.Module):
-    """Layers of one list, of which two have one weight."""
+    """Layers of one list; two of them share a weight."""
 
     def __init__(self, factor: float | list[float]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`work`: what an instance does with a submitted run, and how often; `pack`: what it refuses to send."""
+"""`work`: an instance's tries of a submitted run; `pack`: the files that it refuses to send."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ COUNTS = "import pathlib, sys; f = pathlib.Path('tries'); f.open('a').write('x')
 
 
 class Bucket:
-    """An ObjectStore of a dictionary; may be silent."""
+    """An ObjectStore in a dictionary; it may be silent."""
 
     uri = "s3://records/runs/jobs/ada/digits-1"
 
@@ -81,7 +81,7 @@ def bucket() -> Bucket:
 
 
 def worker(bucket: Bucket, folder: Path, code: str, while_paused=lambda: None) -> Worker:
-    """One whose clock passes while it rests, and not otherwise."""
+    """Return a worker whose clock advances only in pauses."""
     job = Job(0, 1, "10.0.0.4", ("run", "--", sys.executable, "-c", code), "", "0" * 64)
     passed = [0.0]
 
@@ -117,7 +117,7 @@ def test_what_is_over_is_not_tried_again(bucket, tmp_path, status, phase):
 
 
 def test_a_cancelled_run_and_one_that_gets_a_signal_between_two_tries_are_not_tried_again(bucket, tmp_path):
-    """The unit of a cancelled one has not failed."""
+    """The unit of a cancelled run does not fail."""
     for folder in (cancelled := tmp_path / "cancelled", notified := tmp_path / "notified"):
         folder.mkdir()
     fails = COUNTS.format(status=3)
@@ -187,7 +187,7 @@ def test_files_lie_where_they_lay(tmp_path):
 
 
 def test_an_archive_that_leaves_its_folder_is_none_or_another_is_refused(tmp_path):
-    """A link becomes a file that leads nowhere."""
+    """A link becomes a file without a target."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
         link = zipfile.ZipInfo("link")

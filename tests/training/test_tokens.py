@@ -1,4 +1,4 @@
-"""Token files: what `prepare tokens` writes is what the trainer reads, and damage is named."""
+"""Token files: the trainer reads the text that `prepare tokens` wrote, and damage is named."""
 
 import gzip
 import json

@@ -20,7 +20,7 @@ LIMIT = 6
 
 
 def begun(directory: Path, step: int) -> Tries:
-    """One try, which is killed."""
+    """Begin one try, which is then killed."""
     tries = Tries(directory, LIMIT)
     tries.begin(step, None, leads=True)
     return tries
@@ -105,7 +105,7 @@ def test_a_run_that_fails_at_one_step_is_bounded_and_what_fails_for_good_is_not_
 def test_a_run_that_always_begins_anew_is_counted_until_its_first_checkpoint(
     every_steps: int, statuses: list[int], place: Callable[[str], Path]
 ) -> None:
-    """With checkpoint.resume = false a try that goes well for hours begins at step 0, as all do."""
+    """With checkpoint.resume = false each try begins at step 0, also after hours of good steps."""
     folder = place(PLACES["model"].format(error="OSError(5, 'Input/output error')"))
     keys = {"tries": 2, "resume": False, "every_steps": every_steps, "every_s": 0.0}
     table = table_of(folder, {"run": {"steps": 40}, "checkpoint": keys})

@@ -12,7 +12,7 @@ from gpu_fleet.preemption.watchdog import Watchdog
 
 
 class Clock:
-    """Time that passes only when told."""
+    """Time that passes only when the test advances it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

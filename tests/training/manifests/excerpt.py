@@ -1,4 +1,4 @@
-"""Cuts the schemas beside this file out of what their projects publish; run by hand when a version is added.
+"""Extraction of the schemas beside this file from their projects; run by hand when a version is added.
 
     pip download --no-deps kubernetes-validate==1.37.0
     python -m tests.training.manifests.excerpt WHEEL TRAINER KUEUE
@@ -95,7 +95,7 @@ def plain(schema: Any) -> Any:
 
 
 def write(name: str, entries: dict[str, Any]) -> None:
-    """One entry a line: a new version is a readable diff."""
+    """Write one entry a line, so that a new version gives a readable diff."""
     lines = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in entries.items()]
     (HERE / name).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

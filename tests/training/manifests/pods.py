@@ -1,4 +1,4 @@
-"""Runs what a manifest says, as processes of this computer: command, arguments, variables and volumes."""
+"""Pods of a manifest as processes of this computer: command, arguments, variables and volumes."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ class Pod:
         )
 
     def end(self) -> None:
-        """Kills all of its processes, as the end of a container does."""
+        """Kill all of its processes, as the end of a container does."""
         if self.process.poll() is None:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()

@@ -1,4 +1,4 @@
-"""Holds a manifest against the schema of its kind, and refuses unknown fields as `kubectl` does.
+"""Validation of a manifest by the schema of its kind; unknown fields are refused, as `kubectl` does.
 
 Kubernetes' own kinds: the schemas of `kubernetes-validate --strict`, of two versions. Custom resources: what
 their definitions say, and what they hold of Kubernetes' own objects against Kubernetes' schemas.
@@ -58,7 +58,7 @@ def _custom(file: str, kind: str) -> Draft202012Validator:
 
 
 def _strict(schema: Any) -> Any:
-    """Fields that a definition does not know would be dropped by the server; here they are a mistake."""
+    """Make unknown fields a mistake; a server would drop them."""
     if not isinstance(schema, dict):
         return schema
     closed = {key: _strict(value) for key, value in schema.items()}
