@@ -1,4 +1,4 @@
-"""Where the wall time of a run went: each second is booked once, and what was done twice is lost."""
+"""Wall time of a run by account: each second is booked once, and repeated steps count as lost."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def time_record(began: float, at: float, step: int, resumed: int = 0, **seconds:
 
 
 def accounted(found: Goodput) -> float:
-    """The part of the wall time that is in one of the accounts."""
+    """Return the part of the wall time that is in one of the accounts."""
     known = found.start_s + found.productive_s + found.stall_s + found.waiting_s + found.lost_s
     return known / found.wall_s if found.wall_s > 0 else 1.0
 
@@ -108,7 +108,7 @@ def test_the_start_of_the_process_counts():
 
 
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_path: Path, monkeypatch):
-    """On two ranks: the first try dies in its fifth step, and leaves a checkpoint of the third."""
+    """On two ranks, the first try dies in its fifth step, and leaves a checkpoint of the third."""
     table = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"every_steps": 3})
     begin = time.time()
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -146,7 +146,7 @@ TYPE, SPOT_USD = "g5.xlarge", "0.25"
 def in_a_spot_pool(
     request: pytest.FixtureRequest, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Stack]:
-    """A spot instance, or what the parameter says, as its stack makes one, with policy and metadata."""
+    """Yield the stack of this instance, with policy and metadata: spot, or the market of the parameter."""
     declared = stack(pools=[pool(market="spot", types=[TYPE])])
     text = instance_file.instance_toml(
         declared, declared.pools[0], "", "", records_uri=f"s3://{bucket}/reaper"
@@ -169,7 +169,7 @@ def in_a_spot_pool(
 def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     request: pytest.FixtureRequest, in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
 ) -> None:
-    """At the price of the market on which this very instance was bought."""
+    """The price is that of the market of this very instance."""
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
     priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))
