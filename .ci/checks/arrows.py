@@ -122,7 +122,7 @@ ONE_THING = {
     "Hook": "what the agent completes of a cloud, and the cloud that has it beside the agent",
     "Instances": "what a sweep needs of a cloud, and the clouds that have it",
     "Job": "what a user submits, and what of it an instance needs: rooms that may not import each other",
-    "Leftovers": "what a sweep needs of a cloud, and the clouds that have it",
+    "OrphanedResources": "what a sweep needs of a cloud, and the clouds that have it",
     "Notices": "what the agent needs of a cloud, and the clouds that have it",
     "PlanStep": "what a cloud's room reads of a step of Pulumi's plan, and the step",
     "QuietHours": "a part of the stack file, and of the policy that is written from it",

@@ -38,7 +38,7 @@ TRIPS = {
     ],
     "image/gpu_fleet_image/controllers/sweep/README.md": [
         "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
-        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/sensors/poll.py",
         "image/gpu_fleet_image/instance/agent/loop.py",
         "image/gpu_fleet_image/instance/agent/judge.py",
         "image/gpu_fleet_image/instance/agent/command.py",
@@ -58,7 +58,7 @@ TRIPS = {
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/gpu_fleet_stacks/settings/schema.py"): "network",
     (
-        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/sensors/poll.py",
         "image/gpu_fleet_image/instance/agent/loop.py",
     ): "sample(",
     (

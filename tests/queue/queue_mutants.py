@@ -15,7 +15,7 @@ from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.instance.agent import listening
 from gpu_fleet_image.instance.agent.answers import Act, Seen
-from gpu_fleet_image.queue import books, configuration, controller, demand, sizes, slurm
+from gpu_fleet_image.queue import configuration, controller, demand, job_records, sizes, slurm
 from gpu_fleet_image.queue.demand import QueueDemand
 from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
 from gpu_fleet_jobs.submitted import queued
@@ -103,9 +103,9 @@ MUTANTS: dict[str, Broken] = {
     "the queue's state lies on the controller's disk": of(
         configuration, "STATE", Path("/var/lib/gpu-fleet-queue")
     ),
-    "the books begin anew with each controller": of(controller, "kept_books", lambda _: None),
-    "the books forget what Slurm forgets": of(
-        books, "after", lambda before, jobs, now, whole=books.after: whole(None, jobs, now)
+    "the job records begin anew with each controller": of(controller, "kept_records", lambda _: None),
+    "the job records forget what Slurm forgets": of(
+        job_records, "after", lambda before, jobs, now, whole=job_records.after: whole(None, jobs, now)
     ),
     "one answer without an instance means that it is gone": of(controller, "LOOKS_BEFORE_GONE", 1),
     "nobody looks what became of instances": of(

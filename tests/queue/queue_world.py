@@ -1,8 +1,8 @@
 """A queue from its first job to its last, in a world where everything fails: the product's own parts.
 
-Real are the controller's watch (demand, books, exclusion), the mover with its placement, the sweep with its
-meter and its freeze, the agents' answers to marks, the prolog and the health check, the batch script, and
-what a try of `gpu-fleet submit` ends with. Made up are Slurm (``fake_slurm``), the cloud, and users.
+Real are the controller's watch (demand, job records, exclusion), the mover with its placement, the sweep
+with its meter and its freeze, the agents' answers to marks, the prolog and the health check, the batch
+script, and how a try of `gpu-fleet submit` ends. Made up are Slurm (``fake_slurm``), the cloud, and users.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.queue import aws as queue_aws
-from gpu_fleet_image.queue import books, configuration, controller
+from gpu_fleet_image.queue import configuration, controller, job_records
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.queue.exclusion import failed_on
 from gpu_fleet_jobs.submitted.queued import QueuedJob
@@ -253,8 +253,8 @@ class QueuePlay(Instances):
             lambda ids: queue_aws.states_of(ec2, calls, ids),
             lambda content: store.put("capacity/queue.json", content),
             lambda *_: self._has_changed(),
-            lambda content: store.put(books.JOBS, content),
-            controller.kept_books(store),
+            lambda content: store.put(job_records.JOBS, content),
+            controller.kept_records(store),
             ask=self.slurm.ask,
         )
 
@@ -587,14 +587,16 @@ class QueuePlay(Instances):
 
     def _hold_books(self) -> None:
         """Users read of each job, whatever controller wrote it: its state, and time that it may have cost."""
-        said = json.loads(self.world.objects[f"reaper/{books.JOBS}"][0])
+        said = json.loads(self.world.objects[f"reaper/{job_records.JOBS}"][0])
         entries = {entry["job"]["id"]: entry for entry in said["jobs"]}
         for job in self.submitted:
             entry = entries.get(job.id)
             if entry is None:
-                self.wrongs.append(f"job {job.id} is missing in the books")
-            elif job.state in OVER and entry["job"]["state"] not in (job.state, books.UNSEEN):
-                self.wrongs.append(f"job {job.id} is {job.state}, the books say {entry['job']['state']}")
+                self.wrongs.append(f"job {job.id} is missing in the job records")
+            elif job.state in OVER and entry["job"]["state"] not in (job.state, job_records.UNSEEN):
+                self.wrongs.append(
+                    f"job {job.id} is {job.state}, the job records say {entry['job']['state']}"
+                )
 
     def ended_by_the_sweep(self, instance: SimulatedInstance) -> None:
         """No job is at work on it, as the engine knows."""

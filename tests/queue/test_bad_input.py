@@ -53,8 +53,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
     monkeypatch.setattr(queued, "HOMES", tmp_path)
     monkeypatch.setattr(queued, "own_account", lambda: "ada")
-    people = grp.struct_group((changes.PEOPLE, "x", 990, ["ada"]))
-    monkeypatch.setattr(queued.grp, "getgrnam", {changes.PEOPLE: people}.__getitem__)
+    people = grp.struct_group((changes.USERS, "x", 990, ["ada"]))
+    monkeypatch.setattr(queued.grp, "getgrnam", {changes.USERS: people}.__getitem__)
     folder = tmp_path / "ada"
     folder.mkdir()
     (folder / "run.toml").write_text("")

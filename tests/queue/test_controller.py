@@ -225,7 +225,7 @@ def test_no_field_of_a_job_ends_a_look_whatever_slurm_writes_there(field, value)
         del other[field]
     site = Site(jobs=[waits(9, priority=10**6), other])
 
-    assert controller.look(site.watch, NOW)
+    assert controller.poll(site.watch, NOW)
 
     assert site.said[0]["pools"]["train"]["jobs"][:1] == [1]
     assert "9" in {entry["job"]["id"] for entry in site.kept[0]["jobs"]}
@@ -368,9 +368,9 @@ def test_a_fault_of_ours_in_a_look_ends_no_watch(caplog):
     site = Site(jobs=[waits()])
     site.watch.keep = {}.__getitem__
 
-    assert not controller.look(site.watch, NOW)
+    assert not controller.poll(site.watch, NOW)
     site.watch.keep = site.kept.append
-    assert controller.look(site.watch, NOW)
+    assert controller.poll(site.watch, NOW)
     assert "event=queue-look-failed" in caplog.text
     assert "TypeError" in caplog.text
 

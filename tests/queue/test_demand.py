@@ -11,7 +11,7 @@ from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.demand import needs
 from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool
 from gpu_fleet_image.queue.slurm import Node
-from tests.queue.test_books import RUNNING
+from tests.queue.test_job_records import RUNNING
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 IDLE, BUSY, DRAINED = (frozenset(flags) for flags in (["IDLE"], ["ALLOCATED"], ["IDLE", "DRAIN"]))

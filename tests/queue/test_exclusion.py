@@ -8,7 +8,7 @@ from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.exclusion import exclusions, failed_on, named
 from gpu_fleet_image.queue.sizes import JobRequest
 from gpu_fleet_image.queue.slurm import Node
-from tests.queue.test_books import RUNNING
+from tests.queue.test_job_records import RUNNING
 
 NODES = [Node(f"i-{number}", "train", frozenset({"IDLE"})) for number in (1, 2, 3)]
 WAITS = replace(RUNNING, state="PENDING", nodes=1, comment="gpu-fleet:failed-on=i-1,-,i-2")

@@ -14,7 +14,7 @@ QUICKLY = (
     "a job whose node died is not put back",
     "a run that saved is not run again",
     "the queue's state lies on the controller's disk",
-    "the books begin anew with each controller",
+    "the job records begin anew with each controller",
     "one answer without an instance means that it is gone",
     "a job starts again where it failed",
     "the pool grows past its max",

@@ -40,7 +40,7 @@ from gpu_fleet_image.core.model import TAG_REAP_AFTER, TAG_WITHDRAWN
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent import aws as aws_agent
 from gpu_fleet_image.instance.agent import listening, requests
-from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_look, listener, user_socket
+from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_poll, listener, user_socket
 from gpu_fleet_image.instance.agent.habits import Accustomed
 from gpu_fleet_image.instance.agent.judge import JudgeMemory, Limits
 from gpu_fleet_image.instance.agent.listening import CLOSED_FASTER, Senses, Target
@@ -200,7 +200,7 @@ class Instance:
             (self._folder / "run").mkdir(exist_ok=True)
             patch.setattr(listening, "show_all", self.messages.append)
             patch.setattr(listening, "withdraw", lambda: None)
-            senses = Senses(list, OwnUse(), fresh_look(sensors, clock, Limits))
+            senses = Senses(list, OwnUse(), fresh_poll(sensors, clock, Limits))
             target, metadata = Target(self._live.instance, self.id), self._live.metadata_of(self)
             options = AgentOptions(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
@@ -279,9 +279,9 @@ class Instance:
         self.loop.run(self.clock.now())
         self._live.at_work = self
         with contextlib.suppress(CloudError, OSError):  # as its thread does: it tries again
-            self.notice_listener.look()
+            self.notice_listener.poll()
 
-    def look(self, now: datetime) -> Reading:
+    def poll(self, now: datetime) -> Reading:
         """What the sensors read at this moment."""
         return self.sample(now, everything=True)
 

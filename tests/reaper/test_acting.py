@@ -304,7 +304,7 @@ def test_calls_are_counted_apart():
     cloud.instances.fleet()
     cloud.instances.tag(list(world.instances), {"a": "b"})
 
-    assert (cloud.calls.read, cloud.calls.write) == (2, 1)
+    assert (cloud.calls.reads, cloud.calls.writes) == (2, 1)
 
 
 @pytest.mark.parametrize("lacking", ["store", "notifier"])
@@ -319,10 +319,10 @@ def test_a_sweep_that_acts_needs_both_a_ledger_and_a_topic(lacking):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_dry_run_looks_for_leftovers_where_they_are_asked_for(wanted):
+def test_a_dry_run_looks_for_orphans_where_they_are_asked_for(wanted):
     world = forgotten(1)
 
-    sweep_world(world, POLICY, dry_run=True, leftovers=wanted)
+    sweep_world(world, POLICY, dry_run=True, orphans=wanted)
 
     assert ("DescribeVolumes" in world.calls) is wanted
 
@@ -347,7 +347,7 @@ def test_all_are_notified_again_where_newer_users_are_unknown():
     assert len(instance.line.notices) == 2
 
 
-def test_leftovers_are_looked_for_at_first_and_every_few_hours_and_not_in_between():
+def test_orphans_are_looked_for_at_first_and_every_few_hours_and_not_in_between():
     world, looks = forgotten(1), []
 
     for minutes in (10, LOOK_EVERY.total_seconds() / 60, 0):

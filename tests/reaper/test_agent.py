@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute
 from gpu_fleet_image.instance.agent.loop import REAL_PAUSE_S, Agent, Clock, next_multiple
 from gpu_fleet_image.instance.agent.sensors.counters import Counters, RateSensor
-from gpu_fleet_image.instance.agent.sensors.look import Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Rates
 from tests.reaper.samples import NOON, gpu, reads, sample
 

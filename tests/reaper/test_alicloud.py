@@ -14,20 +14,20 @@ from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import Query, Span
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, Leftover, Verdict
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, OrphanedResource, Verdict
 from gpu_fleet_image.core.oss import bucket_client
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.providers.alicloud import connect as alicloud_connect
 from gpu_fleet_image.providers.alicloud.connect import spot_prices
 from gpu_fleet_image.providers.alicloud.instances import TAG_STOPPED_AT, Instances, instance_of
-from gpu_fleet_image.providers.alicloud.leftovers import Leftovers
 from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
+from gpu_fleet_image.providers.alicloud.orphaned_resources import OrphanedResources
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ATTEMPTS, flat, host_inside, host_of
 from gpu_fleet_image.providers.aws import connect as aws_connect
 from gpu_fleet_image.providers.aws import instances as aws
-from gpu_fleet_image.providers.aws import leftovers as aws_leftovers
 from gpu_fleet_image.providers.aws import metrics as aws_metrics
+from gpu_fleet_image.providers.aws import orphaned_resources as aws_orphans
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.situations import TAGS, make_instance
@@ -103,7 +103,7 @@ def test_a_throttled_call_is_made_again_and_each_try_counts(stage):
     stage.instances.fleet()
 
     assert stage.server.asked["DescribeInstances"] == 3
-    assert stage.calls.read == 3 + 1, "and one for the groups"
+    assert stage.calls.reads == 3 + 1, "and one for the groups"
 
 
 def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
@@ -111,7 +111,7 @@ def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
 
     with pytest.raises(CloudError, match=r"DescribeInstances: Throttling\.User"):
         stage.instances.fleet()
-    assert stage.calls.read == ATTEMPTS
+    assert stage.calls.reads == ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_refusal_inside_an_answer_of_success_is_one(stage):
 
 
 def test_a_figure_is_of_its_pool_or_of_the_whole_stack(stage):
-    found = [stage.heartbeats._dimensions(leftover) for leftover in (Figure("X", 2.5, "dev"), Figure("X", 1))]
+    found = [stage.heartbeats._dimensions(figure) for figure in (Figure("X", 2.5, "dev"), Figure("X", 1))]
 
     assert found == [{"Stack": STACK, "Pool": "dev"}, {"Stack": STACK}]
 
@@ -302,7 +302,7 @@ def test_both_clouds_have_the_same_classes_and_functions():
     pairs = [
         (Instances, aws.Instances),
         (Heartbeats, aws_metrics.Heartbeats),
-        (Leftovers, aws_leftovers.Leftovers),
+        (OrphanedResources, aws_orphans.OrphanedResources),
     ]
     names = ("connect", "instances", "bucket_client", "caller", "account_id")
 
@@ -396,7 +396,7 @@ def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_
     fresh = stage.instances.again([mine.id, released.id, other.id], ())
 
     assert [instance.id for instance in fresh.instances] == [mine.id]
-    assert [(leftover.id, leftover.state) for leftover in fresh.gone] == [(released.id, "terminated")]
+    assert [(instance.id, instance.state) for instance in fresh.gone] == [(released.id, "terminated")]
 
 
 def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
@@ -605,7 +605,7 @@ def test_a_window_that_cannot_be_read_is_no_idle_instance(stage, answer, error):
     assert [(failure.instance_id, error in failure.error) for failure in failures] == [(instance.id, True)]
 
 
-# leftovers
+# orphans
 
 
 class Left(Actions):
@@ -637,7 +637,7 @@ class Left(Actions):
 @pytest.fixture
 def left():
     with serving(Left(World())) as server:
-        yield Leftovers(clients(server), Calls(lambda: EPOCH), STACK)
+        yield OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK)
 
 
 def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
@@ -681,25 +681,23 @@ class Paged(Actions):
 
 def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_reported():
     with serving(Paged(World())) as server:
-        found = Leftovers(clients(server), Calls(lambda: EPOCH), STACK).find()
+        found = OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK).find()
 
-    assert [(leftover.id, leftover.in_use) for leftover in found] == [
+    assert [(orphan.id, orphan.in_use) for orphan in found] == [
         *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
         *(("eip-1", False), ("eip-2", True)),
     ]
-    assert {leftover.unused_since for leftover in found} == {None}, (
-        "none was detached, or it is attached again"
-    )
+    assert {orphan.unused_since for orphan in found} == {None}, "none was detached, or it is attached again"
 
 
 def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
     made, calls = Mock(), Mock()
-    left = Leftovers(made, calls, STACK)
+    left = OrphanedResources(made, calls, STACK)
 
-    left.remove(Leftover(Kind.VOLUME, "d-1"))
-    left.remove(Leftover(Kind.ADDRESS, "eip-1"))
+    left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
+    left.remove(OrphanedResource(Kind.ADDRESS, "eip-1"))
     with pytest.raises(ValueError, match="is no thing to remove here"):
-        left.remove(Leftover(Kind.INSTANCE, "i-1"))
+        left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
     disk, address = made.ecs.action, made.vpc.action
     assert (disk.mock_calls, address.mock_calls) == ([call("DeleteDisk")], [call("ReleaseEipAddress")])
@@ -711,7 +709,7 @@ def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
 
 def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
     with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
-        left.remove(Leftover(Kind.VOLUME, "d-1"))
+        left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
 
 
 # OSS

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions, Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions, Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
 from gpu_fleet_image.recipe.payload import PROJECT
 from tests.reaper.samples import NOON, reads
@@ -183,6 +183,6 @@ def test_a_busy_command_is_activity_and_a_broken_one_a_failure(program):
     asked = [SensorOptions(command=command(program("exit 0")))]
     sensors = Sensors(reads(Rates()), reads(()), reads(Presence()), lambda: asked[0])
 
-    assert sensors.look(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
+    assert sensors.poll(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
     program("exit 3")
-    assert "exit code 3" in sensors.look(NOON).failures[0]
+    assert "exit code 3" in sensors.poll(NOON).failures[0]

@@ -152,11 +152,11 @@ class Eyes:
     def __init__(self):
         self.shown = sample()
 
-    def look(self, now):
+    def poll(self, now):
         return replace(self.shown, at=now)
 
     def sample(self, now, *, everything):
-        return self.look(now)
+        return self.poll(now)
 
 
 def learned_with(last=(), **reading):
@@ -166,7 +166,7 @@ def learned_with(last=(), **reading):
 
     def look(*begun, **more):
         eyes.shown = sample(presence=Presence(started=begun), **more)
-        return senses.look(NOON + timedelta(seconds=5 * next(seconds))).presence.started
+        return senses.poll(NOON + timedelta(seconds=5 * next(seconds))).presence.started
 
     for number in range(3):
         look(replace(WATCH, began_s=float(number)), **reading)

@@ -56,7 +56,7 @@ class Heard:
         self.notice_listener = NoticeListener(source, nothing, lambda: self.now)
         if talk is not None:
             self.notice_listener.talk = talk
-        self.look = self.notice_listener.look
+        self.poll = self.notice_listener.poll
 
     def store(self):
         raise CloudError("no answer")
@@ -118,7 +118,7 @@ def test_a_hold_holds_until_it_is_over():
 def test_a_notice_drains_and_ends_the_listening():
     heard = Heard(**LEAVING)
 
-    assert heard.look()
+    assert heard.poll()
     assert heard.events == [BY_GROUP.reason, "drained"]
 
 
@@ -126,20 +126,20 @@ def test_what_an_earlier_mark_left_is_lowered_once_and_once_no_sweep_acts_on_tha
     """A sweep that read the mark in time may still be on its way to end the instance."""
     heard = Heard(**{MARK: (NOON + timedelta(hours=1)).isoformat()})
 
-    heard.look()
+    heard.poll()
     heard.now += timedelta(seconds=119)
-    heard.look()
+    heard.poll()
     assert heard.lowered == []
     heard.now += timedelta(seconds=1)
-    heard.look()
-    heard.look()
+    heard.poll()
+    heard.poll()
     assert heard.lowered == [NOON + timedelta(hours=1)], "what is this mark's stays"
 
     del heard.metadata.answers[MARK]
-    heard.look()
+    heard.poll()
     assert heard.lowered == [NOON + timedelta(hours=1)], "its mark is gone since a moment"
     heard.now += timedelta(seconds=120)
-    heard.look()
+    heard.poll()
     assert heard.lowered == [NOON + timedelta(hours=1), None]
 
 
@@ -162,7 +162,7 @@ def test_a_notice_is_withdrawn_with_its_mark_once_and_if_it_was_shown():
     shown, never_shown = Heard(talk=Talk(NOON, notified=True)), Heard(talk=Talk(NOON))
 
     for heard in (shown, shown, never_shown):
-        heard.look()
+        heard.poll()
 
     assert (shown.events, never_shown.events) == (["withdrawn"], [])
 
@@ -170,7 +170,7 @@ def test_a_notice_is_withdrawn_with_its_mark_once_and_if_it_was_shown():
 def test_a_first_mark_is_shown_and_withdraws_nothing():
     heard = Heard(**{MARK: (NOON + timedelta(minutes=20)).isoformat()})
 
-    heard.look()
+    heard.poll()
 
     (shown,) = heard.events
     assert "is terminated or stopped after 2026-11-21 12:20 UTC" in shown
@@ -192,7 +192,7 @@ def test_a_door_that_was_shut_for_another_mark_is_opened_before_anything_is_said
     heard = Heard(door, Talk(NOON - timedelta(hours=1), decision=Winner.END, closed_at=NOON), **there)
 
     with suppress(CloudError):  # its refusal is tried again
-        heard.look()
+        heard.poll()
 
     assert not door.is_shut
     assert heard.events[:2] == [listening.OPEN_AGAIN, "fence"]
@@ -206,7 +206,7 @@ def test_use_is_reported_once_for_each_stretch_of_it_and_looks_are_not(caplog, m
     caplog.set_level("INFO")
     notice_listener = Heard(talk=Talk(NOON, notified=True)).notice_listener
     looks = iter([Seen(("cpu",)), Seen(("cpu",)), Seen((), ("gpu: lost",)), Seen(), Seen(("cpu",))])
-    answers = replace(notice_listener._answers, look=lambda _: next(looks))
+    answers = replace(notice_listener._answers, poll=lambda _: next(looks))
     monkeypatch.setattr(notice_listener, "_answers", answers)
 
     in_a_row = []
@@ -222,7 +222,7 @@ def looked(notice_listener, *looks):
     """The waits of a thread that listens until these looks are over."""
     ends = [False] * len(looks) + [True]
     notice_listener._closed = Mock(wait=Mock(side_effect=ends))
-    notice_listener.look = Mock(side_effect=looks)
+    notice_listener.poll = Mock(side_effect=looks)
     notice_listener._run(5.0)
     return [call.args[0] for call in notice_listener._closed.wait.call_args_list]
 

@@ -82,7 +82,7 @@ the_agent_dies_behind_the_shut_door
 an_agent_restarts_after_it_refused
     NoticeListener._ask: self._exchange().is_refused() -> False
 its_user_starts_it_while_the_mark_that_led_to_its_stop_stands
-    NoticeListener.look: mark > self._booted_at() -> True
+    NoticeListener.poll: mark > self._booted_at() -> True
 a_stopped_instance_is_started_as_its_end_is_recorded
     [aws] _Batch._changed: []
 a_stopped_instance_is_started_as_its_end_is_called

@@ -24,7 +24,7 @@ from gpu_fleet_image.instance.agent.sensors.counters import (
     TreeCounters,
 )
 from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
-from gpu_fleet_image.instance.agent.sensors.look import Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.processes import Process, ProcessTable, _Used
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse, Rates
 from tests.reaper.fake_nvml import FakeNvml
@@ -396,7 +396,7 @@ def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
 def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(caplog):
     sensors = Sensors(reads(Rates(1.0)), reads(()), reads(error=ZeroDivisionError("token 0123")))
 
-    looks = [sensors.look(NOON) for _ in range(3)]
+    looks = [sensors.poll(NOON) for _ in range(3)]
 
     assert looks[0].rates == Rates(1.0)
     assert {look.failures for look in looks} == {
@@ -420,7 +420,7 @@ def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():
     nvml.gpus[0].pids, now[0] = [42], 1.0
 
     sampled = sensors.sample(NOON, everything=False)
-    looked = sensors.look(NOON)
+    looked = sensors.poll(NOON)
 
     assert sampled.gpus[0].pids == ()
     assert looked.gpus[0].pids == (42,)

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors import slow_answer
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions, Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions, Sensors
 from gpu_fleet_image.instance.agent.sensors.processes import ProcessTable
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
 from gpu_fleet_image.instance.agent.sensors.slow_answer import LOOK_S, SlowAnswer
@@ -126,7 +126,7 @@ def test_a_look_sees_what_began_while_the_command_ran():
 
     sensors = Sensors(reads(Rates()), reads(()), presence, lambda: SensorOptions(command=Command()))
 
-    assert sensors.look(NOON).presence.watched == ("torchrun (7)",)
+    assert sensors.poll(NOON).presence.watched == ("torchrun (7)",)
 
 
 def test_a_look_sees_what_began_while_a_notebooks_server_was_asked(monkeypatch):

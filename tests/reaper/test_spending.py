@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep.handler import conclude
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
@@ -106,7 +106,7 @@ def test_the_line_says_how_much_of_a_reservation_is_used(world):
 
 def test_sweeps_that_fail_for_hours_lose_no_money(world):
     swept(world, rules())
-    before = look(
+    before = read_spending(
         connect_world(world, rules()), rules(), connect_world(world, rules()).instances.fleet(), world.now
     )
     world.pass_minutes(7 * 60)

@@ -5,7 +5,7 @@ import pytest
 from gpu_fleet_image.core.policy import SensorPolicy
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 from gpu_fleet_image.instance.agent.stack_policy import (
     READ_EVERY_S,
     TRY_AGAIN_AFTER_S,

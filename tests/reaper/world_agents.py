@@ -88,7 +88,7 @@ class Agent:
             drain=_never,
             save=self._save,
             notify=lambda _: None,
-            look=self._look,
+            poll=self._poll,
             store=lambda: self._store,
             caller=lambda: self._who,
             fence=self,
@@ -103,7 +103,7 @@ class Agent:
         if self._cloud == "aws" or self._world.now >= self._tags_at + TAGS_EVERY:
             self._tags, self._tags_at = dict(self._instance.tags), self._world.now
         with contextlib.suppress(CloudError):  # it tries again
-            self.notice_listener.look()
+            self.notice_listener.poll()
 
     def exchange(self) -> Exchange:
         """What is said and decided for the mark that it was asked about."""
@@ -132,12 +132,12 @@ class Agent:
         if mark is None or self._instance.tags.get(TAG_WITHDRAWN) != format_time(mark):
             self._instance.tags.pop(TAG_WITHDRAWN, None)
 
-    def _look(self, mark: datetime) -> Seen:
+    def _poll(self, mark: datetime) -> Seen:
         """What an agent that knows the instance's habits makes of this moment."""
         self._instance.senses = self._instance.senses or Accustomed(self)
-        return seen(self._instance.senses.look(self._world.now), mark, Limits())
+        return seen(self._instance.senses.poll(self._world.now), mark, Limits())
 
-    def look(self, now: datetime) -> Reading:
+    def poll(self, now: datetime) -> Reading:
         """Everything that is on the instance at this moment, as real sensors would show it."""
         line, sees = self._instance.line, self._instance.agent != "deluded"
         sessions = [
@@ -159,7 +159,7 @@ class Agent:
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """As ``look``."""
-        return self.look(now)
+        return self.poll(now)
 
     def _runs(self, now: datetime) -> Iterator[Started]:
         """What a loop in a pane has running, and a job that looks the same."""

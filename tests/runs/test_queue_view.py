@@ -14,7 +14,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.runs import NodeState, Phase
-from gpu_fleet_image.queue import books
+from gpu_fleet_image.queue import job_records
 from gpu_fleet_image.queue.answers import Job
 from tests.capacity.cloud_of_groups import policy
 
@@ -57,11 +57,11 @@ class Stack:
         bucket = RunBucket(self.s3, Calls(lambda: NOW), "data")
         self.viewer = QueueViewer(policy(queue_gpus=8), bucket, "ada", "users/ada", is_instance, self.said)
 
-    def said(self) -> books.Books:
-        entries = tuple(books.JobEntry(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
-        return books.Books(datetime.now(UTC), entries)
+    def said(self) -> job_records.JobRecords:
+        entries = tuple(job_records.JobRecord(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
+        return job_records.JobRecords(datetime.now(UTC), entries)
 
-    def entry(self) -> books.JobEntry:
+    def entry(self) -> job_records.JobRecord:
         return self.said().entries[0]
 
     def says(self, name: str, content: bytes) -> None:
@@ -116,7 +116,7 @@ def test_jobs_of_others_are_not_listed(capsys):
 
 def test_a_word_of_the_controllers_that_is_old_is_said_to_be(capsys):
     stack = Stack(JOB)
-    old = books.Books(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
+    old = job_records.JobRecords(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
 
     queue_view.show_runs(replace(stack.viewer, read=lambda: old))
 

@@ -669,16 +669,16 @@ def test_a_canary_that_finds_no_room_is_tried_in_the_next_zone(run):
     assert cloud.parameter == AMI.format(11)
 
 
-def test_a_build_that_the_stacks_keeper_began_meanwhile_is_followed(run):
+def test_a_build_that_the_stacks_controller_began_meanwhile_is_followed(run):
     """Two that try again at once would pay for two builds, and the slower one would be promoted."""
     cloud = full(Cloud(promoted=AMI.format(8)), 1)
     fails = cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"]
 
-    def keeper_comes_first(_params):
+    def controller_comes_first(_params):
         cloud.started.append((10, ELSEWHERE, "BUILDING"))
         return fails
 
-    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = keeper_comes_first
+    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = controller_comes_first
 
     said, _ = run(command.build, cloud.builds)
 

@@ -40,7 +40,7 @@ MOVES = {
         *("ess:ModifyScalingGroup", "ess:ScaleWithAdjustment"),
     },
 }
-# What the keeper of builds may ask on Alibaba Cloud.
+# What the controller of builds may ask on Alibaba Cloud.
 BUILDS = {
     *("ecs:DescribeImagePipelineExecutions", "ecs:DescribeImagePipelines"),
     "ecs:StartImagePipelineExecution",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gpu_fleet.checkpoint import run_identity
 from gpu_fleet.cli import main
-from gpu_fleet.core import own_code
+from gpu_fleet.core import user_code
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.training.examples import write_tokens
 from tests.training.ranks import LOOK_S
@@ -55,12 +55,12 @@ def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def no_code_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run in this process has the code of its test, and not of the thousand modules of the whole suite."""
-    loaded = own_code._loaded
+    loaded = user_code._loaded
     others = {name for name in sys.modules if name.partition(".")[0] in REPOSITORY} - {
         request.module.__name__
     }
     monkeypatch.setattr(
-        own_code,
+        user_code,
         "_loaded",
         lambda *, with_main: {
             name: module for name, module in loaded(with_main=with_main).items() if name not in others

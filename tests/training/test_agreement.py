@@ -83,7 +83,7 @@ def seconds_to_stop(where: World, fast: int, slow_s: float) -> float:
     for _ in range(fast):
         assert not stop.agreed_soon()
         now[0] += 0.001
-    interruption.look()
+    interruption.poll()
     noticed_at = now[0]
     now[0] += slow_s
     while not stop.agreed_soon():
@@ -153,7 +153,7 @@ def stopped_at(scenarios: list[tuple[list[float], int, int]]) -> list[int]:
             while not stop.agreed_soon():
                 now[0] += step_s[where.rank]
                 if where.rank == rank and calls == call:
-                    interruption.look()
+                    interruption.poll()
                 calls += 1
             found.append(calls)
     return found

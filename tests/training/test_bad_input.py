@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from gpu_fleet.core import config, own_code
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import PeerError
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
@@ -339,7 +339,7 @@ def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to
     """A loss that calls all_reduce: the run would never be tried again."""
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
-    with pytest.raises(type(fault)) as raised, own_code.explained("loss.name = 'mine.py:loss'"):
+    with pytest.raises(type(fault)) as raised, user_code.explained("loss.name = 'mine.py:loss'"):
         raise fault
 
     error = rank.explained(raised.value, settings)

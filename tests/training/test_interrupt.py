@@ -195,7 +195,7 @@ def test_the_first_reason_stays() -> None:
     interruption = Interruption([lambda: next(notices)], poll_s=1.0)
 
     for _ in range(3):
-        interruption.look()
+        interruption.poll()
 
     assert (interruption.reason, interruption.detail) == (Reason.REBALANCE, "first")
 

@@ -108,8 +108,8 @@ class Calls:
         read_only: refuse to make a call that changes anything.
 
     Attributes:
-        read: calls that only looked, retries counted.
-        write: calls that may have changed something, retries counted.
+        reads: calls that changed nothing, retries counted.
+        writes: calls that may have changed something, retries counted.
         skew_s: how far this instance's clock is ahead of the cloud's, by the latest answer; None before.
     """
 
@@ -119,15 +119,15 @@ class Calls:
         self._clock = clock
         self._deadline = deadline
         self._read_only = read_only
-        self.read = 0
-        self.write = 0
+        self.reads = 0
+        self.writes = 0
         self.skew_s: float | None = None
 
     def now(self) -> datetime:
         """The time that every deadline here is held against."""
         return self._clock()
 
-    def look(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    def read(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
         """Make a call that changes nothing.
 
         Raises:
@@ -135,21 +135,21 @@ class Calls:
             DeadlineError: there is no time left.
         """
         answer, attempts = self._call(method, arguments)
-        self.read += attempts
+        self.reads += attempts
         if isinstance(answer, CloudError):
             raise answer
         return answer
 
     def change(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-        """Make a call that may change something; errors as for ``look``.
+        """Make a call that may change something; errors as for ``read``.
 
         Raises:
-            CloudError: also where only looking is allowed.
+            CloudError: also where only reading is allowed.
         """
         if self._read_only:
             raise CloudError(f"{_name(method)} in a dry run", "DryRun")
         answer, attempts = self._call(method, arguments)
-        self.write += attempts
+        self.writes += attempts
         if isinstance(answer, CloudError):
             raise answer
         return answer

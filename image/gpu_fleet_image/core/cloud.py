@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from gpu_fleet_image.core.calls import Calls, Failure
 from gpu_fleet_image.core.metrics import Figure
-from gpu_fleet_image.core.model import Instance, Inventory, Leftover
+from gpu_fleet_image.core.model import Instance, Inventory, OrphanedResource
 from gpu_fleet_image.core.notify.notifier import Notifier
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -145,10 +145,10 @@ class Heartbeats(Protocol):
         """Publish what the sweep and its meter say; raises CloudError."""
 
 
-class Leftovers(Protocol):
+class OrphanedResources(Protocol):
     """What the stack's instances left behind. Every method raises CloudError where the cloud refuses."""
 
-    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+    def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Unattached volumes, unassociated addresses, stopped instances with what their disks take."""
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
@@ -160,7 +160,7 @@ class Leftovers(Protocol):
         A volume that is attached and detached again between two looks keeps the note of the first.
         """
 
-    def remove(self, leftover: Leftover) -> None:
+    def remove(self, orphan: OrphanedResource) -> None:
         """Delete a volume or give an address back."""
 
 
@@ -179,7 +179,7 @@ class SweepCloud:
     calls: Calls
     instances: Instances
     heartbeats: Heartbeats
-    leftovers: Leftovers
+    orphans: OrphanedResources
     notifier: Notifier | None = None
     store: Store | None = None
     spot_prices: Callable[[Sequence[str]], Mapping[str, Decimal]] | None = None

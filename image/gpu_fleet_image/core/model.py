@@ -252,7 +252,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Leftover:
+class OrphanedResource:
     """One thing that nobody uses.
 
     Attributes:

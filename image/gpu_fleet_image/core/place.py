@@ -173,7 +173,7 @@ def published(place: Place, account_id: str) -> Policy:
     where = f"{SCHEMES[place.cloud]}://{bucket}/{POLICY_KEY}"
     s3 = clouds.bucket_client(place.cloud, place.region)
     try:
-        answer = _calls().look(s3.get_object, Bucket=bucket, Key=POLICY_KEY)
+        answer = _calls().read(s3.get_object, Bucket=bucket, Key=POLICY_KEY)
     except CloudError as error:
         if error.code == NO_BUCKET:
             raise ConfigurationError(

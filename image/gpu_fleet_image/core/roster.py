@@ -17,7 +17,7 @@ class RosterError(InstanceError):
 
 
 @dataclass(frozen=True)
-class Person:
+class RosterUser:
     """A user's account.
 
     Attributes:
@@ -36,7 +36,7 @@ class Person:
     admin: bool = False
 
 
-def parse(document: dict[str, Any]) -> tuple[Person, ...]:
+def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
     """Everybody. What the file says is checked anew: root acts on it.
 
     Raises:
@@ -52,15 +52,15 @@ def parse(document: dict[str, Any]) -> tuple[Person, ...]:
         for index, entry in enumerate(entries)
         for problem in _problems(entry if isinstance(entry, dict) else {})
     ]
-    people = () if problems else tuple(_person(entry) for entry in entries)
-    problems += _clashes(people)
+    users = () if problems else tuple(_user(entry) for entry in entries)
+    problems += _clashes(users)
     if problems:
         raise RosterError("\n".join(problems))
-    return people
+    return users
 
 
-def _person(entry: dict[str, Any]) -> Person:
-    return Person(
+def _user(entry: dict[str, Any]) -> RosterUser:
+    return RosterUser(
         name=entry["name"],
         uid=entry["uid"],
         keys=tuple(entry["keys"]),
@@ -88,10 +88,10 @@ def _within(value: object, numbers: range) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value in numbers
 
 
-def _clashes(people: tuple[Person, ...]) -> list[str]:
+def _clashes(users: tuple[RosterUser, ...]) -> list[str]:
     """Two of one name or number."""
-    names = [person.name for person in people]
-    uids = [person.uid for person in people]
+    names = [user.name for user in users]
+    uids = [user.uid for user in users]
     twice = sorted({name for name in names if names.count(name) > 1})
     shared = sorted({uid for uid in uids if uids.count(uid) > 1})
     return [f"{KEY}: {name!r} is named twice" for name in twice] + [

@@ -132,7 +132,7 @@ class Store:
         where = (
             {"ContinuationToken": token} if token else {"StartAfter": self._prefix + after} if after else {}
         )
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **where
         )
         now = self._answered_at(answer)
@@ -181,7 +181,7 @@ class Store:
 
     def _read(self, key: str, at_most: int | None = None, **exact: str) -> StoredObject | None:
         try:
-            answer = self._calls.look(
+            answer = self._calls.read(
                 self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
             )
         except CloudError as error:

@@ -123,7 +123,7 @@ def states_of(ecs: Product, calls: Calls, ids: Iterable[str]) -> dict[str, str]:
     """As ``cloud.QueueCloud.states``. ECS leaves out what it knows no more."""
     states: dict[str, str] = {}
     for some in batches(list(ids), PAGE):
-        page = calls.look(
+        page = calls.read(
             ecs.action("DescribeInstances"), InstanceIds=json.dumps(list(some)), MaxResults=PAGE
         )
         for raw in page["Instances"]["Instance"]:

@@ -46,7 +46,7 @@ def states_of(ec2: Any, calls: Calls, ids: list[str]) -> dict[str, str]:
     states: dict[str, str] = {}
     for start in range(0, len(ids), MOST_VALUES):
         wanted = [{"Name": "instance-id", "Values": ids[start : start + MOST_VALUES]}]
-        answer = calls.look(ec2.describe_instances, Filters=wanted)
+        answer = calls.read(ec2.describe_instances, Filters=wanted)
         for reservation in answer["Reservations"]:
             for instance in reservation["Instances"]:
                 states[instance["InstanceId"]] = instance["State"]["Name"]

@@ -25,14 +25,23 @@ from gpu_fleet_image.core.policy import KEY as POLICY
 from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.queue import accounting, books, cloud, configuration, database, folders, munge, slurm
+from gpu_fleet_image.queue import (
+    accounting,
+    cloud,
+    configuration,
+    database,
+    folders,
+    job_records,
+    munge,
+    slurm,
+)
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.answers import PENDING, JobList, ListedJob
-from gpu_fleet_image.queue.books import Books
 from gpu_fleet_image.queue.configuration import DATABASE_PORT, Cluster
 from gpu_fleet_image.queue.database import KeptAccounts
 from gpu_fleet_image.queue.demand import QueueDemand, needs
 from gpu_fleet_image.queue.exclusion import exclusions, named
+from gpu_fleet_image.queue.job_records import JobRecords
 from gpu_fleet_image.queue.refusals import Refusals, described
 from gpu_fleet_image.queue.sizes import NodeSize, QueuePool
 
@@ -122,7 +131,7 @@ class ControllerWatch:
     say: Callable[[dict[str, Any]], None]
     configured: Callable[[Mapping[str, QueuePool]], bool]
     keep: Callable[[dict[str, Any]], None]
-    written: Books | None = None
+    written: JobRecords | None = None
     ask: slurm.Run = slurm.run
     limits: Callable[[], Mapping[str, TeamLimits]] = dict
     _missed: dict[str, int] = field(default_factory=dict)
@@ -163,8 +172,8 @@ class ControllerWatch:
             LOG.error("event=queue-job-unread reason=%r", why)
         excluded = self._keep_away(said.jobs, nodes, left, pools)
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
-        self.written = books.after(self.written, described(said.jobs, demand), now)
-        self.keep(books.to_json(self.written))
+        self.written = job_records.after(self.written, described(said.jobs, demand), now)
+        self.keep(job_records.to_json(self.written))
 
     def _count(
         self,
@@ -286,11 +295,11 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
     return accounting.limits_of(roster.content) if roster else {}
 
 
-def kept_books(store: Store) -> Books | None:
+def kept_records(store: Store) -> JobRecords | None:
     """What the controller before this one wrote of all jobs; a damaged one is none. Raises CloudError."""
     try:
-        stored = store.newest(books.JOBS, books.LONGEST)
-        return books.books_of(stored.content) if stored else None
+        stored = store.newest(job_records.JOBS, job_records.LONGEST)
+        return job_records.records_of(stored.content) if stored else None
     except CloudError as error:
         # S3 says "denied" of what is not there to a role that may not list
         if error.code not in (*DENIED, "Malformed"):
@@ -397,7 +406,7 @@ def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run
         tried |= missed
 
 
-def look(watching: ControllerWatch, now: datetime) -> bool:
+def poll(watching: ControllerWatch, now: datetime) -> bool:
     """One look of many; whether it could be done.
 
     Whatever one fails by, another comes: the mover raises its alarm where the controller has said nothing of
@@ -424,13 +433,13 @@ def watch() -> None:
         states,
         lambda content: store.put(QUEUE, content),
         configured,
-        lambda content: store.put(books.JOBS, content),
-        kept_books(store),
+        lambda content: store.put(job_records.JOBS, content),
+        kept_records(store),
         limits=lambda: limits_of(store),
     )
     accounts_at_s, tried = float("-inf"), set[str]()
     while True:
-        look(watching, datetime.now(UTC))
+        poll(watching, datetime.now(UTC))
         kept = accounting.kept_of(instance.stack)
         if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, kept, tried):
             accounts_at_s = time.monotonic()

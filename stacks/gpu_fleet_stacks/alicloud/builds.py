@@ -1,4 +1,4 @@
-"""The keeper of a stack's image builds: a function that begins one each week, tries again, and alarms."""
+"""The controller of a stack's image builds: a function that begins one each week, tries again, and alarms."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ LOOK_ACTIONS = ("ecs:DescribeImagePipelineExecutions", "ecs:DescribeImagePipelin
 
 @dataclass(frozen=True)
 class ImageBuildsArgs:
-    """What the keeper depends on.
+    """What the build controller depends on.
 
     Attributes:
         pipeline_id: the pipeline that it may start.
@@ -36,12 +36,12 @@ class ImageBuildsArgs:
 
 
 class ImageBuilds(pulumi.ComponentResource):
-    """The keeper of one stack's builds."""
+    """The controller of one stack's builds."""
 
     def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:ImageBuilds", name, None, opts)
         stack, own = args.stack, f"{name}-builds"
-        keeper = ScheduledFunction(
+        controller = ScheduledFunction(
             own,
             ScheduledFunctionArgs(
                 stack=stack,
@@ -63,7 +63,7 @@ class ImageBuilds(pulumi.ComponentResource):
         alarm_of_failures(
             f"{own}-errors",
             stack,
-            keeper.function_name,
+            controller.function_name,
             times=FAILED_LOOKS,
             contact_group=args.contact_group,
             parent=self,

@@ -1,4 +1,4 @@
-"""The keeper of a stack's image builds: a function that tries again, promotes, and alarms."""
+"""The controller of a stack's image builds: a function that tries again, promotes, and alarms."""
 
 from dataclasses import dataclass
 
@@ -28,11 +28,11 @@ LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class ImageBuildsArgs:
-    """What the keeper depends on.
+    """What the build controller depends on.
 
     Attributes:
-        pipeline_arns: of every zone; at a destroy the keeper is gone before they are, else it might begin a
-            build that nothing deletes.
+        pipeline_arns: of every zone; at a destroy the controller is deleted before them, else it might begin
+            a build that nothing deletes.
         key_arn: encrypts its log.
         topic_arn: who is notified.
     """
@@ -60,7 +60,7 @@ class _Alarm:
 
 
 class ImageBuilds(pulumi.ComponentResource):
-    """The keeper of one stack's builds."""
+    """The controller of one stack's builds."""
 
     def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:aws:ImageBuilds", name, None, opts)

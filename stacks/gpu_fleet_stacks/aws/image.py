@@ -261,7 +261,7 @@ class Image(pulumi.ComponentResource):
         )
 
     def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
-        """Where findings decide, the keeper (``builds.py``) promotes: a pipeline does not wait for them."""
+        """Where findings decide, ``builds.py`` promotes: a pipeline does not wait for them."""
         stack = self._stack
         promoted = aws.imagebuilder.DistributionConfigurationDistributionSsmParameterConfigurationArgsDict(
             parameter_name=self.parameter, data_type="aws:ec2:image"

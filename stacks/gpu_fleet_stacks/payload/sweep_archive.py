@@ -40,7 +40,7 @@ ACCOUNTS_KEY = "reaper/accounts.json"
 PEOPLE_BOOK = "reaper/accounts"
 # In that function's archive, beside the policy.
 DIRECTORY_FILE = "directory.json"
-# The queue controller's report of all jobs (image/gpu_fleet_image/queue/books.py).
+# The queue controller's report of all jobs (image/gpu_fleet_image/queue/job_records.py).
 QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
 # The queue controller's request to the mover (image/gpu_fleet_image/core/queue_need.py).
 QUEUE_NEED_KEY = "reaper/capacity/queue.json"

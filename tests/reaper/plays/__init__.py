@@ -3,10 +3,10 @@
 ``test_mutants`` breaks one guard at a time and asks that a play sees it.
 """
 
-from tests.reaper.plays import asked, fleet, one, people
+from tests.reaper.plays import asked, fleet, one, users
 from tests.reaper.plays.stage import CLOUDS, PLAYS
 
-__all__ = ["CLOUDS", "PLAYS", "asked", "fleet", "one", "people", "perform"]
+__all__ = ["CLOUDS", "PLAYS", "asked", "fleet", "one", "perform", "users"]
 
 
 def perform(name: str, cloud: str = "aws") -> list[str]:

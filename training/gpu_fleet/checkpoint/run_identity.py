@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_fleet.core import config, own_code
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import DataError, IdentityError, suggestion
 from gpu_fleet.data.dataset import Dataset, Description
 from gpu_fleet.data.own_data import ENDLESS, OwnData
@@ -113,7 +113,7 @@ def _text(value: Any) -> Any:
 def of_script(settings: Mapping[str, Any], directory: Path) -> Identity:
     """Return the part of the identity from a user's own program and its configuration."""
     table = dict(flattened({CONFIG.rstrip("."): settings}))
-    return table | own_code.identity(own_code.files(directory, with_main=True))
+    return table | user_code.identity(user_code.files(directory, with_main=True))
 
 
 def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.checkpoint.uploader import Uploader, give_way
 from gpu_fleet.core.containers import mapping_like, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
-from gpu_fleet.core.own_code import ARCHIVE
+from gpu_fleet.core.user_code import ARCHIVE
 
 STATE = "state.pt"
 T = TypeVar("T")

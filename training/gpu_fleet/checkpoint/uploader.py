@@ -50,20 +50,20 @@ class UploadProgress:
         return self._abandoned.is_set()
 
     def abandon(self) -> None:
-        """Make the upload end at its next `look`, wherever it waits."""
+        """Make the upload end at its next `poll`, wherever it waits."""
         self._abandoned.set()
 
     def pause(self, seconds: float) -> None:
         """Wait for the next try; raises AbandonedError if the upload is abandoned."""
         self._abandoned.wait(seconds)
-        self.look()
+        self.poll()
 
     def moved(self, _bytes: int = 0) -> None:
         """Note that bytes were uploaded; raises AbandonedError if the upload is abandoned."""
         self._moved_at = self._clock()
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise AbandonedError if the upload is abandoned."""
         if self.abandoned:
             raise AbandonedError
@@ -233,7 +233,7 @@ class Uploader:
         team.post(manifest.step, "uploaded", "")
         if not team.leads:
             return
-        if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
+        if ABANDONED in team.gather(manifest.step, "uploaded", line.poll):
             raise AbandonedError
         bring(lambda: store.commit(manifest, held))
 

@@ -42,11 +42,11 @@ class ModelError(TrainingError):
     """The model cannot be built from its options or its weights."""
 
 
-class OwnCodeError(TrainingError):
+class UserCodeError(TrainingError):
     """A user's own model, data, loss, metric or optimizer has failed; the message names file and line."""
 
 
-class PassingCodeError(OwnCodeError):
+class PassingCodeError(UserCodeError):
     """A user's own code failed because of a disk, a server or a network; another try may succeed."""
 
     for_good = False

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_fleet.core.own_code import is_of_user
+from gpu_fleet.core.user_code import is_of_user
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import DataError, OwnCodeError, PassingCodeError
+from gpu_fleet.core.errors import DataError, PassingCodeError, UserCodeError
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
 
@@ -224,7 +224,7 @@ def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
         _reading.add(read)
     try:
         yield from read
-    except (DataError, OwnCodeError) as error:  # torch adds the traceback of a reader process to its text
+    except (DataError, UserCodeError) as error:  # torch adds the traceback of a reader process to its text
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from error
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError, DataError
-from gpu_fleet.core.own_code import Parts
+from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.census import Census, shown
 from gpu_fleet.data.dataset import Dataset, Description, describe, is_bucket, open_split

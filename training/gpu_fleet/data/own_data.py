@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, DataError, OwnCodeError
-from gpu_fleet.core.own_code import Own, explained
+from gpu_fleet.core.errors import ConfigError, DataError, UserCodeError
+from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Description
 from gpu_fleet.data.generators import held_by, kept_generators, seed_generators
@@ -53,7 +53,7 @@ class OwnData:
         return f"{self.label}, sample {index}"
 
     def sample(self, index: int, chance: np.random.Generator) -> Any:
-        """Read sample `index`, of any kind; `chance` seeds its random numbers. Raises OwnCodeError."""
+        """Read sample `index`, of any kind; `chance` seeds its random numbers. Raises UserCodeError."""
         seed_generators(chance, self.generators)
         with explained(self.name(index)):
             return self._samples[index]
@@ -171,7 +171,7 @@ class OwnReader:
         count = len(samples)
         try:
             batch = self._data.collate(samples)
-        except OwnCodeError:
+        except UserCodeError:
             raise
         except Exception as error:  # default_collate raises many kinds for users' samples
             text = str(error).partition("\n")[0]
@@ -195,7 +195,7 @@ class OwnReader:
 
 
 def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
-    """Open a split of a user's data set; None if it has no "val". Raises ConfigError, OwnCodeError."""
+    """Open a split of a user's data set; None if it has no "val". Raises ConfigError, UserCodeError."""
     samples, label = source(split), f"{source.key} = {source.name!r}"
     if samples is None and split == "val":
         return None

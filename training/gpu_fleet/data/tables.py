@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError
-from gpu_fleet.core.own_code import Own
+from gpu_fleet.core.user_code import Own
 from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
 from gpu_fleet.data.class_folders import SPLITS, is_picture
 from gpu_fleet.data.dataset import DESCRIPTION, split_of, split_problem

@@ -33,7 +33,7 @@ from torch.utils.data import default_collate
 from gpu_fleet.checkpoint import local, run_identity
 from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.core import config, outcome, own_code
+from gpu_fleet.core import config, outcome, user_code
 from gpu_fleet.core.containers import plain, shaped
 from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError
 from gpu_fleet.core.instance_file import place_of_checkpoints
@@ -153,7 +153,7 @@ class Run:
             keep=self._keep,
             every_s=self._every_s,
             timeout_s=TIMEOUT_S,
-            code=own_code.archive(own_code.files(self.directory, with_main=True)),
+            code=user_code.archive(user_code.files(self.directory, with_main=True)),
             stopping=lambda: self._interruption.reason is not Reason.NONE,
         )
         held.callback(engine.release)

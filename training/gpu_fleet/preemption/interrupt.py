@@ -99,10 +99,10 @@ class Interruption:
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            self.look()
+            self.poll()
             self._closed.wait(self._poll_s)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask every source once."""
         for source in self._sources:
             notice = source()

@@ -78,7 +78,7 @@ class Watchdog:
         """Suspend the limit until the next beat, for work that may take long, such as the last save."""
         self._beaten_at = math.inf
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End the process if the last beat is too long ago."""
         silent_s = self._clock() - self._beaten_at
         self._exchange(read=silent_s > self._limit_s / 2)
@@ -108,7 +108,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(self._limit_s / LOOKS_PER_LIMIT):
-            self.look()
+            self.poll()
 
     def _place(self) -> str:
         """Return the place of the watched thread: its innermost line of code in gpu_fleet."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gpu_fleet.core import config, own_code
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.models import pretrained
@@ -120,7 +120,7 @@ def graph_is_static(model: nn.Module, settings: config.Config) -> bool:
     """
     if settings.parallel.static_graph is not None:
         return settings.parallel.static_graph
-    own = own_code.is_own(settings.model.name) or bool(settings.loss.name)
+    own = user_code.is_own(settings.model.name) or bool(settings.loss.name)
     return not own and not pretrained.leaves_out_parameters(model)
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, OwnCodeError, ParallelError
-from gpu_fleet.core.own_code import Own
+from gpu_fleet.core.errors import ConfigError, ParallelError, UserCodeError
+from gpu_fleet.core.user_code import Own
 from gpu_fleet.core.world import World
 from gpu_fleet.data.dataset import Dataset
 from gpu_fleet.data.loader import IGNORED, Batch, batches
@@ -99,7 +99,7 @@ def cut_explained(settings: config.Config) -> Iterator[None]:
     """Turn an error of a model that cannot compute on shards into a ParallelError."""
     try:
         yield
-    except OwnCodeError as error:
+    except UserCodeError as error:
         if CUT not in str(error):
             raise
         raise ParallelError(
@@ -177,7 +177,7 @@ def build_model(run: PreparedRun) -> nn.Module:
 
 
 def own_model(build: Own, weights: str) -> nn.Module:
-    """Build a user's model; raises OwnCodeError, ConfigError or ModelError."""
+    """Build a user's model; raises UserCodeError, ConfigError or ModelError."""
     model = build()
     if not isinstance(model, nn.Module):
         raise build.wrong(f"gave a {type(model).__name__}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_fleet.core import config, outcome
 from gpu_fleet.core.errors import DivergenceError
 from gpu_fleet.core.outcome import Outcome
-from gpu_fleet.core.own_code import explained
+from gpu_fleet.core.user_code import explained
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own_data import OwnData

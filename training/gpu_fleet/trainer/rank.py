@@ -12,14 +12,14 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import (
     CheckpointError,
     OutOfMemoryError,
-    OwnCodeError,
     ParallelError,
     PeerError,
     TrainingError,
+    UserCodeError,
 )
 from gpu_fleet.core.files import DISK_FULL
 from gpu_fleet.core.outcome import Outcome
-from gpu_fleet.core.own_code import INDEX_ON_GPU, PEER_GONE, is_of_peer_or_device, of_exit, place_of, raised
+from gpu_fleet.core.user_code import INDEX_ON_GPU, PEER_GONE, is_of_peer_or_device, of_exit, place_of, raised
 from gpu_fleet.core.world import ranks_per_replica, world
 from gpu_fleet.data.loader import reader_ended
 from gpu_fleet.preemption.interrupt import Interruption, sources
@@ -93,7 +93,7 @@ def explained(error: Exception, settings: config.Config) -> Exception:
         return lost
     if is_of_graph(error):
         return other_graph(twice=MARKED_TWICE in text)
-    return of_own_code(error) or error
+    return of_user_code(error) or error
 
 
 def of_resources(error: Exception, settings: config.Config) -> TrainingError | None:
@@ -116,16 +116,16 @@ def of_resources(error: Exception, settings: config.Config) -> TrainingError | N
     return None
 
 
-def of_own_code(error: Exception) -> OwnCodeError | None:
+def of_user_code(error: Exception) -> UserCodeError | None:
     """Return the error about a user's code, if the error shows its place or cause; else None."""
     text = str(error)
     if INDEX_ON_GPU in text:
-        return OwnCodeError(
+        return UserCodeError(
             "an index on the GPU is beyond its table: a token id of the vocabulary, or a class of the model; "
             f" CUDA_LAUNCH_BLOCKING=1 shows where: {text.splitlines()[0]}"
         )
     if GRAPH_GONE in text:
-        return OwnCodeError(
+        return UserCodeError(
             "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
             "from one step to the next"
         )

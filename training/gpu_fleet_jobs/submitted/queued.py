@@ -138,7 +138,7 @@ class QueuedJob:
         """The exit status of the job's script."""
         signal.signal(CANCELLED_BY, self._hear_of_cancel)
         signal.signal(signal.SIGTERM, self._hear_of_end)
-        self._look()
+        self._poll()
         status = exit_codes.STOPPED if self._cancelled else self._started()
         phase, why, ends = self._outcome(status)
         self.reporter.send(self.output)
@@ -166,7 +166,7 @@ class QueuedJob:
                 status = child.wait(LOOK_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
-                self._look()
+                self._poll()
             if self._cancelled and not asked:
                 # to the steps alone: srun itself, which would kill them at once, lives until they have saved
                 asked = True
@@ -187,7 +187,7 @@ class QueuedJob:
                     heard, blamed = True, ENDED.match(line)
                     self._failed_on = blamed[1].decode() if blamed else NOBODY
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Every few seconds: what came to the log, how far the run is, and whether a laptop cancelled it."""
         if self.clock() - self._said_at_s < SAY_EVERY_S:
             return

@@ -210,7 +210,7 @@ class Worker:
                     status = self._child.wait(LOOK_EVERY_S)
                     return exit_codes.of_process(status)
                 except subprocess.TimeoutExpired:
-                    self._look()
+                    self._poll()
 
     def _environment(self) -> dict[str, str]:
         """Where the instances meet, in torchrun's words; `python` and `torchrun` are the trainer's."""
@@ -221,7 +221,7 @@ class Worker:
             given.pop(SAFE_PATH, None)  # a program finds the modules beside it
         return given
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Every few seconds: what came to the log, how far the run is, and whether it was cancelled."""
         if self.clock() - self._said_at_s < SAY_EVERY_S:
             return

@@ -9,7 +9,7 @@ from decimal import Decimal
 import click
 
 from gpu_fleet_image.controllers.meter import freezer
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
 from gpu_fleet_image.core.cloud import connect
 from gpu_fleet_image.core.options import subject_options
@@ -43,7 +43,7 @@ def unfreeze(reason: str, asked: Asked) -> None:
     now = datetime.now(UTC)
     cloud = connect(policy, lambda: datetime.now(UTC), environ=meant.environ)
     fleet = cloud.instances.fleet()
-    spending = look(cloud, policy, fleet, now)
+    spending = read_spending(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)
     actor = freezer.Actor(login(), reason)
     lifted, failures = freezer.Freezer(cloud, policy, fleet.groups, spent).unfreeze(now, actor)

@@ -37,7 +37,7 @@ def send(region: str, calls: Calls, job: Job) -> str:
     """
     ecs = _clients(region).ecs
     try:
-        listed = calls.look(ecs.action("DescribeCommands"), Name=command_name(job.stack))
+        listed = calls.read(ecs.action("DescribeCommands"), Name=command_name(job.stack))
         commands = [
             command["CommandId"]
             for command in listed.get("Commands", {}).get("Command", [])
@@ -61,7 +61,7 @@ def send(region: str, calls: Calls, job: Job) -> str:
 
 def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
     """Instance -> private IPv4; without those that have none. Raises CloudError."""
-    answer = calls.look(
+    answer = calls.read(
         _clients(region).ecs.action("DescribeInstances"),
         InstanceIds=json.dumps(list(ids)),
         MaxResults=MOST_INSTANCES,

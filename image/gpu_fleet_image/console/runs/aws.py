@@ -55,7 +55,7 @@ def send(region: str, calls: Calls, job: Job) -> str:
 
 def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
     """Instance -> private IPv4; without those that have none. Raises CloudError."""
-    answer = calls.look(session.client("ec2", region).describe_instances, InstanceIds=list(ids))
+    answer = calls.read(session.client("ec2", region).describe_instances, InstanceIds=list(ids))
     instances = [instance for page in answer["Reservations"] for instance in page["Instances"]]
     return {
         instance["InstanceId"]: instance["PrivateIpAddress"]

@@ -123,7 +123,7 @@ class RunBucket:
 
     def _get(self, key: str, account: str) -> bytes | None:
         try:
-            answer = self.calls.look(self.s3.get_object, Bucket=self.name, Key=key)
+            answer = self.calls.read(self.s3.get_object, Bucket=self.name, Key=key)
         except CloudError as error:
             # S3 denies to read what is not there where a policy bounds the prefixes that may be listed
             if error.code in ABSENT or (error.code in DENIED and key not in self._keys(key, account)):
@@ -139,7 +139,7 @@ class RunBucket:
         arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
         while True:
             try:
-                page = self.calls.look(self.s3.list_objects_v2, **arguments)
+                page = self.calls.read(self.s3.list_objects_v2, **arguments)
             except CloudError as error:
                 raise self._explained(error, account) from error
             yield from page.get("Contents", ())

@@ -38,8 +38,8 @@ from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span
 from gpu_fleet_image.queue import slurm
-from gpu_fleet_image.queue.books import JOBS, LONGEST, RUNNING, Books, JobEntry, books_of
 from gpu_fleet_image.queue.exclusion import failed_on, is_submitted
+from gpu_fleet_image.queue.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords, records_of
 
 WIDTH = 1000  # of a table that goes into a file or a pipe: nothing there is cut
 LOOK_EVERY_S = 5.0
@@ -78,23 +78,23 @@ class QueueViewer:
     account: str
     caller: str
     is_instance: bool
-    read: Callable[[], Books | None]
+    read: Callable[[], JobRecords | None]
     moved: Callable[[], MoverState | None] = lambda: None
 
-    def books(self) -> Books:
+    def records(self) -> JobRecords:
         """What the controller said last; raises ConfigurationError, CloudError."""
-        books = self.read()
-        if books is None:
+        records = self.read()
+        if records is None:
             raise ConfigurationError(
                 f"stack {self.policy.stack!r}: the queue's controller has said nothing of jobs yet"
             )
-        return books
+        return records
 
-    def entries(self) -> list[JobEntry]:
+    def entries(self) -> list[JobRecord]:
         """The account's jobs, the newest first."""
-        return [entry for entry in reversed(self.books().entries) if entry.job.account == self.account]
+        return [entry for entry in reversed(self.records().entries) if entry.job.account == self.account]
 
-    def entry(self, run: str) -> JobEntry:
+    def entry(self, run: str) -> JobRecord:
         """A job by its run's name or its number; raises ConfigurationError, CloudError."""
         entries = self.entries()
         for entry in entries:
@@ -105,7 +105,7 @@ class QueueViewer:
             f"RUN {run!r}: no job of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
         )
 
-    def state(self, entry: JobEntry) -> NodeState:
+    def state(self, entry: JobRecord) -> NodeState:
         """How far a run is, by its own words; none of a job that `gpu-fleet submit` did not make."""
         return self.bucket.state(place(entry), self.account) if is_run(entry) else NodeState(Phase.SENT)
 
@@ -149,7 +149,7 @@ def _moved(policy: Policy, ledger: str) -> MoverState | None:
         raise
 
 
-def _read(store: Store) -> Books | None:
+def _read(store: Store) -> JobRecords | None:
     try:
         stored = store.newest(JOBS, LONGEST)
     except CloudError as error:
@@ -159,15 +159,15 @@ def _read(store: Store) -> Books | None:
                 "output people_policy lets them; or say it on an instance of the stack (gpu-fleet connect)"
             ) from error
         raise
-    return books_of(stored.content) if stored else None
+    return records_of(stored.content) if stored else None
 
 
-def is_run(entry: JobEntry) -> bool:
+def is_run(entry: JobRecord) -> bool:
     """Whether a job came from `gpu-fleet submit`, and so speaks in the bucket by its name."""
     return is_submitted(entry.job.comment) and RUN.fullmatch(entry.job.name) is not None
 
 
-def place(entry: JobEntry) -> str:
+def place(entry: JobRecord) -> str:
     """Where a run speaks in the records bucket."""
     return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
 
@@ -196,11 +196,11 @@ def show_runs(viewer: QueueViewer, *, as_json: bool = False) -> None:
     if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:
         for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
             click.echo(line, err=True)
-    if (age := datetime.now(UTC) - viewer.books().at) > STALE:
+    if (age := datetime.now(UTC) - viewer.records().at) > STALE:
         click.echo(f"the queue's controller said so {format_span(age)} ago", err=True)
 
 
-def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
+def cells(entry: JobRecord, state: NodeState, policy: Policy) -> tuple[str, ...]:
     """A job as a row. Pure."""
     job = entry.job
     price = mover.prices(policy).get(job.pool)
@@ -220,7 +220,7 @@ def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
     )
 
 
-def described(entry: JobEntry) -> str:
+def described(entry: JobRecord) -> str:
     """State, why, and how often it was begun again. Pure."""
     job = entry.job
     details = [REASONS.get(job.reason, job.reason)] if job.reason and job.state != RUNNING else []
@@ -270,7 +270,7 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
     return come
 
 
-def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[bytes]]:
+def _from_bucket(viewer: QueueViewer, entry: JobRecord) -> Callable[[], Iterator[bytes]]:
     """What came to the records bucket since the last time."""
     if not is_run(entry):
         raise ConfigurationError(

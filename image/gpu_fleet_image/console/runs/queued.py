@@ -30,7 +30,7 @@ CONFIG = ".toml"
 PYTHON, SHELLS = re.compile(r"python[\d.]*"), ("bash", "dash", "sh", "zsh")
 TIMEOUT_S = 60
 # the group of everybody in access.people (image/gpu_fleet_image/instance/accounts/changes.py)
-PEOPLE = "gpu-fleet-users"
+USERS_GROUP = "gpu-fleet-users"
 SILENT = "the queue's controller does not answer: it comes back within minutes, with all jobs; try again then"
 HELP = {
     "Unable to contact slurm controller": SILENT,
@@ -192,7 +192,7 @@ def missing(words: Sequence[str], folder: Path) -> str:
 def without_account(account: str) -> str:
     """Why a job of this account could run on no other instance; empty where it can."""
     try:
-        members = grp.getgrnam(PEOPLE).gr_mem
+        members = grp.getgrnam(USERS_GROUP).gr_mem
     except KeyError:
         members = []
     if account in members:

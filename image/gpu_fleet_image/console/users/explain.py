@@ -49,7 +49,7 @@ def explain(
     """
     if is_live:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(
-            explain_live.table(list(explain_live.lines(*explain_live.look())))
+            explain_live.table(list(explain_live.lines(*explain_live.poll())))
         )
         return
     if (asked.is_silent or instance_id is None) and own_agent.is_meant(asked, instance_id):

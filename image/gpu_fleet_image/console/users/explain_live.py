@@ -37,7 +37,7 @@ class SensorLine:
     why: str = ""
 
 
-def look(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
+def poll(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
     """Look at this instance as its agent does, twice: rates are means between two looks.
 
     Raises:
@@ -54,7 +54,7 @@ def look(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
     sensors = sensors_of(instance, metadata, None, OwnUse(), real_s=time.monotonic, policy=policy)
     sensors.sample(datetime.now(UTC), everything=True)
     wait(COMPARED_S)
-    return sensors.look(datetime.now(UTC)), policy.limits()
+    return sensors.poll(datetime.now(UTC)), policy.limits()
 
 
 def lines(reading: Reading, limits: Limits) -> Iterator[SensorLine]:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gpu_fleet_image.console.users import own_agent
 from gpu_fleet_image.controllers.meter import daily_report
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep import watch as watching
 from gpu_fleet_image.controllers.sweep.results import Result
@@ -82,7 +82,7 @@ def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> 
     show(console, result, policy)
     if policy.watch_days and cloud.store is not None:
         console.print(watched(watching.load(cloud.store, result.now), policy, result.now), soft_wrap=True)
-    if spending := look(cloud, policy, result.fleet, result.now):
+    if spending := read_spending(cloud, policy, result.fleet, result.now):
         console.print(line_of(spending), markup=False, soft_wrap=True)
     if cloud.store is not None and (said := yesterday(cloud.store, result.now)):
         console.print(said, markup=False, soft_wrap=True)
@@ -106,7 +106,7 @@ def dry_sweep(asked: Asked, now: datetime | None, holder: str) -> tuple[Policy, 
     """
     meant = subject(asked)
     clock: Callable[[], datetime] = lambda: now or datetime.now(UTC)  # noqa: E731 - a clock
-    options = SweepOptions(clock, holder, dry_run=True, check_clock=False, leftovers=False)
+    options = SweepOptions(clock, holder, dry_run=True, check_clock=False, orphans=False)
     cloud = connect(meant.policy, clock, read_only=True, environ=meant.environ)
     return meant.policy, cloud, sweep(cloud, meant.policy, options)
 

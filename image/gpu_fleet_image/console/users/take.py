@@ -11,7 +11,7 @@ from decimal import Decimal
 import click
 
 from gpu_fleet_image.console.users.connect import RUNNING, chosen, described
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import Spending
 from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.controllers.mover.placement import WAIT
@@ -179,7 +179,7 @@ def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool
     """
     caller = caller_of(desk.place)
     now = desk.now()
-    spending = look(desk.cloud, desk.policy, desk.cloud.instances.fleet(), now)
+    spending = read_spending(desk.cloud, desk.policy, desk.cloud.instances.fleet(), now)
     click.echo(offer(desk.policy, spending, pool, count, hours))
     if not yes and not click.confirm("Take them?", default=True):
         raise click.Abort

@@ -38,7 +38,7 @@ class RamGroups:
         listed: dict[str, MemberProfile | None] = {}
         marker: dict[str, str] = {}
         while True:
-            page = self._calls.look(
+            page = self._calls.read(
                 self._ims.action("ListUsersForGroup"), GroupName=group, MaxItems=PAGE, **marker
             )
             users = page.get("Users", {}).get("User", [])

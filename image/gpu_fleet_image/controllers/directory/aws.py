@@ -43,7 +43,7 @@ class IdentityCenterGroups:
         listed: dict[str, MemberProfile | None] = {}
         token: dict[str, str] = {}
         while True:
-            page = self._calls.look(
+            page = self._calls.read(
                 self._client.list_group_memberships,
                 IdentityStoreId=self._store,
                 GroupId=group,
@@ -55,13 +55,13 @@ class IdentityCenterGroups:
                 break
             token = {"NextToken": page["NextToken"]}
         if not listed:
-            self._calls.look(self._client.describe_group, IdentityStoreId=self._store, GroupId=group)
+            self._calls.read(self._client.describe_group, IdentityStoreId=self._store, GroupId=group)
         return listed
 
     def profile(self, member: str) -> MemberProfile | None:
         """As the protocol."""
         try:
-            user = self._calls.look(self._client.describe_user, IdentityStoreId=self._store, UserId=member)
+            user = self._calls.read(self._client.describe_user, IdentityStoreId=self._store, UserId=member)
         except CloudError as error:
             if error.code == GONE:
                 return None
@@ -104,7 +104,7 @@ def _identity_store(directory: Directory, region: str, calls: Calls) -> Any:
     if not directory.role:
         return client("identitystore", where)
     sts = client("sts", region)
-    taken = calls.look(sts.assume_role, RoleArn=directory.role, RoleSessionName=SESSION)["Credentials"]
+    taken = calls.read(sts.assume_role, RoleArn=directory.role, RoleSessionName=SESSION)["Credentials"]
     keys = {
         "aws_access_key_id": taken["AccessKeyId"],
         "aws_secret_access_key": taken["SecretAccessKey"],

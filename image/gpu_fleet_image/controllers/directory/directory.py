@@ -90,12 +90,12 @@ class MergedAccounts:
 
     Attributes:
         users: entries of ``accounts.json``.
-        book: every member there ever was.
+        registry: every member there ever was.
         left_out: name -> why they get none.
     """
 
     users: list[dict[str, Any]]
-    book: dict[str, MemberAccount]
+    registry: dict[str, MemberAccount]
     left_out: dict[str, str]
 
 
@@ -109,54 +109,54 @@ def parse(document: Mapping[str, Any]) -> Directory:
         raise ConfigurationError(f"directory.json is not as a stack writes it: {error}") from error
 
 
-def parse_book(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
+def parse_registry(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
     """Id -> what is written down. Raises ConfigurationError: numbers are not given out over a damaged one."""
     try:
-        book = {str(member): MemberAccount(**account) for member, account in document["accounts"].items()}
+        registry = {str(member): MemberAccount(**account) for member, account in document["accounts"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"the book of numbers is damaged: {error!r}") from error
-    numbers = [account.uid for account in book.values()]
+        raise ConfigurationError(f"the UID registry is damaged: {error!r}") from error
+    numbers = [account.uid for account in registry.values()]
     if len(set(numbers)) != len(numbers) or not all(number in NUMBERS for number in numbers):
-        raise ConfigurationError("the book of numbers is damaged: a number twice, or none of a member's")
-    return book
+        raise ConfigurationError("the UID registry is damaged: a number twice, or none of a member's")
+    return registry
 
 
 def merge(
     directory: Directory,
     members: Mapping[str, Collection[str]],
     profiles: Mapping[str, MemberProfile],
-    book: Mapping[str, MemberAccount],
+    registry: Mapping[str, MemberAccount],
 ) -> MergedAccounts:
     """Who gets which account.
 
     Args:
         members: name of a team -> ids of its members.
-        profiles: id -> what the directory said just now; of who is not in it the book's last word holds.
-        book: id -> what is written down.
+        profiles: id -> what the directory said just now; of who is not in it the registry's last word holds.
+        registry: id -> what is written down.
     """
-    outcome = MergedAccounts([], dict(book), {})
+    outcome = MergedAccounts([], dict(registry), {})
     for entry in directory.named:
-        if why := _against_book(entry, book):
+        if why := _against_registry(entry, registry):
             outcome.left_out[str(entry["name"])] = why
         else:
             outcome.users.append(entry)
     named = {str(entry["name"]) for entry in outcome.users}
     used = {int(entry["uid"]) for entry in outcome.users}
     for member, teams in sorted(_teams_of(directory.teams, members).items()):
-        profile = profiles.get(member) or _written(book, member)
+        profile = profiles.get(member) or _written(registry, member)
         if profile is None or not profile.enabled:
             _note(outcome, member, profile)
             continue
-        account = outcome.book.get(member)
+        account = outcome.registry.get(member)
         if profile.name in named and (account is None or account.name == profile.name):
             continue  # the stack names this user itself
-        why = _refused(directory, outcome.book, member, profile.name)
-        number = account.uid if account else _number(member, used | _numbers(outcome.book))
+        why = _refused(directory, outcome.registry, member, profile.name)
+        number = account.uid if account else _number(member, used | _numbers(outcome.registry))
         if why or number is None:
             outcome.left_out[profile.name] = why or "no number is left"
             continue
         name = account.name if account else profile.name
-        outcome.book[member] = MemberAccount(name, number, profile.name)
+        outcome.registry[member] = MemberAccount(name, number, profile.name)
         if name != profile.name:
             outcome.left_out[profile.name] = (
                 f"is {name!r} here for good, whose files they are; log in as that"
@@ -166,9 +166,9 @@ def merge(
     return outcome
 
 
-def _against_book(entry: Mapping[str, Any], book: Mapping[str, MemberAccount]) -> str:
+def _against_registry(entry: Mapping[str, Any], registry: Mapping[str, MemberAccount]) -> str:
     """Why an account that the stack names cannot be: a member's number, or another than the user's own."""
-    for account in book.values():
+    for account in registry.values():
         if account.uid == entry["uid"] and account.name != entry["name"]:
             return f"uid {account.uid} is {account.name!r}'s, a member of a group: choose another"
         if account.name == entry["name"] and account.uid != entry["uid"]:
@@ -187,38 +187,38 @@ def _teams_of(
     return chosen
 
 
-def _written(book: Mapping[str, MemberAccount], member: str) -> MemberProfile | None:
-    account = book.get(member)
+def _written(registry: Mapping[str, MemberAccount], member: str) -> MemberProfile | None:
+    account = registry.get(member)
     return MemberProfile(account.now, account.enabled) if account else None
 
 
 def _note(outcome: MergedAccounts, member: str, profile: MemberProfile | None) -> None:
     """A member whom the directory shuts out stays so until it says otherwise."""
-    account = outcome.book.get(member)
+    account = outcome.registry.get(member)
     if account is not None:
         now = profile.name if profile else account.now
-        outcome.book[member] = replace(account, now=now, enabled=False)
+        outcome.registry[member] = replace(account, now=now, enabled=False)
 
 
-def _refused(directory: Directory, book: Mapping[str, MemberAccount], member: str, name: str) -> str:
+def _refused(directory: Directory, registry: Mapping[str, MemberAccount], member: str, name: str) -> str:
     """Why a member gets no account of this name; empty where they do."""
-    if member in book:
+    if member in registry:
         return ""
     if NAME.fullmatch(name) is None:
         return f"is no login name; allowed: {NAME.pattern}"
     if name in directory.taken or name.startswith(TAKEN_BEGINNINGS):
         return "is an account or group of the system, or a team"
-    if any(account.name == name for other, account in book.items() if other != member):
+    if any(account.name == name for other, account in registry.items() if other != member):
         return "was another member's, whose files they are: give this one another name"
     return ""
 
 
-def _numbers(book: Mapping[str, MemberAccount]) -> set[int]:
-    return {account.uid for account in book.values()}
+def _numbers(registry: Mapping[str, MemberAccount]) -> set[int]:
+    return {account.uid for account in registry.values()}
 
 
 def _number(member: str, used: Collection[int]) -> int | None:
-    """The first free number from where the id leads: most often the same, should the book be lost."""
+    """The first free number from where the id leads: most often the same, should the registry be lost."""
     start = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
     numbers: Iterator[int] = (NUMBERS[(start + step) % len(NUMBERS)] for step in range(len(NUMBERS)))
     return next((number for number in numbers if number not in used), None)

@@ -16,13 +16,13 @@ from gpu_fleet_image.controllers.directory.directory import (
     MemberProfile,
     MergedAccounts,
     merge,
-    parse_book,
+    parse_registry,
 )
 from gpu_fleet_image.core import roster
 from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.store import Store
 
-BOOK = "accounts/numbers.json"
+REGISTRY = "accounts/numbers.json"
 # Of known members so many are asked for by themselves in one pass, those of large groups in turns: Identity
 # Center answers 20 calls a second to the whole organization
 # (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
@@ -49,21 +49,23 @@ def refresh(
         How many have one, whether that was written, and who got none and why.
 
     Raises:
-        CloudError: a group, the book or the roster could not be read or written; nothing is locked.
-        ConfigurationError: the book is damaged.
+        CloudError: a group, the registry or the roster could not be read or written; nothing is locked.
+        ConfigurationError: the registry is damaged.
         RosterError: what would be written is no roster.
     """
-    stored = store.get(BOOK)
-    book = parse_book(stored.content) if stored else {}
+    stored = store.get(REGISTRY)
+    registry = parse_registry(stored.content) if stored else {}
     listed = {team.name: dict(groups.members(team.group)) for team in directory.teams}
-    profiles = _profiles(groups, listed.values(), book, clock())
-    outcome = merge(directory, listed, profiles, book)
+    profiles = _profiles(groups, listed.values(), registry, clock())
+    outcome = merge(directory, listed, profiles, registry)
     document = _document(directory, outcome)
     roster.parse(document)
-    if outcome.book != book:
-        content = {"accounts": {member: dataclasses.asdict(each) for member, each in outcome.book.items()}}
-        if store.move_on(BOOK, content, stored.version if stored else None) is None:
-            raise CloudError(f"{BOOK}: somebody else wrote it at this moment; the next pass goes on")
+    if outcome.registry != registry:
+        content = {
+            "accounts": {member: dataclasses.asdict(each) for member, each in outcome.registry.items()}
+        }
+        if store.move_on(REGISTRY, content, stored.version if stored else None) is None:
+            raise CloudError(f"{REGISTRY}: somebody else wrote it at this moment; the next pass goes on")
     written = _differs(store, document)
     if written:
         store.put(roster.KEY, document)
@@ -79,7 +81,7 @@ def log(result: dict[str, Any]) -> dict[str, Any]:
 def _profiles(
     groups: DirectoryGroups,
     listed: Iterable[Mapping[str, MemberProfile | None]],
-    book: Mapping[str, MemberAccount],
+    registry: Mapping[str, MemberAccount],
     now: datetime,
 ) -> dict[str, MemberProfile]:
     """Id -> what is said of each now: by the list, or asked for; of known ones in turns."""
@@ -91,7 +93,7 @@ def _profiles(
     turns = max(1, -(-len(silent) // AT_ONCE))
     turn = int(now.timestamp()) // PASS_S % turns
     for place, member in enumerate(silent):
-        if member not in book or place % turns == turn:
+        if member not in registry or place % turns == turn:
             # who is gone and still listed is let in no more
             said[member] = groups.profile(member) or MemberProfile("", enabled=False)
     return said

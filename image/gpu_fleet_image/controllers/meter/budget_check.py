@@ -70,7 +70,7 @@ def settle(
     return spending, failures
 
 
-def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
+def read_spending(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
     """What the stack costs as of now, with nothing written; None where nothing is metered.
 
     Raises:

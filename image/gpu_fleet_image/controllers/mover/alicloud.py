@@ -42,7 +42,7 @@ class Groups:
 
     def withdraw(self, group: str, number: int) -> None:
         """As the protocol. A group without an expected number wants nothing more once its activity failed."""
-        page = self._calls.look(self._ess.action("DescribeScalingGroups"), ScalingGroupIds=[group])
+        page = self._calls.read(self._ess.action("DescribeScalingGroups"), ScalingGroupIds=[group])
         now = page["ScalingGroups"][0]
         if not now.get("EnableDesiredCapacity", True) or now.get("DesiredCapacity") is None:
             return
@@ -56,7 +56,7 @@ class Groups:
         """As the protocol: the list names no kind of activity, and a sweep's may fail too."""
         if not activities:
             return None
-        page = self._calls.look(
+        page = self._calls.read(
             self._ess.action("DescribeScalingActivities"),
             ScalingGroupId=group,
             ScalingActivityIds=sorted(activities),

@@ -50,7 +50,7 @@ class Groups:
 
     def failure(self, group: str, activities: Collection[str] = ()) -> Trouble | None:  # noqa: ARG002 - none is named
         """As the protocol, of all that begin as a launch does."""
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._autoscaling.describe_scaling_activities, AutoScalingGroupName=group, MaxRecords=NEWEST
         )
         for activity in answer["Activities"]:
@@ -66,7 +66,7 @@ class Groups:
         return None
 
     def _now(self, group: str) -> dict[str, Any]:
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._autoscaling.describe_auto_scaling_groups, AutoScalingGroupNames=[group]
         )
         return dict(answer["AutoScalingGroups"][0])

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH
@@ -230,7 +230,7 @@ class _Mover:
     def _money(self, fleet: Inventory, now: datetime) -> MoneyLeft:
         """What may be spent; where that cannot be read nothing is."""
         try:
-            spending = look(self._cloud, self._policy, fleet, now)
+            spending = read_spending(self._cloud, self._policy, fleet, now)
         except (CloudError, DeadlineError) as error:
             self._failures.append(Failure("*", "read the meter", str(error)))
             return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")

@@ -184,13 +184,13 @@ def observe(
         )
     ]
     for batch in batches(suspects, MAX_QUERIES):
-        activity, failed = look_closely(heartbeats, batch, coarse, policy, now)
+        activity, failed = observe_closely(heartbeats, batch, coarse, policy, now)
         coarse |= activity
         failures += failed
     return coarse, failures
 
 
-def look_closely(
+def observe_closely(
     heartbeats: Heartbeats,
     instances: Sequence[Instance],
     coarse: Mapping[str, Activity],

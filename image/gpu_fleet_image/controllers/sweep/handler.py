@@ -78,7 +78,7 @@ def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
         cloud.heartbeats.publish([*result.metrics(), *(spending.figures() if spending else ())])
     except (CloudError, DeadlineError) as error:
         result.done.failures.append(Failure("*", "publish metrics", str(error)))
-    return replace(result, read_calls=cloud.calls.read, write_calls=cloud.calls.write)
+    return replace(result, read_calls=cloud.calls.reads, write_calls=cloud.calls.writes)
 
 
 def log_result(result: Result) -> None:

@@ -17,7 +17,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding
+from gpu_fleet_image.controllers.sweep.orphaned_resources import OrphanFinding
 from gpu_fleet_image.core.model import TAG_POOL, Decision
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
@@ -25,7 +25,7 @@ from gpu_fleet_image.core.times import format_time
 
 PREFIX = "ledger"
 STARTED_PREFIX = "started"
-LEFTOVERS_PREFIX = "leftovers"
+ORPHANS_PREFIX = "leftovers"
 FAILED, ENDED = ".failed.json", ".ended.json"
 SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
@@ -115,16 +115,16 @@ def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
     return record.get("schema_version", 1) < SCHEMA and not failed
 
 
-def leftover_key(finding: LeftoverFinding) -> str:
+def orphan_key(finding: OrphanFinding) -> str:
     """``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without its ending."""
     moment = finding.unused_since
     if moment is None:
-        raise ValueError(f"{finding.leftover.id} was never noted")
-    return f"{LEFTOVERS_PREFIX}/{moment:%Y/%m/%d}/{finding.leftover.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
+        raise ValueError(f"{finding.orphan.id} was never noted")
+    return f"{ORPHANS_PREFIX}/{moment:%Y/%m/%d}/{finding.orphan.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
 
 
-def leftover_record(finding: LeftoverFinding, policy: Policy, now: datetime) -> dict[str, Any]:
-    """The ledger's record of a removed leftover."""
+def orphan_record(finding: OrphanFinding, policy: Policy, now: datetime) -> dict[str, Any]:
+    """The ledger's record of a removed orphan."""
     return {
         "schema_version": 1,
         "at": format_time(now),
@@ -132,7 +132,7 @@ def leftover_record(finding: LeftoverFinding, policy: Policy, now: datetime) -> 
         "region": policy.region,
         "action": "remove",
         "currency": policy.currency,
-        "pool": finding.leftover.tags.get(TAG_POOL, ""),
+        "pool": finding.orphan.tags.get(TAG_POOL, ""),
         "saved_per_month": str(finding.monthly_price or Decimal(0)),
         **finding.to_json(),
     }

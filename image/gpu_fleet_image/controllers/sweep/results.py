@@ -79,7 +79,7 @@ class Result:
         read_calls: calls that only looked.
         write_calls: calls that may have changed something.
         fleet: what was looked at, terminated instances included.
-        leftovers: volumes, addresses and the like that nobody uses, as JSON objects.
+        orphans: volumes, addresses and the like that nobody uses, as JSON objects.
         spending: what the stack costs; None where nothing is metered.
         watch: what was seen so far, of a sweep that only watches.
         watched_until: when the sweeps begin to act; None where they do.
@@ -93,7 +93,7 @@ class Result:
     read_calls: int
     write_calls: int
     fleet: Inventory = NO_FLEET
-    leftovers: Sequence[dict[str, Any]] = ()
+    orphans: Sequence[dict[str, Any]] = ()
     spending: Spending | None = None
     watch: Watch | None = None
     watched_until: datetime | None = None
@@ -137,7 +137,7 @@ class Result:
             "saved_per_month": str(self.done.saved_per_month),
             "calls": {"read": self.read_calls, "write": self.write_calls},
             "breaker": self.plan.breaker,
-            "leftovers": list(self.leftovers),
+            "leftovers": list(self.orphans),
             "spending": self.spending.to_json() if self.spending else None,
             "watched_until": format_time(self.watched_until) if self.watched_until else None,
             "would_end": self.watch.would_end if self.watch else [],

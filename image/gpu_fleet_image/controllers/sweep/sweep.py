@@ -8,9 +8,9 @@ from typing import Any
 
 from gpu_fleet_image.controllers.sweep import carry_out, ledger, tidy
 from gpu_fleet_image.controllers.sweep import watch as watching
-from gpu_fleet_image.controllers.sweep.evidence import look_closely, observe
+from gpu_fleet_image.controllers.sweep.evidence import observe, observe_closely
 from gpu_fleet_image.controllers.sweep.lease import Lease, SweepMemory, remembered
-from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding
+from gpu_fleet_image.controllers.sweep.orphaned_resources import OrphanFinding
 from gpu_fleet_image.controllers.sweep.results import Done, Result
 from gpu_fleet_image.controllers.sweep.verdict import (
     BREAKER_LASTS,
@@ -54,7 +54,7 @@ class SweepOptions:
         dry_run: decide and report, change nothing.
         check_clock: refuse to act when this instance's clock and the cloud's differ.
         override_breaker: a user looked, and the many idle instances are idle.
-        leftovers: a dry run looks for leftovers too; a sweep that acts does so every few hours.
+        orphans: a dry run looks for orphans too; a sweep that acts does so every few hours.
         wait: waits some seconds.
     """
 
@@ -63,7 +63,7 @@ class SweepOptions:
     dry_run: bool = False
     check_clock: bool = True
     override_breaker: bool = False
-    leftovers: bool = True
+    orphans: bool = True
     wait: Callable[[float], None] = time.sleep
 
 
@@ -144,14 +144,14 @@ class _Sweep:
         self._policy = policy
         self._options = options
         self.done = Done()
-        self._findings = list[LeftoverFinding]()
+        self._findings = list[OrphanFinding]()
 
     def look_only(self) -> Result:
         """Plan, and change nothing."""
         situation = self._look()
         situation = _remembering(situation, self._remembered())
-        if self._options.leftovers:
-            self._look_for_leftovers(situation)
+        if self._options.orphans:
+            self._find_orphans(situation)
         return self._result(situation, decide(situation))
 
     def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:
@@ -256,8 +256,8 @@ class _Sweep:
     def _tidy(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
         if not tidy.is_due(lease.memory.leftovers_at, situation.now):
             return
-        self._look_for_leftovers(situation)
-        where = self._cloud.leftovers
+        self._find_orphans(situation)
+        where = self._cloud.orphans
         self.done.failures += tidy.carry_out(tools, where, self._findings, situation.now)
         lease.memory.leftovers_at = situation.now
 
@@ -343,10 +343,10 @@ class _Sweep:
             self.done.failures.append(Failure("*", "read the lease", str(error)))
             return SweepMemory()
 
-    def _look_for_leftovers(self, situation: Situation) -> None:
+    def _find_orphans(self, situation: Situation) -> None:
         instances = situation.fleet.instances
         try:
-            self._findings = tidy.look(self._cloud.leftovers, instances, self._policy, situation.now)
+            self._findings = tidy.find_orphans(self._cloud.orphans, instances, self._policy, situation.now)
         except (CloudError, DeadlineError) as error:
             self.done.failures.append(Failure("*", "look for leftovers", str(error)))
 
@@ -408,7 +408,7 @@ class _Sweep:
         fresh = self._cloud.instances.again(ids, sorted(groups))
         now = self._options.clock()
         running = [instance for instance in fresh.instances if instance.state == "running"]
-        activity, failures = look_closely(
+        activity, failures = observe_closely(
             self._cloud.heartbeats, running, situation.activity, self._policy, now
         )
         self.done.failures += failures
@@ -446,8 +446,8 @@ class _Sweep:
             currency=self._policy.currency,
             plan=plan,
             done=self.done,
-            read_calls=calls.read,
-            write_calls=calls.write,
+            read_calls=calls.reads,
+            write_calls=calls.writes,
             fleet=situation.fleet,
-            leftovers=[finding.to_json() for finding in self._findings],
+            orphans=[finding.to_json() for finding in self._findings],
         )

@@ -13,7 +13,7 @@ from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import read_text, replace_text
 from gpu_fleet_image.core.metadata import Metadata
-from gpu_fleet_image.core.roster import KEY, Person, RosterError, parse
+from gpu_fleet_image.core.roster import KEY, RosterError, RosterUser, parse
 from gpu_fleet_image.instance.accounts import system
 from gpu_fleet_image.instance.accounts.changes import changes
 from gpu_fleet_image.instance.agent import cloud
@@ -43,15 +43,15 @@ def command() -> None:
     def homes_there() -> bool:
         return not instance.home_file_system or os.path.ismount(system.HOMES)
 
-    people, problem = roster(read, LAST_GOOD)
-    problems = [*filter(None, [problem]), *carried_out(people, system.System(homes_there, system.run))]
+    users, problem = roster(read, LAST_GOOD)
+    problems = [*filter(None, [problem]), *carried_out(users, system.System(homes_there, system.run))]
     if problems:
         raise AccountsError("\n".join(problems))
 
 
 def roster(
     read: Callable[[], dict[str, Any] | None], last_good: Path
-) -> tuple[tuple[Person, ...] | None, str]:
+) -> tuple[tuple[RosterUser, ...] | None, str]:
     """Everybody, and why it is an older word where it is; None where there is no word at all.
 
     A roster that cannot be read, is damaged or was deleted locks nobody: the last good one stays.
@@ -60,15 +60,15 @@ def roster(
         document = read()
         if document is None:
             raise CloudError(f"{KEY} is not in the stack's bucket")
-        people = parse(document)
+        users = parse(document)
     except (CloudError, RosterError) as error:
         return _kept(last_good), f"event=roster-not-read reason={str(error)!r}"
     last_good.parent.mkdir(mode=0o755, exist_ok=True)
     replace_text(last_good, json.dumps(document), ROOT_ALONE)
-    return people, ""
+    return users, ""
 
 
-def _kept(last_good: Path) -> tuple[Person, ...] | None:
+def _kept(last_good: Path) -> tuple[RosterUser, ...] | None:
     try:
         return parse(json.loads(read_text(last_good)))
     except FileNotFoundError:
@@ -78,12 +78,12 @@ def _kept(last_good: Path) -> tuple[Person, ...] | None:
         return None
 
 
-def carried_out(people: tuple[Person, ...] | None, instance: system.System) -> list[str]:
+def carried_out(users: tuple[RosterUser, ...] | None, instance: system.System) -> list[str]:
     """Every change, each tried whatever became of the others; gives what failed."""
-    if people is None:
+    if users is None:
         return []
     problems = []
-    for change in changes(people, system.local_accounts(keys=instance.keys, homes=instance.homes)):
+    for change in changes(users, system.local_accounts(keys=instance.keys, homes=instance.homes)):
         try:
             said = instance.carry_out(change)
         except system.NotDoneError as error:

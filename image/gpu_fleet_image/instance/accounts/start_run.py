@@ -26,7 +26,7 @@ from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.instance.accounts import system
 from gpu_fleet_image.instance.accounts.changes import LocalAccounts
 from gpu_fleet_image.instance.accounts.run_folders import RUNS_FOLDER, RunFolderError, own_folder
-from gpu_fleet_image.instance.gpus import book_file
+from gpu_fleet_image.instance.gpus import reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
 UNITS = ("gpu-run@*", "trainer@*")
@@ -109,7 +109,7 @@ def _gpus(account: str) -> dict[str, str]:
         NotStartedError: others have them all.
     """
     try:
-        visible = book_file.visible_to(account, datetime.now(UTC))
+        visible = reservations_file.visible_to(account, datetime.now(UTC))
     except GpuReservationError as error:
         raise NotStartedError(str(error)) from error
     if visible == ():

@@ -171,7 +171,7 @@ class Notices:
         self._ecs, self._ess = own.ecs, own.ess
         self._instance_id = instance_id
         self._now = now
-        self._look_at: datetime | None = None
+        self._poll_for: datetime | None = None
         self._tags: Mapping[str, str] = {}
 
     def find(self) -> Notice | None:
@@ -183,9 +183,9 @@ class Notices:
         spot = self._metadata.get(SPOT_TERMINATION)
         if spot is not None:
             return _spot_notice(spot)
-        if self._look_at is not None and self._now() < self._look_at:
+        if self._poll_for is not None and self._now() < self._poll_for:
             return None
-        self._look_at = self._now() + LOOK_EVERY
+        self._poll_for = self._now() + LOOK_EVERY
         group, state = lifecycle_state(self._ess, self._instance_id)
         if state in LEAVING:
             return Notice(notices.TERMINATED_BY_GROUP)

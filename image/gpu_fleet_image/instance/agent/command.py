@@ -22,7 +22,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.instance.agent import activity_file, kept_files, publish
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
-from gpu_fleet_image.instance.agent.habits import Accustomed, Looks
+from gpu_fleet_image.instance.agent.habits import Accustomed, PolledSensors
 from gpu_fleet_image.instance.agent.judge import Judgement, Limits
 from gpu_fleet_image.instance.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from gpu_fleet_image.instance.agent.loop import Agent, Clock, stop_on_terminate
@@ -30,7 +30,7 @@ from gpu_fleet_image.instance.agent.notices import Notices
 from gpu_fleet_image.instance.agent.publish import Publisher, heartbeat
 from gpu_fleet_image.instance.agent.requests import BUSY, Requests, line
 from gpu_fleet_image.instance.agent.sensors.counters import OwnUse, TreeCounters
-from gpu_fleet_image.instance.agent.sensors.look import Sensors, watched_tree, whole_instance
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors, watched_tree, whole_instance
 from gpu_fleet_image.instance.agent.sensors.processes import trainers
 from gpu_fleet_image.instance.agent.service_models import use_small_models
 from gpu_fleet_image.instance.agent.stack_policy import StackPolicy
@@ -122,7 +122,7 @@ def run(options: AgentOptions) -> None:
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
-        senses = Senses(running, own, fresh_look(sensors, clock, limits))
+        senses = Senses(running, own, fresh_poll(sensors, clock, limits))
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         target = Target(instance, instance_id)
         notice_listener = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
@@ -163,13 +163,13 @@ def user_socket(
 ) -> UserSocket:
     """The socket for users, open; where it cannot be, that is logged: what the agent sees counts more."""
 
-    def keeper() -> KeepTarget:
+    def hold() -> KeepTarget:
         def records(mark: datetime) -> Exchange:
             return Exchange(cloud.store(), cloud.caller(target.instance_id), mark)
 
         return KeepTarget(target.instance_id, cloud.tagging(), records)
 
-    requests = Requests(target, keeper, notices, lambda: policy.rule)
+    requests = Requests(target, hold, notices, lambda: policy.rule)
     made = UserSocket(paths.agent_socket(), requests.answer, line(error=BUSY))
     try:
         made.open()
@@ -206,14 +206,16 @@ def sensors_of(
     return whole_instance(instance.expected_of(type_name).gpus, own, real_s, policy.asked)
 
 
-def fresh_look(sensors: Looks, clock: Clock, limits: Callable[[], Limits]) -> Callable[[datetime], Seen]:
+def fresh_poll(
+    sensors: PolledSensors, clock: Clock, limits: Callable[[], Limits]
+) -> Callable[[datetime], Seen]:
     """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
 
-    def look(mark: datetime) -> Seen:
+    def poll(mark: datetime) -> Seen:
         unfit = publish.passed(paths.ready_file()) is False
-        return seen(sensors.look(clock.now()), mark, limits(), unfit=unfit)
+        return seen(sensors.poll(clock.now()), mark, limits(), unfit=unfit)
 
-    return look
+    return poll
 
 
 def boot_time() -> datetime:

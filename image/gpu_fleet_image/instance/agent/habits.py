@@ -34,10 +34,10 @@ REMEMBERED = timedelta(days=1)
 MOST_COMMANDS = 1000
 
 
-class Looks(Protocol):
-    """What an agent looks with (``sensors.look.Sensors``)."""
+class PolledSensors(Protocol):
+    """What an agent looks with (``sensors.poll.Sensors``)."""
 
-    def look(self, now: datetime) -> Reading:
+    def poll(self, now: datetime) -> Reading:
         """Look at everything, without a trace."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
@@ -141,16 +141,16 @@ class Accustomed:
         limits: what counts as activity, asked anew at each look.
     """
 
-    def __init__(self, sensors: Looks, limits: Callable[[], Limits] = Limits) -> None:
+    def __init__(self, sensors: PolledSensors, limits: Callable[[], Limits] = Limits) -> None:
         self._sensors = sensors
         self._limits = limits
         self._habits = Habits()
         self._lock = threading.Lock()
 
-    def look(self, now: datetime) -> Reading:
-        """As ``Sensors.look``."""
+    def poll(self, now: datetime) -> Reading:
+        """As ``Sensors.poll``."""
         with self._lock:
-            return self._learned(self._sensors.look(now))
+            return self._learned(self._sensors.poll(now))
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """As ``Sensors.sample``."""

@@ -50,7 +50,7 @@ class Answers:
         drain: makes the drain of a notice.
         save: copies what users keep; raises ``CloudError``.
         notify: shows a message to everybody who is logged in.
-        look: looks at all sensors at this moment, for a mark that was due then.
+        poll: looks at all sensors at this moment, for a mark that was due then.
         store: where answers go; raises ``CloudError``.
         caller: what the cloud calls this instance's credentials; raises ``CloudError``.
         fence: keeps the sweep from stopping this instance, where the cloud can.
@@ -61,7 +61,7 @@ class Answers:
     drain: Callable[[Notice], Drain]
     save: Callable[[], Saved]
     notify: Callable[[str], None]
-    look: Callable[[datetime], Seen]
+    poll: Callable[[datetime], Seen]
     store: Callable[[], Store]
     caller: Callable[[], str]
     fence: Fence
@@ -84,12 +84,12 @@ class Senses:
     Attributes:
         trainers: training processes that run now.
         own: what the agent uses itself; notes each copy.
-        look: as ``Answers`` has it.
+        poll: as ``Answers`` has it.
     """
 
     trainers: Callable[[], Sequence[str]]
     own: OwnUse
-    look: Callable[[datetime], Seen]
+    poll: Callable[[datetime], Seen]
 
 
 class Door:
@@ -218,7 +218,7 @@ class NoticeListener:
         silent = False
         while not self._closed.wait(every_s / CLOSED_FASTER if self.talk.closed_at else every_s):
             try:
-                if self.look():
+                if self.poll():
                     return
                 silent = False
             except (CloudError, OSError) as error:
@@ -228,7 +228,7 @@ class NoticeListener:
             except Exception:  # without this thread no drain saves anything
                 LOG.exception("event=listening-failed")
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Ask once, and do what is asked for.
 
         Returns:
@@ -295,7 +295,7 @@ class NoticeListener:
         LOG.log(logging.DEBUG if act is Act.LOOK else logging.INFO, "event=answer act=%r", str(act))
         match act:
             case Act.LOOK:
-                return self._look_at(view)
+                return self._poll_for(view)
             case Act.NOTIFY:
                 self._notify()
             case Act.SAVE:
@@ -320,8 +320,8 @@ class NoticeListener:
                 self._change(lower_at=None)
         return view.seen
 
-    def _look_at(self, view: View) -> Seen:
-        seen = self._answers.look(self._mark)
+    def _poll_for(self, view: View) -> Seen:
+        seen = self._answers.poll(self._mark)
         if seen.why and view.talk.busy_looks == 0:  # once for each stretch of use, not every few seconds
             LOG.info("event=in-use mark=%s why=%r", view.mark, seen.why)
         self._change(busy_looks=view.talk.busy_looks + 1 if seen.why else 0)
@@ -438,4 +438,4 @@ def answers(
     door = Door(paths.closed_file(), paths.nologin_file())
     caller = cache(partial(cloud.caller, instance_id))
     fence = cloud.fence(instance_id)
-    return Answers(drain, save, show, senses.look, cloud.store, caller, fence, door, remove)
+    return Answers(drain, save, show, senses.poll, cloud.store, caller, fence, door, remove)

@@ -58,7 +58,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Samples(Protocol):
-    """What the agent looks with (``sensors.look.Sensors``)."""
+    """What the agent looks with (``sensors.poll.Sensors``)."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """Look once."""

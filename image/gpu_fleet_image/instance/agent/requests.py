@@ -76,7 +76,7 @@ class Requests:
 
     Args:
         target: this instance.
-        keeper: sets and removes its holds; raises ``InstanceError`` where it may not.
+        hold: sets and removes its holds; raises ``InstanceError`` where it may not.
         notices: what the cloud says of it; None where nothing does.
         rule: when its pool marks an instance, in one line; empty while that is not known.
     """
@@ -84,12 +84,12 @@ class Requests:
     def __init__(
         self,
         target: Target,
-        keeper: Callable[[], KeepTarget],
+        hold: Callable[[], KeepTarget],
         notices: Notices | None,
         rule: Callable[[], str],
     ) -> None:
         self._target = target
-        self._keeper = keeper
+        self._hold = hold
         self._notices = notices
         self._rule = rule
         self._alone = threading.Lock()  # holds one after another, as the agent's calls to its cloud are few
@@ -127,7 +127,7 @@ class Requests:
     def keep(self, asked: UserRequest, account: str) -> Output:
         """Set a hold; errors as for ``KeepTarget.keep``."""
         wanted = wish(parse_duration(asked.duration), asked.reason, datetime.now(UTC))
-        output = self._one_at_a_time(lambda keeper: keeper.keep(wanted, caller_of(account)))
+        output = self._one_at_a_time(lambda target: target.keep(wanted, caller_of(account)))
         LOG.info(
             "event=kept account=%s until=%s reason=%r", account, format_time(wanted.until), wanted.reason
         )
@@ -135,7 +135,7 @@ class Requests:
 
     def release(self, _: UserRequest, account: str) -> Output:
         """Remove it; errors as for ``KeepTarget.release``."""
-        output = self._one_at_a_time(lambda keeper: keeper.release(caller_of(account)))
+        output = self._one_at_a_time(lambda target: target.release(caller_of(account)))
         LOG.info("event=released account=%s", account)
         return output
 
@@ -143,7 +143,7 @@ class Requests:
         if not self._alone.acquire(timeout=WAIT_FOR_OTHERS_S):
             raise CloudError(BUSY)
         try:
-            return act(self._keeper())
+            return act(self._hold())
         finally:
             self._alone.release()
 

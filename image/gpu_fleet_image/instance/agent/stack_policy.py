@@ -14,7 +14,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import marking_rule
 from gpu_fleet_image.instance.agent.judge import Limits
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 
 READ_EVERY_S = 600.0
 TRY_AGAIN_AFTER_S = 60.0

@@ -42,7 +42,7 @@ class AlicloudUserRole:
     def assume(self, account: str) -> SessionKeys:
         """Keys for an account; raises InstanceError."""
         name = session_name(account, own_id(self._metadata))
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._sts.action("AssumeRole"),
             RoleArn=self._arn,
             RoleSessionName=name,

@@ -19,7 +19,7 @@ LOCAL, REMOTE, STATE, OWNER, INODE = 1, 2, 3, 7, 9  # columns of the tables
 NO_INODE = "0"  # a socket that its process has closed; the kernel says root owns it
 VARIABLES = "AWS_CONTAINER_CREDENTIALS_FULL_URI and ALIBABA_CLOUD_CREDENTIALS_URI"
 TRAINER = "gpu-fleet"  # the account of trainer@.service
-PEOPLE = range(1000, 60000)  # numbers of users' accounts (Debian policy, 9.2.2)
+USER_UIDS = range(1000, 60000)  # numbers of users' accounts (Debian policy, 9.2.2)
 NO_SHELL = (
     "/usr/sbin/nologin",
     "/sbin/nologin",
@@ -51,7 +51,7 @@ def account_of(client: End, server: End, tables: Iterable[Path] = TABLES) -> str
     except KeyError:
         raise NotServedError(f"user {uid} has no account on this instance: no credentials") from None
     name = entry.pw_name
-    if uid not in PEOPLE and name != TRAINER:
+    if uid not in USER_UIDS and name != TRAINER:
         raise NotServedError(f"account {name!r} is a service's, not a user's: no credentials")
     if entry.pw_shell in NO_SHELL and name != TRAINER:
         raise NotServedError(f"account {name!r} is locked: no credentials")

@@ -30,7 +30,7 @@ from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.instance_file import Expected
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedInstance, judge, judge_running
-from gpu_fleet_image.instance.gate.probes import look, measured
+from gpu_fleet_image.instance.gate.probes import measured, probe
 from gpu_fleet_image.instance.gate.user_access import opened, probed
 
 # An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] = ()) -> int:
             return 0 if report([hangs]) else 1
         if list(arguments) == [HEALTH]:
             seen = replace(
-                _look(False), metadata_problem=opened(instance_file.load(paths.instance_file()).cloud)
+                _probe(False), metadata_problem=opened(instance_file.load(paths.instance_file()).cloud)
             )
             sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), seen)))
             return 0
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
-        return 0 if report(awaited(expected, _looks(instance.cloud), report)) else 1
+        return 0 if report(awaited(expected, _prober(instance.cloud), report)) else 1
     except InstanceFileError as error:
         LOG.error("event=not-ready reason=%r", str(error))
     except (OSError, ValueError, KeyError) as error:
@@ -115,17 +115,17 @@ def _given_up(finding: CheckResult) -> CheckResult:
     return replace(finding, detail=late, waiting=False) if finding.waiting else finding
 
 
-def _look(copies: bool) -> ProbedInstance:
-    return look(pynvml, measured if copies else None)
+def _probe(copies: bool) -> ProbedInstance:
+    return probe(pynvml, measured if copies else None)
 
 
-def _looks(cloud: str) -> Callable[[bool], ProbedInstance]:
+def _prober(cloud: str) -> Callable[[bool], ProbedInstance]:
     """Looks at the boot: with the eyes of a user too."""
 
     def see(copies: bool) -> ProbedInstance:
         metadata_problem, credentials_problem = probed(cloud)
         return replace(
-            _look(copies), metadata_problem=metadata_problem, credentials_problem=credentials_problem
+            _probe(copies), metadata_problem=metadata_problem, credentials_problem=credentials_problem
         )
 
     return see

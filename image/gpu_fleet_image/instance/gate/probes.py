@@ -23,7 +23,7 @@ NO_DRIVER = "no NVIDIA driver on this image"
 Copies = list[tuple[float | None, str]]
 
 
-def look(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> ProbedInstance:
+def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> ProbedInstance:
     """One look at everything.
 
     Args:

@@ -16,9 +16,9 @@ from gpu_fleet_image.core.notify.notifier import Notifier, Reach, roster_in
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.alicloud.instances import Instances
-from gpu_fleet_image.providers.alicloud.leftovers import Leftovers
 from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
 from gpu_fleet_image.providers.alicloud.notify import Mail, NoticesAlarm
+from gpu_fleet_image.providers.alicloud.orphaned_resources import OrphanedResources
 from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, Product, clients
 
@@ -49,7 +49,7 @@ def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str])
 def _history(ecs: Product, calls: Calls, currency: str, name: str) -> Iterator[dict[str, Any]]:
     offset = 0
     for _ in range(MAX_PAGES):
-        page = calls.look(
+        page = calls.read(
             ecs.action("DescribeSpotPriceHistory"),
             InstanceType=name,
             NetworkType="vpc",
@@ -91,7 +91,7 @@ def connect(
         calls=calls,
         instances=Instances(own, calls, policy.stack),
         heartbeats=Heartbeats(own.cms, calls, policy.stack, _account(own, calls, environ)),
-        leftovers=Leftovers(own, calls, policy.stack),
+        orphans=OrphanedResources(own, calls, policy.stack),
         notifier=Notifier(NoticesAlarm(own.cms, calls, policy.stack), reach),
         store=store,
         spot_prices=partial(spot_prices, own.ecs, calls, policy.currency),
@@ -107,7 +107,7 @@ def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
         return words if isinstance(words, list) else []
 
     def secret(name: str) -> str:
-        return str(calls.look(own.kms.action("GetSecretValue"), SecretName=name)["SecretData"])
+        return str(calls.read(own.kms.action("GetSecretValue"), SecretName=name)["SecretData"])
 
     return Reach(partial(roster_in, store), users, Mail(own.dm, calls).send, secret)
 
@@ -139,7 +139,7 @@ def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable
     @cache
     def account() -> str:
         noted = environ.get(ACCOUNT_ID)
-        return noted or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
+        return noted or str(calls.read(own.sts.action("GetCallerIdentity"))["AccountId"])
 
     return account
 
@@ -147,7 +147,7 @@ def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable
 def caller(region: str, calls: Calls) -> tuple[str, str]:
     """As on AWS: a RAM user's name, else what the session of a role is called. Raises CloudError."""
     own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
-    identity = calls.look(own.sts.action("GetCallerIdentity"))
+    identity = calls.read(own.sts.action("GetCallerIdentity"))
     kind, _, rest = str(identity["Arn"]).rpartition(":")[2].partition("/")
     return ("users", rest) if kind == "user" else ("sessions", rest.replace("/", ":"))
 

@@ -261,7 +261,7 @@ class Instances:
         token = ""
         while True:
             more = {"NextToken": token} if token else {}
-            page = self._calls.look(self._ecs.action("DescribeInstances"), MaxResults=PAGE, **chosen, **more)
+            page = self._calls.read(self._ecs.action("DescribeInstances"), MaxResults=PAGE, **chosen, **more)
             listed |= {raw["InstanceId"]: instance_of(raw) for raw in page["Instances"]["Instance"]}
             token = page.get("NextToken") or ""
             if not token:
@@ -286,7 +286,7 @@ class Instances:
         """Every page of an answer with numbered pages; an empty one ends it, whatever the total says."""
         seen, number = 0, 1
         while True:
-            page = self._calls.look(action, PageNumber=number, PageSize=size, **chosen)
+            page = self._calls.read(action, PageNumber=number, PageSize=size, **chosen)
             rows = page[key]
             yield from rows
             seen, number = seen + len(rows), number + 1

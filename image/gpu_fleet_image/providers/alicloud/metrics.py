@@ -182,7 +182,7 @@ class Heartbeats:
         """
         token = ""
         for _ in range(pages):
-            page = self._calls.look(
+            page = self._calls.read(
                 self._cms.action(action),
                 Namespace=f"acs_customMetric_{self._account()}",
                 MetricName=metric_name(metric, self._stack),

@@ -67,7 +67,7 @@ class OssStore(Store):
 
     def _oldest_version(self, start: str) -> tuple[str | None, str]:
         """(the first key that starts so, its oldest version), or (None, "") without any."""
-        listed = self._calls.look(
+        listed = self._calls.read(
             self._s3.list_object_versions,
             Bucket=self._bucket,
             Prefix=self._prefix + start,

@@ -14,9 +14,9 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.aws import session
 from gpu_fleet_image.providers.aws.instances import Instances
-from gpu_fleet_image.providers.aws.leftovers import Leftovers
 from gpu_fleet_image.providers.aws.metrics import Heartbeats
 from gpu_fleet_image.providers.aws.notify import Mail, Topic
+from gpu_fleet_image.providers.aws.orphaned_resources import OrphanedResources
 from gpu_fleet_image.providers.aws.session import Clients, clients
 
 PRODUCT = "Linux/UNIX"
@@ -39,7 +39,7 @@ def spot_prices(ec2: Any, calls: Calls, types: Sequence[str]) -> Mapping[str, De
     }
     prices: dict[str, Decimal] = {}
     while True:
-        page = calls.look(ec2.describe_spot_price_history, **arguments)
+        page = calls.read(ec2.describe_spot_price_history, **arguments)
         for entry in page["SpotPriceHistory"]:
             price = Decimal(entry["SpotPrice"])
             prices[entry["InstanceType"]] = max(price, prices.get(entry["InstanceType"], price))
@@ -69,7 +69,7 @@ def connect(
         calls=calls,
         instances=Instances(aws, calls, policy.stack),
         heartbeats=Heartbeats(aws.cloudwatch, calls, policy.metric_namespace),
-        leftovers=Leftovers(aws, calls, policy.stack),
+        orphans=OrphanedResources(aws, calls, policy.stack),
         notifier=Notifier(Topic(aws.sns, calls, topic), reach) if topic else None,
         store=store,
         spot_prices=partial(spot_prices, aws.ec2, calls) if policy.currency == CURRENCY else None,
@@ -83,7 +83,7 @@ def _reach(region: str, calls: Calls, store: Store) -> Reach:
         Mail(session.client("sesv2", region), calls).send(sender, address, subject, message)
 
     def secret(name: str) -> str:
-        answer = calls.look(session.client("secretsmanager", region).get_secret_value, SecretId=name)
+        answer = calls.read(session.client("secretsmanager", region).get_secret_value, SecretId=name)
         return str(answer.get("SecretString", ""))
 
     return Reach(partial(roster_in, store), users, mail, secret)
@@ -115,11 +115,11 @@ def caller(region: str, calls: Calls) -> tuple[str, str]:
     A user is ``${aws:username}``, any role's session ``${aws:userid}``
     (docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html).
     """
-    identity = calls.look(session.client("sts", region).get_caller_identity)
+    identity = calls.read(session.client("sts", region).get_caller_identity)
     kind, _, rest = str(identity["Arn"]).split(":", 5)[5].partition("/")
     return ("users", rest.rpartition("/")[2]) if kind == "user" else ("sessions", str(identity["UserId"]))
 
 
 def account_id(region: str, calls: Calls) -> str:
     """The account of the credentials. Raises CloudError."""
-    return str(calls.look(session.client("sts", region).get_caller_identity)["Account"])
+    return str(calls.read(session.client("sts", region).get_caller_identity)["Account"])

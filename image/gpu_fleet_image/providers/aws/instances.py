@@ -35,7 +35,7 @@ class Tags:
     def tags(self, instance_id: str) -> dict[str, str]:
         """An instance's tags; none for one that is not there. Raises CloudError."""
         named = [{"Name": "resource-id", "Values": [instance_id]}]
-        tags = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
+        tags = self._calls.read(self._ec2.describe_tags, Filters=named)["Tags"]
         return {tag["Key"]: tag["Value"] for tag in tags}
 
     def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
@@ -112,7 +112,7 @@ class Instances(Tags):
             CloudError: it could not be read.
         """
         name, protected = LOCKS[action]
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._ec2.describe_instance_attribute, InstanceId=instance_id, Attribute=name
         )
         return f"{protected} protection is on" if answer[name[0].upper() + name[1:]]["Value"] else ""
@@ -143,7 +143,7 @@ class Instances(Tags):
         """
         firing = set()
         for start in range(0, len(names), ALARM_BATCH):
-            page = self._calls.look(
+            page = self._calls.read(
                 self._cloudwatch.describe_alarms,
                 AlarmNames=list(names[start : start + ALARM_BATCH]),
                 StateValue="ALARM",
@@ -204,7 +204,7 @@ class Instances(Tags):
     def _pages(self, method: Callable[..., Any], **arguments: Any) -> Iterator[dict[str, Any]]:
         """Every page; boto3's own paginators would hide the calls from the count and the deadline."""
         while True:
-            page = self._calls.look(method, **arguments)
+            page = self._calls.read(method, **arguments)
             yield page
             if not page.get("NextToken"):
                 return

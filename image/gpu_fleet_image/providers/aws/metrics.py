@@ -61,7 +61,7 @@ class Heartbeats:
             "MaxDatapoints": MAX_POINTS,
         }
         for _ in range(MAX_PAGES):
-            page = self._calls.look(self._cloudwatch.get_metric_data, **arguments)
+            page = self._calls.read(self._cloudwatch.get_metric_data, **arguments)
             for result in page.get("MetricDataResults", []):
                 answer = answers[batch[int(result["Id"][1:])]]
                 answer.points += zip(result["Timestamps"], result["Values"], strict=True)

@@ -45,7 +45,7 @@ class Topic:
         """
         subscribed, page = dict[str, bool](), dict[str, str]()
         while True:
-            answer = self._calls.look(self._sns.list_subscriptions_by_topic, TopicArn=self._topic_arn, **page)
+            answer = self._calls.read(self._sns.list_subscriptions_by_topic, TopicArn=self._topic_arn, **page)
             for subscription in answer["Subscriptions"]:
                 address = subscription["Endpoint"].casefold()
                 confirmed = subscription["SubscriptionArn"].startswith("arn:")

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, OwnCodeError, PassingCodeError, suggestion
+from gpu_fleet.core.errors import ConfigError, PassingCodeError, UserCodeError, suggestion
 from gpu_fleet.core.files import may_pass
 from gpu_fleet.core.reachable import reachable
 
@@ -82,7 +82,7 @@ class Own:
     options: Mapping[str, Any]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it; raises OwnCodeError naming key, file and line if it fails."""
+        """Call it; raises UserCodeError naming key, file and line if it fails."""
         with explained(f"{self.key} = {self.name!r}"):
             return self.function(*arguments, **named, **self.options)
 
@@ -110,7 +110,7 @@ class Parts:
 
 
 def parts(settings: config.Config) -> Parts:
-    """Load all code that a configuration names; raises ConfigError or OwnCodeError."""
+    """Load all code that a configuration names; raises ConfigError or UserCodeError."""
     directory = settings.run.directory
 
     def part(key: str, name: str, options: Mapping[str, Any] | None = None) -> Own | None:
@@ -141,7 +141,7 @@ def is_own(name: str) -> bool:
 
 
 def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
-    """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or OwnCodeError.
+    """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or UserCodeError.
 
     Args:
         key: key of the configuration, such as "model.name".
@@ -233,14 +233,14 @@ def _check_signature(own: Own) -> None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an exception of a user's code into an OwnCodeError with file and line.
+    """Turn an exception of a user's code into an UserCodeError with file and line.
 
     An out-of-memory error of the device, an error of a peer and a ConfigError pass unchanged.
     GPU_FLEET_TRACEBACK=1 shows the traceback.
     """
     try:
         yield
-    except (OwnCodeError, ConfigError, torch.OutOfMemoryError):
+    except (UserCodeError, ConfigError, torch.OutOfMemoryError):
         raise
     except SystemExit as error:
         raise of_exit(error, f"{what}: ") from error
@@ -250,15 +250,15 @@ def explained(what: str) -> Iterator[None]:
         raise raised(error, f"{what}: ") from error
 
 
-def raised(error: Exception, what: str = "") -> OwnCodeError:
+def raised(error: Exception, what: str = "") -> UserCodeError:
     """Return the error for an exception of a user's code, after `what`; it says if another try may help."""
-    kind = PassingCodeError if may_pass(error) else OwnCodeError
+    kind = PassingCodeError if may_pass(error) else UserCodeError
     return kind(f"{what}{description(error)}{_as_package(error)}")
 
 
-def of_exit(error: SystemExit, what: str = "") -> OwnCodeError:
+def of_exit(error: SystemExit, what: str = "") -> UserCodeError:
     """Return the error for user code that ends the program: with 0 it would look like a finished run."""
-    return OwnCodeError(
+    return UserCodeError(
         f"{what}ends the program: {description(error)}; what a script does by itself, such as reading "
         "its command line, belongs below: if __name__ == '__main__':"
     )

@@ -71,7 +71,7 @@ def test_it_starts_its_own_pipelines_writes_its_stacks_parameter_and_does_nothin
     assert [asked[1:] for asked in refused if may(*asked)] == []
 
 
-def test_without_a_scan_the_pipeline_promotes_and_the_keeper_may_not():
+def test_without_a_scan_the_pipeline_promotes_and_the_controller_may_not():
     plain, scanning = declared(BUILDING), declared(SCANNED)
     kind = "aws:imagebuilder/distributionConfiguration:DistributionConfiguration"
 
@@ -93,7 +93,7 @@ def test_what_inspector_finds_is_collected_before_a_gpu_is_tried():
         assert {collecting["onFailure"], canary["onFailure"]} == {"ABORT"}
 
 
-def test_operators_hear_of_a_failed_build_a_failing_keeper_and_a_silent_one():
+def test_operators_hear_of_a_failed_build_a_failing_controller_and_a_silent_one():
     alarms = {
         made.name.removeprefix("gpu-fleet-test-builds-"): made.inputs
         for made in declared(BUILDING).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
@@ -107,23 +107,23 @@ def test_operators_hear_of_a_failed_build_a_failing_keeper_and_a_silent_one():
     assert alarms["silent"]["treatMissingData"] == "breaching"
 
 
-def test_a_stack_that_builds_nothing_has_no_keeper():
+def test_a_stack_that_builds_nothing_has_no_controller():
     functions = declared(stack()).of_type("aws:lambda/function:Function")
 
     assert "gpu-fleet-test-builds" not in [made.name for made in functions]
 
 
 @pytest.mark.parametrize("settings", [BUILDING, ON_ALICLOUD], ids=["aws", "alicloud"])
-def test_at_a_destroy_the_keeper_is_gone_before_its_pipelines(settings):
+def test_at_a_destroy_the_controller_is_gone_before_its_pipelines(settings):
     """It would begin a build that stays."""
     found = declared(settings)
-    (keeper,) = [
+    (controller,) = [
         made for kind in FUNCTIONS for made in found.of_type(kind) if made.name == "gpu-fleet-test-builds"
     ]
     pipelines = {made.urn for kind in PIPELINES for made in found.of_type(kind)}
 
     assert pipelines
-    assert pipelines <= reached(found.registrations)[keeper.urn]
+    assert pipelines <= reached(found.registrations)[controller.urn]
 
 
 def test_on_alibaba_cloud_contacts_hear_of_a_problem():

@@ -5,14 +5,21 @@ from datetime import datetime
 from typing import Any
 
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance, Kind, Leftover
+from gpu_fleet_image.core.model import (
+    TAG_IDLE_SINCE,
+    TAG_MANAGED,
+    TAG_STACK,
+    Instance,
+    Kind,
+    OrphanedResource,
+)
 from gpu_fleet_image.core.times import parse_time
 from gpu_fleet_image.providers.alicloud.session import Clients
 
 PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 100
 
 
-class Leftovers:
+class OrphanedResources:
     """What the stack's instances left behind.
 
     Args:
@@ -24,7 +31,7 @@ class Leftovers:
         self._calls = calls
         self._own = [{"Key": TAG_MANAGED, "Value": "true"}, {"Key": TAG_STACK, "Value": stack}]
 
-    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+    def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Unattached disks, unassociated addresses, stopped instances with what their disks take.
 
         Args:
@@ -55,20 +62,20 @@ class Leftovers:
         """None that ``find`` does not show: a disk's ``DetachedTime`` is that of its last use."""
         return {}
 
-    def remove(self, leftover: Leftover) -> None:
+    def remove(self, orphan: OrphanedResource) -> None:
         """Delete a disk or give an address back; raises CloudError."""
-        if leftover.kind is Kind.VOLUME:
-            self._calls.change(self._ecs.action("DeleteDisk"), DiskId=leftover.id)
-        elif leftover.kind is Kind.ADDRESS:
-            self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=leftover.id)
+        if orphan.kind is Kind.VOLUME:
+            self._calls.change(self._ecs.action("DeleteDisk"), DiskId=orphan.id)
+        elif orphan.kind is Kind.ADDRESS:
+            self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=orphan.id)
         else:
-            raise ValueError(f"{leftover.id}: a {leftover.kind} is no thing to remove here")
+            raise ValueError(f"{orphan.id}: a {orphan.kind} is no thing to remove here")
 
-    def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
+    def _instances(self, stopped: Sequence[Instance]) -> Iterator[OrphanedResource]:
         for instance in stopped:  # the API takes one instance at a time
             disks = list(self._disks(InstanceId=instance.id))
             kinds = {raw["Category"] for raw in disks}
-            yield Leftover(
+            yield OrphanedResource(
                 kind=Kind.INSTANCE,
                 id=instance.id,
                 tags=instance.tags,
@@ -84,22 +91,22 @@ class Leftovers:
         token = ""
         while True:
             more = {"NextToken": token} if token else {}
-            page = self._calls.look(self._ecs.action(action), MaxResults=PAGE, **chosen, **more)
+            page = self._calls.read(self._ecs.action(action), MaxResults=PAGE, **chosen, **more)
             yield from page[outer][inner]
             token = page.get("NextToken") or ""
             if not token:
                 return
 
-    def _addresses(self) -> Iterator[Leftover]:
+    def _addresses(self) -> Iterator[OrphanedResource]:
         """Unassociated ones, and those that are associated again and still carry the note."""
         seen, number = 0, 1
         while True:
-            page = self._calls.look(
+            page = self._calls.read(
                 self._vpc.action("DescribeEipAddresses"), Tag=self._own, PageNumber=number, PageSize=PAGE
             )
             addresses = page["EipAddresses"]["EipAddress"]
             for raw in addresses:
-                address = Leftover(
+                address = OrphanedResource(
                     Kind.ADDRESS, raw["AllocationId"], _tags(raw), in_use=raw["Status"] != "Available"
                 )
                 if not address.in_use or TAG_IDLE_SINCE in address.tags:
@@ -109,10 +116,10 @@ class Leftovers:
                 return
 
 
-def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
+def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> OrphanedResource:
     """A disk; one that was attached before says since when it is not."""
     detached = raw.get("DetachedTime") or ""
-    return Leftover(
+    return OrphanedResource(
         Kind.VOLUME,
         raw["DiskId"],
         _tags(raw),

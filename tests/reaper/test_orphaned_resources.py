@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.sweep.leftovers import GIB_MONTH, Step, judge
-from gpu_fleet_image.controllers.sweep.tidy import look
+from gpu_fleet_image.controllers.sweep.orphaned_resources import GIB_MONTH, Step, judge
+from gpu_fleet_image.controllers.sweep.tidy import find_orphans
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Leftover
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, OrphanedResource
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time
-from gpu_fleet_image.providers.aws.leftovers import Leftovers
+from gpu_fleet_image.providers.aws.orphaned_resources import OrphanedResources
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client, launched, wire
 from tests.reaper.sweeping import policy
@@ -25,13 +25,13 @@ LISTING = policy(top={"leftovers": {"older_than_days": 14, "remove": False}})
 LONG_AGO = NOW - timedelta(days=15)
 
 
-def volume(noted=LONG_AGO, **tags) -> Leftover:
+def volume(noted=LONG_AGO, **tags) -> OrphanedResource:
     note = {TAG_IDLE_SINCE: noted.isoformat()} if noted else {}
-    return Leftover(Kind.VOLUME, "vol-1", TAGS | note | tags, size_gib=200, volume_type="gp3")
+    return OrphanedResource(Kind.VOLUME, "vol-1", TAGS | note | tags, size_gib=200, volume_type="gp3")
 
 
-def step(leftover, checked=REMOVING, snapshots=None) -> Step:
-    (finding,) = judge([leftover], snapshots or {}, checked, NOW)
+def step(orphan, checked=REMOVING, snapshots=None) -> Step:
+    (finding,) = judge([orphan], snapshots or {}, checked, NOW)
     return finding.step
 
 
@@ -40,7 +40,7 @@ def test_a_volume_is_deleted_when_it_is_long_unused_and_a_snapshot_holds_its_dat
 
 
 @pytest.mark.parametrize(
-    ("leftover", "snapshots"),
+    ("orphan", "snapshots"),
     [
         (volume(), {}),
         (volume(), {"vol-1": LONG_AGO - timedelta(days=1)}),
@@ -51,8 +51,8 @@ def test_a_volume_is_deleted_when_it_is_long_unused_and_a_snapshot_holds_its_dat
     ],
     ids=["no snapshot", "old snapshot", "not long enough", "protected", "held", "not managed"],
 )
-def test_a_volume_stays_in_any_doubt(leftover, snapshots):
-    assert step(leftover, snapshots=snapshots) is Step.LIST
+def test_a_volume_stays_in_any_doubt(orphan, snapshots):
+    assert step(orphan, snapshots=snapshots) is Step.LIST
 
 
 def test_a_volume_seen_for_the_first_time_is_noted_whatever_its_age_and_one_in_use_again_forgotten():
@@ -78,7 +78,7 @@ def test_the_report_says_since_when_and_what_it_costs_a_month_where_that_is_know
 
     assert (known.monthly_price, unknown.monthly_price) == (Decimal("16.00"), None)
     records = [known.to_json(), unknown.to_json()]
-    assert [(leftover["unused_since"], leftover["price_per_month"]) for leftover in records] == [
+    assert [(record["unused_since"], record["price_per_month"]) for record in records] == [
         (format_time(LONG_AGO), "16.00"),
         (None, None),
     ]
@@ -90,8 +90,8 @@ def ec2():
         yield client("ec2")
 
 
-def leftovers_of(ec2, cloudwatch=None):
-    return Leftovers(SimpleNamespace(ec2=ec2, cloudwatch=cloudwatch), Calls(lambda: NOW), STACK)
+def orphans_of(ec2, cloudwatch=None):
+    return OrphanedResources(SimpleNamespace(ec2=ec2, cloudwatch=cloudwatch), Calls(lambda: NOW), STACK)
 
 
 def made_volume(ec2, tags=TAGS, attached_to=None, **more):
@@ -119,12 +119,12 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
     made_address(ec2, {})
     (instance_id,) = launched()
 
-    found = leftovers_of(ec2).find([stopped(instance_id)])
+    found = orphans_of(ec2).find([stopped(instance_id)])
 
     assert {(entry.kind, entry.id) for entry in found} == {
         *((Kind.VOLUME, unattached), (Kind.ADDRESS, free), (Kind.INSTANCE, instance_id))
     }
-    assert [leftover.in_use for leftover in found] == [False, False, False]
+    assert [orphan.in_use for orphan in found] == [False, False, False]
     instance = next(entry for entry in found if entry.kind is Kind.INSTANCE)
     assert instance.size_gib > 0
     assert instance.volume_type in GIB_MONTH, "its disks are all of one kind"
@@ -134,7 +134,7 @@ def test_disks_of_several_kinds_have_no_price_together(ec2):
     (key,) = launched()
     made_volume(ec2, {}, attached_to=key, VolumeType="sc1")
 
-    (found,) = leftovers_of(ec2).find([stopped(key)])
+    (found,) = orphans_of(ec2).find([stopped(key)])
 
     assert found.volume_type == ""
 
@@ -144,7 +144,7 @@ def test_an_address_in_use_is_reported_where_it_was_noted_and_else_left_out(ec2)
     for address, instance in zip((noted, other), launched(2), strict=True):
         ec2.associate_address(AllocationId=address, InstanceId=instance)
 
-    (found,) = leftovers_of(ec2).find()
+    (found,) = orphans_of(ec2).find()
 
     assert (found.id, found.in_use) == (noted, True)
     assert step(found) is Step.FORGET
@@ -154,19 +154,19 @@ def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
     """Otherwise its old note would shorten the wait the next time it is detached."""
     made_volume(ec2, NOTED, attached_to=launched()[0])
 
-    (found,) = leftovers_of(ec2).find()
+    (found,) = orphans_of(ec2).find()
 
     assert step(found) is Step.FORGET
 
 
 def test_removing_takes_the_volume_and_the_address_and_never_an_instance(ec2):
-    where = leftovers_of(ec2)
+    where = orphans_of(ec2)
 
-    where.remove(Leftover(Kind.VOLUME, made_volume(ec2)))
+    where.remove(OrphanedResource(Kind.VOLUME, made_volume(ec2)))
 
     assert where.find() == []
     with pytest.raises(ValueError, match="is no thing to remove here"):
-        where.remove(Leftover(Kind.INSTANCE, "i-1"))
+        where.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
 
 class Volumes:
@@ -214,7 +214,7 @@ def test_a_volume_that_was_attached_and_detached_between_two_looks_is_unused_sin
     """Its note and its snapshot are older than what was written to it."""
     fake = Volumes(None if written is None else NOW - written)
 
-    (finding,) = look(leftovers_of(fake, fake), [], REMOVING, NOW)
+    (finding,) = find_orphans(orphans_of(fake, fake), [], REMOVING, NOW)
 
     assert finding.step is expected
     noted_at = LONG_AGO if written is None else max(LONG_AGO, NOW - written)
@@ -226,12 +226,12 @@ def test_a_volume_whose_use_cannot_be_read_whole_is_not_removed():
     fake = Volumes(None, "PartialData")
 
     with pytest.raises(CloudError, match="use of vol-1: cut off"):
-        look(leftovers_of(fake, fake), [], REMOVING, NOW)
+        find_orphans(orphans_of(fake, fake), [], REMOVING, NOW)
 
 
 def test_where_nothing_is_to_be_removed_no_use_is_asked_for():
     fake = Volumes(None)
 
-    (finding,) = look(leftovers_of(fake), [], LISTING, NOW)
+    (finding,) = find_orphans(orphans_of(fake), [], LISTING, NOW)
 
     assert finding.step is Step.LIST

@@ -36,7 +36,7 @@ LONGEST_LOOK = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class JobEntry:
+class JobRecord:
     """A job as the controller saw it last.
 
     Attributes:
@@ -57,7 +57,7 @@ class JobEntry:
 
 
 @dataclass(frozen=True)
-class Books:
+class JobRecords:
     """All entries, the newest last.
 
     Attributes:
@@ -65,11 +65,11 @@ class Books:
     """
 
     at: datetime
-    entries: tuple[JobEntry, ...]
+    entries: tuple[JobRecord, ...]
 
 
-def after(before: Books | None, jobs: Iterable[Job], now: datetime) -> Books:
-    """The books after a look.
+def after(before: JobRecords | None, jobs: Iterable[Job], now: datetime) -> JobRecords:
+    """The records after a look.
 
     A job that ran at the look before has run meanwhile. What Slurm knows no more has ended: as it was
     seen, or unseen.
@@ -82,7 +82,7 @@ def after(before: Books | None, jobs: Iterable[Job], now: datetime) -> Books:
         old = known.pop(job.id, None)
         old = old if old and old.job.name == job.name else None  # numbers begin anew where a state was lost
         ran_s = passed_s if old and old.job.state == RUNNING else 0.0
-        entry = old or JobEntry(job, format_time(now))
+        entry = old or JobRecord(job, format_time(now))
         entries.append(
             replace(
                 entry,
@@ -98,15 +98,15 @@ def after(before: Books | None, jobs: Iterable[Job], now: datetime) -> Books:
     living = [entry for entry in entries if not entry.is_over]
     ended = [*forgotten, *(entry for entry in entries if entry.is_over)]
     ended.sort(key=lambda entry: entry.seen)
-    return Books(now, (*ended[-MOST_ENDED:], *living))
+    return JobRecords(now, (*ended[-MOST_ENDED:], *living))
 
 
-def to_json(books: Books) -> dict[str, Any]:
+def to_json(records: JobRecords) -> dict[str, Any]:
     """As the bucket holds it: never more than its readers take, whatever users write into their jobs."""
-    return {"schema_version": SCHEMA, "at": format_time(books.at), "jobs": _fitting(books.entries)}
+    return {"schema_version": SCHEMA, "at": format_time(records.at), "jobs": _fitting(records.entries)}
 
 
-def _fitting(entries: Iterable[JobEntry]) -> list[dict[str, Any]]:
+def _fitting(entries: Iterable[JobRecord]) -> list[dict[str, Any]]:
     """The entries in their order; where they are too many, those with the longest texts are left out."""
     items = list(map(asdict, entries))
     if sum(BESIDE_TEXTS + LONGEST_LETTER * _letters(item) for item in items) <= LONGEST - HEAD:
@@ -126,7 +126,7 @@ def _letters(item: dict[str, Any]) -> int:
     return sum(len(value) for value in item["job"].values() if isinstance(value, str))
 
 
-def books_of(raw: Mapping[str, Any]) -> Books:
+def records_of(raw: Mapping[str, Any]) -> JobRecords:
     """What ``to_json`` wrote.
 
     Raises:
@@ -134,9 +134,9 @@ def books_of(raw: Mapping[str, Any]) -> Books:
     """
     try:
         entries = tuple(
-            JobEntry(Job(**item["job"]), str(item["seen"]), float(item["instance_s"]), float(item["run_s"]))
+            JobRecord(Job(**item["job"]), str(item["seen"]), float(item["instance_s"]), float(item["run_s"]))
             for item in raw["jobs"]
         )
-        return Books(parse_time(raw["at"]), entries)
+        return JobRecords(parse_time(raw["at"]), entries)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CloudError(f"{JOBS}: {error!r}", "Malformed") from error

@@ -6,7 +6,14 @@ from typing import Any
 
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import Query, Span
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance, Kind, Leftover
+from gpu_fleet_image.core.model import (
+    TAG_IDLE_SINCE,
+    TAG_MANAGED,
+    TAG_STACK,
+    Instance,
+    Kind,
+    OrphanedResource,
+)
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.providers.aws.metrics import Heartbeats
 from gpu_fleet_image.providers.aws.session import Clients
@@ -19,7 +26,7 @@ USE_NAMESPACE, USE_DIMENSION, USE_METRIC = "AWS/EBS", "VolumeId", "VolumeWriteOp
 USE_PERIOD = timedelta(hours=1)
 
 
-class Leftovers:
+class OrphanedResources:
     """What the stack's instances left behind.
 
     Args:
@@ -35,7 +42,7 @@ class Leftovers:
             {"Name": f"tag:{TAG_STACK}", "Values": [stack]},
         ]
 
-    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+    def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Unattached volumes, unassociated addresses, stopped instances with what their disks take.
 
         Args:
@@ -49,8 +56,8 @@ class Leftovers:
         noted = [{"Name": "status", "Values": ["in-use"]}, {"Name": "tag-key", "Values": [TAG_IDLE_SINCE]}]
         volumes = [_volume(raw) for raw in self._volumes(self._own + available)]
         again = [_volume(raw, in_use=True) for raw in self._volumes(self._own + noted)]
-        answer = self._calls.look(self._ec2.describe_addresses, Filters=self._own)
-        addresses = [_address(raw) for raw in answer["Addresses"] if _is_leftover(raw)]
+        answer = self._calls.read(self._ec2.describe_addresses, Filters=self._own)
+        addresses = [_address(raw) for raw in answer["Addresses"] if _is_orphaned(raw)]
         return volumes + again + addresses + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
@@ -90,16 +97,16 @@ class Leftovers:
         }
         return {volume: min(end, now) for volume, end in ends.items() if end > since[volume]}
 
-    def remove(self, leftover: Leftover) -> None:
+    def remove(self, orphan: OrphanedResource) -> None:
         """Delete a volume or give an address back; raises CloudError."""
-        if leftover.kind is Kind.VOLUME:
-            self._calls.change(self._ec2.delete_volume, VolumeId=leftover.id)
-        elif leftover.kind is Kind.ADDRESS:
-            self._calls.change(self._ec2.release_address, AllocationId=leftover.id)
+        if orphan.kind is Kind.VOLUME:
+            self._calls.change(self._ec2.delete_volume, VolumeId=orphan.id)
+        elif orphan.kind is Kind.ADDRESS:
+            self._calls.change(self._ec2.release_address, AllocationId=orphan.id)
         else:
-            raise ValueError(f"{leftover.id}: a {leftover.kind} is no thing to remove here")
+            raise ValueError(f"{orphan.id}: a {orphan.kind} is no thing to remove here")
 
-    def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
+    def _instances(self, stopped: Sequence[Instance]) -> Iterator[OrphanedResource]:
         disks: dict[str, list[Mapping[str, Any]]] = {instance.id: [] for instance in stopped}
         for start in range(0, len(stopped), VALUES):
             ids = [instance.id for instance in stopped[start : start + VALUES]]
@@ -108,7 +115,7 @@ class Leftovers:
                     disks[attachment["InstanceId"]].append(raw)
         for instance in stopped:
             kinds = {raw["VolumeType"] for raw in disks[instance.id]}
-            yield Leftover(
+            yield OrphanedResource(
                 kind=Kind.INSTANCE,
                 id=instance.id,
                 tags=instance.tags,
@@ -123,22 +130,24 @@ class Leftovers:
     def _pages(self, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
         arguments["MaxResults"] = PAGE
         while True:
-            page = self._calls.look(method, **arguments)
+            page = self._calls.read(method, **arguments)
             yield from page[key]
             if not page.get("NextToken"):
                 return
             arguments["NextToken"] = page["NextToken"]
 
 
-def _volume(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
-    return Leftover(Kind.VOLUME, raw["VolumeId"], _tags(raw), raw["Size"], raw["VolumeType"], in_use=in_use)
+def _volume(raw: Mapping[str, Any], *, in_use: bool = False) -> OrphanedResource:
+    return OrphanedResource(
+        Kind.VOLUME, raw["VolumeId"], _tags(raw), raw["Size"], raw["VolumeType"], in_use=in_use
+    )
 
 
-def _address(raw: Mapping[str, Any]) -> Leftover:
-    return Leftover(Kind.ADDRESS, raw["AllocationId"], _tags(raw), in_use="AssociationId" in raw)
+def _address(raw: Mapping[str, Any]) -> OrphanedResource:
+    return OrphanedResource(Kind.ADDRESS, raw["AllocationId"], _tags(raw), in_use="AssociationId" in raw)
 
 
-def _is_leftover(raw: Mapping[str, Any]) -> bool:
+def _is_orphaned(raw: Mapping[str, Any]) -> bool:
     """Unassociated, or associated again and still carrying the note."""
     return "AssociationId" not in raw or TAG_IDLE_SINCE in _tags(raw)
 

@@ -1,4 +1,4 @@
-"""What the keeper of image builds does: tries again while there is no room, promotes what is clean, once."""
+"""The build controller tries again while there is no room, and promotes what is clean, once."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.builds.keeper import (
+from gpu_fleet_image.controllers.builds.build_controller import (
     HANGS_AFTER,
     SILENT_AFTER,
     TRIED_FOR,
@@ -20,7 +20,7 @@ from gpu_fleet_image.controllers.builds.keeper import (
     Promoted,
     last_due,
     load,
-    look_after,
+    reconcile,
     round_of,
 )
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
@@ -73,7 +73,7 @@ def build(state, began=SUNDAY, **more):
 
 def look(cloud, plan=PLAN, now=SUNDAY + HOUR):
     cloud.clock = now
-    return look_after(cloud, plan, BERLIN, now)
+    return reconcile(cloud, plan, BERLIN, now)
 
 
 def test_a_build_that_runs_is_left_alone_and_for_half_a_day_is_a_problem():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core.errors import CloudError
-from gpu_fleet_image.queue import books
+from gpu_fleet_image.queue import job_records
 from gpu_fleet_image.queue.answers import Job
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
@@ -17,10 +17,10 @@ LOOK = timedelta(seconds=15)
 RUNNING = Job("7", "digits", "ada", "train", 2, "RUNNING", "", "i-[1-2]", 0, "/home/ada/d.log", "gpu-fleet")
 
 
-def looked(*looks: list[Job], every: timedelta = LOOK) -> books.Books:
+def looked(*looks: list[Job], every: timedelta = LOOK) -> job_records.JobRecords:
     kept = None
     for number, jobs in enumerate(looks):
-        kept = books.after(kept, jobs, NOW + number * every)
+        kept = job_records.after(kept, jobs, NOW + number * every)
     return kept
 
 
@@ -59,12 +59,14 @@ def test_a_number_that_was_given_again_is_another_job():
 
 
 def test_jobs_that_are_over_are_kept_up_to_a_number_and_living_ones_all():
-    ended = [replace(RUNNING, id=str(number), state="COMPLETED") for number in range(books.MOST_ENDED + 5)]
+    ended = [
+        replace(RUNNING, id=str(number), state="COMPLETED") for number in range(job_records.MOST_ENDED + 5)
+    ]
     living = [replace(RUNNING, id=f"1{number:04}") for number in range(300)]
 
     entries = looked([*ended, *living]).entries
 
-    assert sum(entry.is_over for entry in entries) == books.MOST_ENDED
+    assert sum(entry.is_over for entry in entries) == job_records.MOST_ENDED
     assert sum(not entry.is_over for entry in entries) == 300
 
 
@@ -72,35 +74,35 @@ def test_what_is_written_is_never_more_than_its_readers_take_and_lacks_the_longe
     plain = [replace(RUNNING, id=str(number)) for number in range(100)]
     long = [replace(RUNNING, id=f"9{number:04}", log="/" + "\u00e9" * 4000) for number in range(300)]
 
-    written = books.to_json(looked([*long, *plain]))
+    written = job_records.to_json(looked([*long, *plain]))
 
-    assert len(json.dumps(written, indent=1, sort_keys=True)) < books.LONGEST
+    assert len(json.dumps(written, indent=1, sort_keys=True)) < job_records.LONGEST
     kept = [item["job"]["id"] for item in written["jobs"]]
     assert kept[-100:] == [job.id for job in plain]
     assert 100 < len(kept) < 400
 
 
-def test_books_of_ordinary_size_are_not_written_out_to_be_measured(monkeypatch):
+def test_records_of_ordinary_size_are_not_written_out_to_be_measured(monkeypatch):
     """Once each look, four times a minute, for each of some hundred entries."""
     kept = looked([replace(RUNNING, id=str(number)) for number in range(500)])
-    monkeypatch.delattr(books.json, "dumps")
+    monkeypatch.delattr(job_records.json, "dumps")
 
-    assert len(books.to_json(kept)["jobs"]) == 500
+    assert len(job_records.to_json(kept)["jobs"]) == 500
 
 
 @given(st.text(max_size=200))
 def test_no_letter_is_longer_than_is_counted(text):
-    entry = books.to_json(looked([replace(RUNNING, name=text)]))["jobs"][0]
+    entry = job_records.to_json(looked([replace(RUNNING, name=text)]))["jobs"][0]
 
     letters = sum(len(word) for word in entry["job"].values() if isinstance(word, str))
-    written = len(json.dumps(entry, indent=books.INDENT))
-    assert written <= books.BESIDE_TEXTS + books.LONGEST_LETTER * letters
+    written = len(json.dumps(entry, indent=job_records.INDENT))
+    assert written <= job_records.BESIDE_TEXTS + job_records.LONGEST_LETTER * letters
 
 
 def test_the_next_controller_reads_what_the_last_one_wrote():
     kept = looked([RUNNING], [RUNNING])
 
-    assert books.books_of(books.to_json(kept)) == kept
+    assert job_records.records_of(job_records.to_json(kept)) == kept
 
 
 @pytest.mark.parametrize(
@@ -108,4 +110,4 @@ def test_the_next_controller_reads_what_the_last_one_wrote():
 )
 def test_damaged_books_are_named(raw):
     with pytest.raises(CloudError, match=r"queue/jobs\.json"):
-        books.books_of(raw)
+        job_records.records_of(raw)

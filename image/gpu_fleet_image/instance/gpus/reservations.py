@@ -27,7 +27,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class GpuBook:
+class GpuReservations:
     """All reservations of an instance.
 
     Attributes:
@@ -38,7 +38,7 @@ class GpuBook:
     gpus: tuple[str, ...] = ()
     reservations: tuple[Reservation, ...] = ()
 
-    def at(self, now: datetime) -> "GpuBook":
+    def at(self, now: datetime) -> "GpuReservations":
         """Return a copy without reservations that are over."""
         return replace(self, reservations=tuple(each for each in self.reservations if each.until > now))
 
@@ -54,12 +54,12 @@ class GpuBook:
         """Return the GPUs that nobody has reserved."""
         return tuple(gpu for gpu in self.gpus if self.owner(gpu) is None)
 
-    def without(self, account: str) -> "GpuBook":
+    def without(self, account: str) -> "GpuReservations":
         """Return a copy with an account's reservation released."""
         kept = tuple(each for each in self.reservations if each.account != account)
         return replace(self, reservations=kept)
 
-    def reserved(self, account: str, count: int, until: datetime) -> "GpuBook":
+    def reserved(self, account: str, count: int, until: datetime) -> "GpuReservations":
         """Return a copy with the account's reservation replaced; it keeps its GPUs as far as possible.
 
         Raises:

@@ -147,7 +147,7 @@ class Pipelines(Protocol):
         """Return why a build's scan forbids promotion; empty where it ended and found nothing critical."""
 
 
-def look_after(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime) -> Report:
+def reconcile(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime) -> Report:
     """Run one pass: start, retry or promote a build, and report problems.
 
     Args:

@@ -7,13 +7,13 @@ from datetime import datetime
 from gpu_fleet_image.core import paths
 from gpu_fleet_image.core.files import alone, read_text, replace_text
 from gpu_fleet_image.core.times import format_time, parse_time
-from gpu_fleet_image.instance.gpus.book import GpuBook, Reservation
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
+from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
 
 LOCK = "gpus.lock"
 
 
-def load() -> GpuBook:
+def load() -> GpuReservations:
     """Return all reservations, of which some may be over; none without a file.
 
     Raises:
@@ -22,9 +22,9 @@ def load() -> GpuBook:
     path = paths.gpus_file()
     try:
         written = json.loads(read_text(path))
-        return GpuBook(tuple(written["gpus"]), tuple(map(_reservation, written["reservations"])))
+        return GpuReservations(tuple(written["gpus"]), tuple(map(_reservation, written["reservations"])))
     except FileNotFoundError:
-        return GpuBook()
+        return GpuReservations()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GpuReservationError(f"{path} cannot be read: {error}; root may delete it") from error
 
@@ -33,13 +33,13 @@ def _reservation(written: dict[str, str | list[str]]) -> Reservation:
     return Reservation(str(written["account"]), tuple(written["gpus"]), parse_time(str(written["until"])))
 
 
-def save(book: GpuBook) -> None:
+def save(state: GpuReservations) -> None:
     """Write the whole file. Raises OSError."""
     reservations = [
         {"account": each.account, "gpus": each.gpus, "until": format_time(each.until)}
-        for each in book.reservations
+        for each in state.reservations
     ]
-    content = json.dumps({"gpus": book.gpus, "reservations": reservations}, indent=1)
+    content = json.dumps({"gpus": state.gpus, "reservations": reservations}, indent=1)
     replace_text(paths.gpus_file(), f"{content}\n")
 
 

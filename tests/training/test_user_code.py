@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from gpu_fleet import cli
-from gpu_fleet.core import own_code, reachable
+from gpu_fleet.core import reachable, user_code
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
@@ -132,10 +132,10 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(
     store.mkdir()
     (store / "module.py").touch()
     (packages / "module.py").symlink_to(store / "module.py")
-    monkeypatch.setattr(own_code, "NOT_OF_USERS", {packages.parent.resolve()})
+    monkeypatch.setattr(user_code, "NOT_OF_USERS", {packages.parent.resolve()})
 
-    assert not own_code.is_of_user(str(packages / "module.py"))
-    assert own_code.is_of_user(str(store / "module.py"))
+    assert not user_code.is_of_user(str(packages / "module.py"))
+    assert user_code.is_of_user(str(store / "module.py"))
 
 
 @pytest.mark.parametrize("name", ["dist-packages", "site-packages"])
@@ -143,8 +143,8 @@ def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(
     name: str, tmp_path: Path
 ) -> None:
     """One that was made with --system-site-packages sees the packages of the system."""
-    assert not own_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
-    assert own_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
+    assert not user_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
+    assert user_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
 
 
 def test_the_finished_model_has_the_names_of_the_users_own(digits: Path, tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def files_of(folder: Path, program: str, extra_path: str = "") -> list[str]:
     os.chdir(folder)
     if extra_path:
         sys.path.append(extra_path)
-    own_code.load("loss.name", f"{program}:loss", directory="run")
-    return [name for name in own_code.files(Path("run")) if not name.startswith("tests/")]
+    user_code.load("loss.name", f"{program}:loss", directory="run")
+    return [name for name in user_code.files(Path("run")) if not name.startswith("tests/")]
 
 
 def loss_with(*imports: str) -> str:
@@ -351,14 +351,14 @@ def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch: pytest.Mo
 
 def files_without(gone: str, folder: Path) -> list[str]:
     """As files_of, where a file is removed once it was found."""
-    found = own_code.reachable
+    found = user_code.reachable
 
     def find_and_remove(*arguments: Any) -> dict[str, Path]:
         places = found(*arguments)
         (folder / gone).unlink()
         return places
 
-    own_code.reachable = find_and_remove
+    user_code.reachable = find_and_remove
     return files_of(folder, "mine.py")
 
 

@@ -80,7 +80,7 @@ class Sensors:
         self._lock = threading.Lock()
         self._reported_crashes = set[str]()
 
-    def look(self, now: datetime) -> Reading:
+    def poll(self, now: datetime) -> Reading:
         """Look at everything at this moment, without a trace: the next sample compares with the one before.
 
         Args:

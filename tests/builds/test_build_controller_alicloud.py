@@ -1,4 +1,4 @@
-"""The keeper on Alibaba Cloud: its function with the files that the stack packs, against answers of ECS."""
+"""The build controller on Alibaba Cloud: the function with its packed files, against answers of ECS."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.controllers.builds import alicloud as keeper
-from gpu_fleet_image.controllers.builds import keeper as rules
-from gpu_fleet_image.controllers.builds.keeper import METRIC, token
+from gpu_fleet_image.controllers.builds import alicloud as controller
+from gpu_fleet_image.controllers.builds import build_controller as rules
+from gpu_fleet_image.controllers.builds.build_controller import METRIC, token
 from gpu_fleet_stacks.alicloud import builds as declaring
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.payload import image_files
@@ -73,12 +73,12 @@ def look(tmp_path, monkeypatch):
                 (tmp_path / path).write_bytes(content)
         figures = []
         monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(tmp_path / "policy.json"))
-        monkeypatch.setattr(keeper, "clients", lambda *_: SimpleNamespace(ecs=ecs))
-        monkeypatch.setattr(keeper, "credentials", lambda _environ: None)
-        calls = keeper.Calls(lambda: datetime.now(UTC))
+        monkeypatch.setattr(controller, "clients", lambda *_: SimpleNamespace(ecs=ecs))
+        monkeypatch.setattr(controller, "credentials", lambda _environ: None)
+        calls = controller.Calls(lambda: datetime.now(UTC))
         cloud = SimpleNamespace(calls=calls, heartbeats=SimpleNamespace(publish=figures.extend))
-        monkeypatch.setattr(keeper, "connect", lambda *_, **__: cloud)
-        report = json.loads(keeper.handle(b"{}", SimpleNamespace(function=SimpleNamespace(timeout=60))))
+        monkeypatch.setattr(controller, "connect", lambda *_, **__: cloud)
+        report = json.loads(controller.handle(b"{}", SimpleNamespace(function=SimpleNamespace(timeout=60))))
         (figure,) = figures
         assert figure.name == METRIC
         return report, figure.value
@@ -122,7 +122,7 @@ def test_on_sunday_morning_the_build_of_the_week_is_begun(look, monkeypatch):
     assert report["action"] == "began build exec-new of the week"
 
 
-def test_the_command_and_the_keeper_begin_the_same_build(look):
+def test_the_command_and_the_controller_begin_the_same_build(look):
     ecs = Ecs(execution("FAILED", "OperationDenied.NoStock"))
     look(ecs)
     account = alicloud_account.Account(

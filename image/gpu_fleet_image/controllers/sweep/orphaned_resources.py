@@ -2,7 +2,7 @@
 
 AWS does not say since when a volume is unattached; the sweep that first sees it so writes it down on it. Only
 time after that counts, and only a snapshot made after it is a copy of what the volume holds. One that was
-attached meanwhile, be it between two looks, is unused since then (``tidy.look``).
+attached meanwhile, be it between two looks, is unused since then (``tidy.find_orphans``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from gpu_fleet_image.core.model import (
     TAG_STACK,
     Instance,
     Kind,
-    Leftover,
+    OrphanedResource,
 )
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.times import format_time, parse_time
@@ -50,8 +50,8 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True)
-class LeftoverFinding:
-    """What a sweep makes of a leftover.
+class OrphanFinding:
+    """What a sweep makes of an orphaned resource.
 
     Attributes:
         reason: why, for a user.
@@ -59,7 +59,7 @@ class LeftoverFinding:
         monthly_price: in the policy's currency; None where unknown.
     """
 
-    leftover: Leftover
+    orphan: OrphanedResource
     step: Step
     reason: str
     unused_since: datetime | None
@@ -68,81 +68,81 @@ class LeftoverFinding:
     def to_json(self) -> dict[str, Any]:
         """For the report."""
         return {
-            "kind": str(self.leftover.kind),
-            "id": self.leftover.id,
-            "owner": self.leftover.tags.get("gpu-fleet:owner", ""),
+            "kind": str(self.orphan.kind),
+            "id": self.orphan.id,
+            "owner": self.orphan.tags.get("gpu-fleet:owner", ""),
             "step": str(self.step),
             "reason": self.reason,
             "unused_since": format_time(self.unused_since) if self.unused_since else None,
-            "size_gib": self.leftover.size_gib,
+            "size_gib": self.orphan.size_gib,
             "price_per_month": None if self.monthly_price is None else str(self.monthly_price),
         }
 
 
 def judge(
-    leftovers: Iterable[Leftover], snapshots: Mapping[str, datetime], policy: Policy, now: datetime
-) -> list[LeftoverFinding]:
+    orphans: Iterable[OrphanedResource], snapshots: Mapping[str, datetime], policy: Policy, now: datetime
+) -> list[OrphanFinding]:
     """Decide on each; those that cost most come first.
 
     Args:
-        leftovers: what nobody uses.
+        orphans: what nobody uses.
         snapshots: volume id -> start of its newest complete snapshot.
         now: the time of the sweep.
     """
-    findings = [_judge_one(leftover, snapshots.get(leftover.id), policy, now) for leftover in leftovers]
-    return sorted(findings, key=lambda finding: (-(finding.monthly_price or Decimal(0)), finding.leftover.id))
+    findings = [_judge_one(orphan, snapshots.get(orphan.id), policy, now) for orphan in orphans]
+    return sorted(findings, key=lambda finding: (-(finding.monthly_price or Decimal(0)), finding.orphan.id))
 
 
 def _judge_one(
-    leftover: Leftover, snapshot: datetime | None, policy: Policy, now: datetime
-) -> LeftoverFinding:
-    since = leftover.unused_since or _noted(leftover)
-    price = monthly_price(leftover, policy)
+    orphan: OrphanedResource, snapshot: datetime | None, policy: Policy, now: datetime
+) -> OrphanFinding:
+    since = orphan.unused_since or _noted(orphan)
+    price = monthly_price(orphan, policy)
 
-    def finding(step: Step, reason: str) -> LeftoverFinding:
-        return LeftoverFinding(leftover, step, reason, since, price)
+    def finding(step: Step, reason: str) -> OrphanFinding:
+        return OrphanFinding(orphan, step, reason, since, price)
 
-    if leftover.tags.get(TAG_MANAGED) != "true" or leftover.tags.get(TAG_STACK) != policy.stack:
+    if orphan.tags.get(TAG_MANAGED) != "true" or orphan.tags.get(TAG_STACK) != policy.stack:
         return finding(Step.LIST, "not managed by this stack")
-    if leftover.in_use:
+    if orphan.in_use:
         return finding(Step.FORGET, "in use again")
     if since is None or since > now:
         return finding(Step.NOTE, "seen unused for the first time")
     if now - since < timedelta(days=policy.leftovers.older_than_days):
         return finding(Step.LIST, f"unused since {format_time(since)}")
-    if kept := _kept(leftover, snapshot, since, policy, now):
+    if kept := _kept(orphan, snapshot, since, policy, now):
         return finding(Step.LIST, f"unused since {format_time(since)}; {kept}")
     return finding(Step.REMOVE, f"unused since {format_time(since)}")
 
 
 def _kept(
-    leftover: Leftover, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime
+    orphan: OrphanedResource, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime
 ) -> str:
     """Why it stays though its time is over, or an empty text."""
-    as_instance = Instance(leftover.id, "", "stopped", since, leftover.tags)
-    if TAG_PROTECTED in leftover.tags or hold_of(as_instance, now) is not None:
+    as_instance = Instance(orphan.id, "", "stopped", since, orphan.tags)
+    if TAG_PROTECTED in orphan.tags or hold_of(as_instance, now) is not None:
         return "kept by a tag"
-    if leftover.kind is Kind.INSTANCE:
+    if orphan.kind is Kind.INSTANCE:
         return "the pool's terminate_stopped_after_days decides"
     if not policy.leftovers.remove:
         return "the policy says to list it only"
-    if leftover.kind is Kind.VOLUME and (snapshot is None or snapshot < since):
+    if orphan.kind is Kind.VOLUME and (snapshot is None or snapshot < since):
         return "no snapshot since then"
     return ""
 
 
-def _noted(leftover: Leftover) -> datetime | None:
+def _noted(orphan: OrphanedResource) -> datetime | None:
     try:
-        return parse_time(leftover.tags[TAG_IDLE_SINCE])
+        return parse_time(orphan.tags[TAG_IDLE_SINCE])
     except (KeyError, ValueError):
         return None
 
 
-def monthly_price(leftover: Leftover, policy: Policy) -> Decimal | None:
+def monthly_price(orphan: OrphanedResource, policy: Policy) -> Decimal | None:
     """What it costs in a month, where the list price is known here."""
     if (policy.cloud, policy.region, policy.currency) != PRICED:
         return None
-    if leftover.kind is Kind.ADDRESS:
+    if orphan.kind is Kind.ADDRESS:
         return ADDRESS_MONTH
-    price = GIB_MONTH.get(leftover.volume_type)
-    return None if price is None else price * leftover.size_gib
+    price = GIB_MONTH.get(orphan.volume_type)
+    return None if price is None else price * orphan.size_gib

@@ -1,4 +1,4 @@
-"""The keeper on AWS: its function as the stack packs it, against answers of the real API's shapes."""
+"""The controller on AWS: its function as the stack packs it, against answers of the real API's shapes."""
 
 import io
 import json
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.controllers.builds import aws as keeper
-from gpu_fleet_image.controllers.builds.keeper import METRIC, token
+from gpu_fleet_image.controllers.builds import aws as controller
+from gpu_fleet_image.controllers.builds.build_controller import METRIC, token
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.providers.aws import connect as connecting
@@ -95,12 +95,12 @@ def look(tmp_path, monkeypatch):
             if path.endswith(".json"):
                 (tmp_path / path).write_text(asset.text)
         monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(tmp_path / "policy.json"))
-        monkeypatch.setattr(keeper, "client", lambda name, _region: cloud.client(name))
+        monkeypatch.setattr(controller, "client", lambda name, _region: cloud.client(name))
         names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
         clients = SimpleNamespace(**{name: cloud.client(name) for name in names}, ending=None)
         monkeypatch.setattr(connecting, "clients", lambda _region: clients)
         context = SimpleNamespace(get_remaining_time_in_millis=lambda: 60_000)
-        return keeper.handle({}, context)
+        return controller.handle({}, context)
 
     return once
 
@@ -194,7 +194,7 @@ def test_without_a_pipeline_the_function_fails_so_that_its_alarm_says_so(look):
         look(cloud)
 
 
-def test_the_command_and_the_keeper_begin_the_same_build(look):
+def test_the_command_and_the_controller_begin_the_same_build(look):
     """Both by the same token, which follows from the build before: Image Builder makes one of them."""
     cloud = account(
         made(8, "FAILED", ago(hours=1), buildType="SCHEDULED"), failed="InsufficientInstanceCapacity"
@@ -203,9 +203,9 @@ def test_the_command_and_the_keeper_begin_the_same_build(look):
     builds = AwsBuilds(SCANNED, Aws(cloud.client))
     builds.start(builds.history()[0])
 
-    by_keeper, by_command = asked(cloud, "StartImagePipelineExecution")
-    assert by_keeper == by_command
-    assert by_keeper["clientToken"] == token(ELSEWHERE, IMAGE.format(8))
+    by_controller, by_command = asked(cloud, "StartImagePipelineExecution")
+    assert by_controller == by_command
+    assert by_controller["clientToken"] == token(ELSEWHERE, IMAGE.format(8))
 
 
 def test_the_archive_has_every_module_that_the_function_imports():
@@ -213,7 +213,7 @@ def test_the_archive_has_every_module_that_the_function_imports():
 
     assert {
         "gpu_fleet_image/controllers/builds/aws.py",
-        "gpu_fleet_image/controllers/builds/keeper.py",
+        "gpu_fleet_image/controllers/builds/build_controller.py",
         "policy.json",
         "builds.json",
     } <= set(paths)
