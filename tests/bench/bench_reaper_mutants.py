@@ -61,7 +61,7 @@ DECIDING = (
     "NoticeListener.poll",
     "Exchange.claim",
     "_Batch.end",
-    "_Sweep.look_and_act",
+    "_Sweep.act",
     "Lease.renew",
     "due_alerts",
     "activity",

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_fleet_image.controllers.mover import growth, mover
 from gpu_fleet_image.controllers.mover.mover import _Mover
-from gpu_fleet_image.controllers.mover.placement import Action, PlacementDecision
+from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
 from gpu_fleet_image.core.capacity import QUEUED, Coming, MoverState
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json

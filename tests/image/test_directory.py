@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.directory.directory import (
     MemberProfile,
     TeamGroup,
     merge,
-    parse_book,
+    parse_registry,
 )
 from gpu_fleet_image.core import roster
 from gpu_fleet_image.core.errors import ConfigurationError
@@ -168,4 +168,4 @@ def test_over_any_history_a_number_is_one_users_and_what_is_written_is_a_roster(
 )
 def test_no_number_is_given_out_over_a_damaged_book(damaged):
     with pytest.raises(ConfigurationError, match="damaged"):
-        parse_book(damaged)
+        parse_registry(damaged)

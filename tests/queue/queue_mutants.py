@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from gpu_fleet_image.console.runs import batch
 from gpu_fleet_image.controllers.meter import freezer
-from gpu_fleet_image.controllers.mover import placement
+from gpu_fleet_image.controllers.mover import growth_budget, placement, withdrawals
 from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.instance.agent import listening
@@ -131,14 +131,14 @@ MUTANTS: dict[str, Broken] = {
     ),
     "the pool grows past its max": all_of(
         of(PoolNeed, "wanted", lambda self, _most: self.standing + sum(self.jobs)),
-        of(placement._Pass, "_may_not_grow", lambda *_words, **_more: ""),
-        of(placement._Pass, "_limits", lambda *_words: ""),
+        of(growth_budget, "refusal", lambda *_words, **_more: ""),
+        of(placement, "_limits", lambda *_words: ""),
     ),
-    "money is no limit": of(placement._Pass, "_too_dear", lambda *_words: ""),
+    "money is no limit": of(growth_budget, "too_dear", lambda *_words: ""),
     "a frozen pool grows": all_of(
         of(freezer, "steps", lambda *_words: iter(())), of(_Mover, "_money", _never_frozen)
     ),
-    "a group without room is waited for": of(placement._Pass, "withdraw", lambda _: None),
+    "a group without room is waited for": of(withdrawals, "withdraw", lambda _: None),
     "an idle instance is never terminated": of(listening, "next_act", lambda _: Act.NOTHING),
 }
 

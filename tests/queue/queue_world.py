@@ -18,7 +18,7 @@ from typing import Any
 from gpu_fleet_image.console.runs import batch
 from gpu_fleet_image.controllers.mover import aws as capacity_aws
 from gpu_fleet_image.controllers.mover import mover
-from gpu_fleet_image.controllers.mover.placement import Action
+from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.sweep.handler import conclude
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.calls import Calls

@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.sweep.evidence import (
     combine,
     summarise,
 )
-from gpu_fleet_image.controllers.sweep.verdict import Situation
+from gpu_fleet_image.controllers.sweep.situation import Situation
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
 from tests.reaper.sweeping import policy
 from tests.reaper.world import EPOCH

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.evidence import combine, summarise
-from gpu_fleet_image.controllers.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
+from gpu_fleet_image.controllers.sweep.fleet_limits import BREAKER_LASTS, BREAKER_LEAST
+from gpu_fleet_image.controllers.sweep.situation import Usual
+from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.metrics import CODE_UNFIT, CODE_UNKNOWN
 from gpu_fleet_image.core.model import ENDS, Group, Inventory, Plan, Verdict
 from tests.reaper.situations import (

@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-from gpu_fleet_image.instance.agent.sensors.processes import (
-    Process,
-    is_trainer,
-    is_watched,
-    kernel_id,
-    terminal_path,
-)
+from gpu_fleet_image.instance.agent.sensors.commands import is_trainer, is_watched, kernel_id
+from gpu_fleet_image.instance.agent.sensors.processes import Process, terminal_path
 
 WORK = [
     "torchrun --nproc-per-node 8 train.py",

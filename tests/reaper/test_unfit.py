@@ -5,8 +5,10 @@ from datetime import timedelta
 
 import pytest
 
+from gpu_fleet_image.controllers.sweep.fleet_limits import MOST_REPLACED_IN_A_DAY
 from gpu_fleet_image.controllers.sweep.lease import SweepMemory, _memory
-from gpu_fleet_image.controllers.sweep.verdict import MOST_REPLACED_IN_A_DAY, Situation, decide
+from gpu_fleet_image.controllers.sweep.situation import Situation
+from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.metrics import CODE_UNFIT
 from gpu_fleet_image.core.model import Group, Inventory, Verdict
 from tests.reaper import test_alicloud

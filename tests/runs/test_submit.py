@@ -35,7 +35,8 @@ from gpu_fleet_image.core.runs import (
     node_prefix,
     state_of,
 )
-from gpu_fleet_image.instance.agent.sensors.processes import is_watched, processes
+from gpu_fleet_image.instance.agent.sensors.commands import is_watched
+from gpu_fleet_image.instance.agent.sensors.processes import processes
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import sweeps
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server

@@ -146,10 +146,10 @@ class Heartbeats(Protocol):
 
 
 class OrphanedResources(Protocol):
-    """Orphaned resources of the stack's instances. Every method raises CloudError if the cloud refuses."""
+    """What the stack's instances left behind. Every method raises CloudError where the cloud refuses."""
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
-        """Return unattached volumes, unassociated addresses, stopped instances with their disks' size."""
+        """Unattached volumes, unassociated addresses, stopped instances with what their disks take."""
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Return volume id -> start of its newest complete snapshot."""
@@ -161,7 +161,7 @@ class OrphanedResources(Protocol):
         """
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Delete a volume or release an address."""
+        """Delete a volume or give an address back."""
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
 
 
 def kept_records(store: Store) -> JobRecords | None:
-    """Return the previous controller's record of all jobs; None if it is damaged. Raises CloudError."""
+    """What the controller before this one wrote of all jobs; a damaged one is none. Raises CloudError."""
     try:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
         return job_records.records_of(stored.content) if stored else None

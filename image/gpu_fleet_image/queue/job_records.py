@@ -127,7 +127,7 @@ def _letters(item: dict[str, Any]) -> int:
 
 
 def records_of(raw: Mapping[str, Any]) -> JobRecords:
-    """Parse what ``to_json`` wrote.
+    """What ``to_json`` wrote.
 
     Raises:
         CloudError: it is damaged.

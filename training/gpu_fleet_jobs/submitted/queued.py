@@ -188,7 +188,7 @@ class QueuedJob:
                     self._failed_on = blamed[1].decode() if blamed else NOBODY
 
     def _poll(self) -> None:
-        """Every SAY_EVERY_S seconds, send new log lines and progress, and check for a request to cancel."""
+        """Every few seconds: what came to the log, how far the run is, and whether a laptop cancelled it."""
         if self.clock() - self._said_at_s < SAY_EVERY_S:
             return
         self._said_at_s = self.clock()

@@ -222,7 +222,7 @@ class Worker:
         return given
 
     def _poll(self) -> None:
-        """Every SAY_EVERY_S seconds, send new log lines and progress, and check for a request to cancel."""
+        """Every few seconds: what came to the log, how far the run is, and whether it was cancelled."""
         if self.clock() - self._said_at_s < SAY_EVERY_S:
             return
         self._said_at_s = self.clock()

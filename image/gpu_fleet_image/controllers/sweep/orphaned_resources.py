@@ -1,4 +1,4 @@
-"""What instances left behind: unattached volumes, unassociated addresses, instances stopped for long. Pure.
+"""Orphaned resources: unattached volumes, unassociated addresses, instances stopped for long. Pure.
 
 AWS does not say since when a volume is unattached; the sweep that first sees it so writes it down on it. Only
 time after that counts, and only a snapshot made after it is a copy of what the volume holds. One that was
@@ -41,7 +41,7 @@ ADDRESS_MONTH = Decimal("3.65")
 
 
 class Step(StrEnum):
-    """What is to be done with it."""
+    """Steps with an orphaned resource."""
 
     NOTE = "note"  # write down since when nobody uses it
     LIST = "list"
@@ -51,7 +51,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class OrphanFinding:
-    """What a sweep makes of an orphaned resource.
+    """Verdict of a sweep on an orphaned resource.
 
     Attributes:
         reason: why, for a user.
@@ -66,7 +66,7 @@ class OrphanFinding:
     monthly_price: Decimal | None
 
     def to_json(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the finding for the report."""
         return {
             "kind": str(self.orphan.kind),
             "id": self.orphan.id,
@@ -118,7 +118,7 @@ def _judge_one(
 def _kept(
     orphan: OrphanedResource, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime
 ) -> str:
-    """Why it stays though its time is over, or an empty text."""
+    """Return why it stays though its time is over; empty where it does not."""
     as_instance = Instance(orphan.id, "", "stopped", since, orphan.tags)
     if TAG_PROTECTED in orphan.tags or hold_of(as_instance, now) is not None:
         return "kept by a tag"
@@ -139,7 +139,7 @@ def _noted(orphan: OrphanedResource) -> datetime | None:
 
 
 def monthly_price(orphan: OrphanedResource, policy: Policy) -> Decimal | None:
-    """What it costs in a month, where the list price is known here."""
+    """Return the monthly cost; None for an unknown list price."""
     if (policy.cloud, policy.region, policy.currency) != PRICED:
         return None
     if orphan.kind is Kind.ADDRESS:

@@ -1,4 +1,4 @@
-"""Looking for orphans now and then, and doing what the policy says about them."""
+"""Search for orphaned resources every few hours, and removal where the policy says so."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,14 +20,14 @@ LOOK_EVERY = timedelta(hours=6)
 
 
 def is_due(last: datetime | None, now: datetime) -> bool:
-    """Whether to look for orphans in this sweep."""
+    """Return whether this sweep searches for orphaned resources."""
     return last is None or now - last >= LOOK_EVERY
 
 
 def find_orphans(
     where: OrphanedResources, instances: Sequence[Instance], policy: Policy, now: datetime
 ) -> list[OrphanFinding]:
-    """Everything that nobody uses, and what is to become of it.
+    """Find orphaned resources and decide on each.
 
     Raises:
         CloudError: a list could not be read.
@@ -57,7 +57,7 @@ def find_orphans(
 def carry_out(
     tools: Tools, where: OrphanedResources, findings: Sequence[OrphanFinding], now: datetime
 ) -> list[Failure]:
-    """Note, forget and remove; at most ``max_actions`` removals, the dearest first.
+    """Note, forget and remove; at most ``max_actions`` removals, the most expensive first.
 
     Returns:
         What could not be done.

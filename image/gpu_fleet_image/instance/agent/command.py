@@ -19,15 +19,15 @@ from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.options import FiniteRange, IsoTime
 from gpu_fleet_image.core.policy import KEY as POLICY_KEY
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
-from gpu_fleet_image.instance.agent import activity_file, kept_files, publish
+from gpu_fleet_image.instance.agent import activity_file, kept_files
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
 from gpu_fleet_image.instance.agent.habits import Accustomed, PolledSensors
-from gpu_fleet_image.instance.agent.judge import Judgement, Limits
+from gpu_fleet_image.instance.agent.judge import Limits
 from gpu_fleet_image.instance.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from gpu_fleet_image.instance.agent.loop import Agent, Clock, stop_on_terminate
 from gpu_fleet_image.instance.agent.notices import Notices
-from gpu_fleet_image.instance.agent.publish import Publisher, heartbeat
+from gpu_fleet_image.instance.agent.publish import Publisher, passed, reporter
 from gpu_fleet_image.instance.agent.requests import BUSY, Requests, line
 from gpu_fleet_image.instance.agent.sensors.counters import OwnUse, TreeCounters
 from gpu_fleet_image.instance.agent.sensors.poll import Sensors, watched_tree, whole_instance
@@ -209,10 +209,10 @@ def sensors_of(
 def fresh_poll(
     sensors: PolledSensors, clock: Clock, limits: Callable[[], Limits]
 ) -> Callable[[datetime], Seen]:
-    """Return a function that looks at all sensors when it is called, for a mark that was due."""
+    """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
 
     def poll(mark: datetime) -> Seen:
-        unfit = publish.passed(paths.ready_file()) is False
+        unfit = passed(paths.ready_file()) is False
         return seen(sensors.poll(clock.now()), mark, limits(), unfit=unfit)
 
     return poll
@@ -276,23 +276,3 @@ def instance_id_of(metadata: Metadata | None) -> str:
     if not instance_id:
         raise CloudError("the metadata service knows no instance-id; name it with --instance-id")
     return instance_id
-
-
-def reporter(
-    instance: InstanceFile, instance_id: str, watch: str, publisher: Publisher, users: Users | None = None
-) -> Callable[[Judgement], None]:
-    """Return the handler of each judgement: it writes the users' file, the heartbeat and users' names."""
-
-    def report(judgement: Judgement) -> None:
-        try:
-            activity_file.write(paths.activity_file(), judgement, instance_id, watch)
-        except OSError as error:  # on a full disk users miss the file, but the sweep still gets the heartbeat
-            LOG.warning("event=activity-file-failed reason=%r", str(error))
-        gate = publish.passed(paths.ready_file())
-        unfit = publish.is_unfit(judgement, gate)
-        data = heartbeat(judgement, instance_id, instance.pool, unfit=unfit, gate_passed=gate)
-        publisher.add(data, judgement.at)
-        if users is not None:
-            users.saw(judgement.users)
-
-    return report

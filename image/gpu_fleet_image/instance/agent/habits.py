@@ -38,7 +38,7 @@ class PolledSensors(Protocol):
     """What an agent looks with (``sensors.poll.Sensors``)."""
 
     def poll(self, now: datetime) -> Reading:
-        """Read all sensors, without an effect on the next sample."""
+        """Look at everything, without a trace."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """Take one sample of a minute."""

@@ -2,17 +2,20 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_image.core import metrics
+from gpu_fleet_image.core import metrics, paths
 from gpu_fleet_image.core.files import read_text
+from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.reaper_errors import AnswerError, CloudError
+from gpu_fleet_image.instance.agent import activity_file
 from gpu_fleet_image.instance.agent.judge import Judgement, Minute
+from gpu_fleet_image.instance.agent.users import Users
 
 
 def passed(file: Path) -> bool | None:
@@ -139,3 +142,23 @@ class Publisher:
             self._client.put_metric_data(Namespace=self._namespace, MetricData=data)
         except (AnswerError, BotoCoreError, ClientError) as error:
             raise CloudError(f"PutMetricData in {self._namespace}: {error}") from error
+
+
+def reporter(
+    instance: InstanceFile, instance_id: str, watch: str, publisher: Publisher, users: Users | None = None
+) -> Callable[[Judgement], None]:
+    """Return the sink of judgements: activity file for users, heartbeat and names of users for the sweep."""
+
+    def report(judgement: Judgement) -> None:
+        try:
+            activity_file.write(paths.activity_file(), judgement, instance_id, watch)
+        except OSError as error:  # a full disk hides the file from users, not the heartbeat from the sweep
+            LOG.warning("event=activity-file-failed reason=%r", str(error))
+        gate = passed(paths.ready_file())
+        unfit = is_unfit(judgement, gate)
+        data = heartbeat(judgement, instance_id, instance.pool, unfit=unfit, gate_passed=gate)
+        publisher.add(data, judgement.at)
+        if users is not None:
+            users.saw(judgement.users)
+
+    return report

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors import jupyter
-from gpu_fleet_image.instance.agent.sensors.processes import Process, kernel_id, processes, terminal_path
+from gpu_fleet_image.instance.agent.sensors.commands import kernel_id
+from gpu_fleet_image.instance.agent.sensors.processes import Process, processes, terminal_path
 
 # A server belongs to its user and may be slow on purpose; a spot notice leaves two minutes to save
 # everything.

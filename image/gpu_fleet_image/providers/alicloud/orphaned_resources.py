@@ -63,7 +63,7 @@ class OrphanedResources:
         return {}
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Delete a disk or release an address; raises CloudError."""
+        """Delete a disk or give an address back; raises CloudError."""
         if orphan.kind is Kind.VOLUME:
             self._calls.change(self._ecs.action("DeleteDisk"), DiskId=orphan.id)
         elif orphan.kind is Kind.ADDRESS:
@@ -98,7 +98,7 @@ class OrphanedResources:
                 return
 
     def _addresses(self) -> Iterator[OrphanedResource]:
-        """Yield unassociated addresses, and those that are associated again and still have the note."""
+        """Unassociated ones, and those that are associated again and still carry the note."""
         seen, number = 0, 1
         while True:
             page = self._calls.read(

@@ -98,7 +98,7 @@ class OrphanedResources:
         return {volume: min(end, now) for volume, end in ends.items() if end > since[volume]}
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Delete a volume or release an address; raises CloudError."""
+        """Delete a volume or give an address back; raises CloudError."""
         if orphan.kind is Kind.VOLUME:
             self._calls.change(self._ec2.delete_volume, VolumeId=orphan.id)
         elif orphan.kind is Kind.ADDRESS:
@@ -148,7 +148,7 @@ def _address(raw: Mapping[str, Any]) -> OrphanedResource:
 
 
 def _is_orphaned(raw: Mapping[str, Any]) -> bool:
-    """Return whether an address is unassociated, or associated again and still has the note."""
+    """Unassociated, or associated again and still carrying the note."""
     return "AssociationId" not in raw or TAG_IDLE_SINCE in _tags(raw)
 
 

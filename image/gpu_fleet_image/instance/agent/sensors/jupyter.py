@@ -24,7 +24,8 @@ from typing import Any
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.core.times import parse_time
-from gpu_fleet_image.instance.agent.sensors.processes import CONNECTION_FILE, Process
+from gpu_fleet_image.instance.agent.sensors.commands import CONNECTION_FILE
+from gpu_fleet_image.instance.agent.sensors.processes import Process
 from gpu_fleet_image.instance.agent.sensors.reading import Session
 
 TIMEOUT_S = 2.0

@@ -1,4 +1,4 @@
-"""The process table: activity of programs, log-ins, and users' last input.
+"""Process table: programs that are work, their progress, log-ins, and the last input of each terminal.
 
 The last input of a terminal counts: when a program reads it, the kernel sets its access time, to eight
     seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from pwd import getpwuid
 
@@ -21,55 +20,17 @@ import psutil
 
 from gpu_fleet_image.core.model import Tie
 from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.commands import base_name, is_trainer, is_watched, kernel_id
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse, Session, Started
 from gpu_fleet_image.instance.agent.sensors.slow_answer import SlowAnswer
 
-LAUNCHERS = frozenset(
-    {
-        *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "colossalai", "composer"),
-        # Open MPI 4 and 5 with their daemons on the other nodes, MPICH and Intel MPI with theirs, Slurm's
-        *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prun", "prted"),
-        *("mpiexec.hydra", "hydra_pmi_proxy", "srun", "salloc", "sbatch"),
-    }
-)
-LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
-# Interpreters: the kernel shows their script's name as the next word that is no option.
-INTERPRETER = re.compile(
-    r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
-)
-# Programs that run a module by ``-m``; `grep -m` and `git commit -m` run none. Python has other names, too:
-# python3.12-dbg, pypy3, ipython.
-RUNS_MODULES = re.compile(r"i?(?:python|pypy|graalpy)[\w.-]*|uv|coverage|kernprof|scalene|viztracer|debugpy")
-# Programs that may stand before it. Any other starts Python as a process of its own, which is seen by itself.
-WRAPPERS = frozenset(
-    {
-        *("env", "nice", "ionice", "chrt", "nohup", "setsid", "stdbuf", "timeout", "time", "taskset"),
-        *("numactl", "sudo", "runuser", "systemd-run", "systemd-inhibit", "flock", "xvfb-run", "tini"),
-        *("dumb-init", "ssh", "conda", "mamba", "micromamba", "pixi", "poetry", "pdm", "hatch", "pipenv"),
-        *("apptainer", "singularity", "nsys", "ncu", "nvprof", "rocprof", "perf", "py-spy", "strace"),
-        *("ltrace", "gdb", "cuda-gdb", "valgrind", "compute-sanitizer"),
-    }
-)
-MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
-OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
-# ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): it may start any command
-SUBMITTED = ("-m", "gpu_fleet", "work")
 LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
-BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
-BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
-FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
-# A worker of Ray takes its task's name; these workers run no task (seen in Ray 2.5x, and its source,
-# python/ray/_private/workers and ray_constants.py).
-RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-RAY_COMMANDS = frozenset({"job", "submit", "exec"})
-# Variables of a rank of a distributed job: torch, Open MPI, MPICH and Slurm.
+# What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 WORLD_SIZE = re.compile("[0-9]{1,9}")  # any other value is not a launcher's; int() refuses 4301 digits
 # OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
 SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
 SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
-# Of any language's kernel; jupyter_client names the file like this.
-CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
 CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
 SETTLED_S = 60.0  # after its start: a container's start moves its process there within a second
 FIRST_PERSON = 1000  # first user id of human users (login.defs, UID_MIN)
@@ -109,7 +70,7 @@ class Process:
         Names are logged and shown to everybody; the rest of a title may hold arguments with secrets.
         """
         first = self.command[0] if self.command else ""
-        return _base(first.split(" ")[0] if len(self.command) == 1 else first)
+        return base_name(first.split(" ")[0] if len(self.command) == 1 else first)
 
     @property
     def user(self) -> str:
@@ -128,86 +89,6 @@ def user_name(uid: int) -> str:
         return getpwuid(uid).pw_name
     except KeyError:  # of a container
         return str(uid)
-
-
-def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> bool:
-    """Return whether a command counts as activity while it runs: a launcher, run, copy, build or task of Ray.
-
-    Args:
-        command: the arguments, the program first.
-        words: program names that the stack adds (``idle.watch``).
-    """
-    names = _names(command)
-    if not names:
-        return False
-    return (
-        bool(words.intersection(names))
-        or is_launcher(command)
-        or tuple(command[1:4]) == SUBMITTED
-        or (names[0] == "rsync" and "--daemon" not in command)
-        or (names[0].startswith("ray::") and not command[0].startswith(RAY_AT_REST))
-        or ("ray" in names and bool(RAY_COMMANDS.intersection(command[1:3])))
-        # "slurmstepd: [12.0]" is a step of a job; "slurmstepd infinity" only holds the cgroup
-        or names[0] == "slurmstepd:"
-        or (names[0] in BUILDERS and bool(BUILD_WORDS.intersection(command[1 : 1 + FIRST_WORDS])))
-    )
-
-
-def is_launcher(command: Sequence[str]) -> bool:
-    """Return whether a command starts the ranks of a job."""
-    modules = _modules(command[:6])  # a debugger or a coverage tool may stand before the module
-    return bool(LAUNCHERS.intersection(_names(command))) or any(
-        module.startswith(LAUNCHER_MODULES) for module in modules
-    )
-
-
-def _modules(command: Sequence[str]) -> list[str]:
-    """Return the modules that Python runs by ``-m``, also behind a wrapper or shell; else an empty list."""
-    names = [_base(word) for word in command]
-    first = names[0] if names else ""
-    if first not in WRAPPERS and not INTERPRETER.fullmatch(first) and not RUNS_MODULES.fullmatch(first):
-        return []
-    python = next((at for at, name in enumerate(names) if RUNS_MODULES.fullmatch(name)), len(names))
-    return [after for word, after in pairwise(command[python:]) if MODULE_OPTION.fullmatch(word)]
-
-
-def _names(command: Sequence[str]) -> list[str]:
-    """Return the program's name and its script's: `python3 /opt/venv/bin/torchrun ...` is torchrun too.
-
-    A file that `vim torchrun` edits is none. A process with its own title has all of it in the first word.
-    """
-    if not command or command[0].startswith("-"):
-        return []
-    if command[0].startswith("slurmstepd"):
-        return [_base(command[0].split(" ")[0])]
-    script = _script(command)
-    return [_base(command[0]), *([_base(script)] if script else [])]
-
-
-def _script(command: Sequence[str]) -> str:
-    """Return the file that an interpreter runs; empty for any other program, or without a file."""
-    if INTERPRETER.fullmatch(_base(command[0])) is None:
-        return ""
-    words = iter(command[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return word
-        if word == "-c" or MODULE_OPTION.fullmatch(word):
-            return ""
-        if word in OPTIONS_WITH_A_VALUE:
-            next(words, None)
-    return ""
-
-
-def _base(word: str) -> str:
-    """Return a program's name without its folder."""
-    return word.rstrip("/").rpartition("/")[2]
-
-
-def kernel_id(command: Sequence[str]) -> str | None:
-    """Return the id of a notebook's kernel, or None for any other command."""
-    files = (word for word in command if word.endswith(".json"))
-    return next((match["id"] for word in files if (match := CONNECTION_FILE.fullmatch(word))), None)
 
 
 def _kernels(table: Mapping[int, Process]) -> list[Process]:
@@ -566,11 +447,6 @@ def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
         for process in processes()
         if is_trainer(process.command) and (chosen is None or process.pid in chosen)
     ]
-
-
-def is_trainer(command: Sequence[str]) -> bool:
-    """Return whether a command trains: a launcher, or this project's own trainer."""
-    return "gpu_fleet" in _modules(command) or is_launcher(command)
 
 
 def _uptime_s() -> float:
