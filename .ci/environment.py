@@ -30,7 +30,7 @@ REQUIREMENTS = {
     "stacks/gpu_fleet_stacks/crossguard/requirements.lock": (
         "stacks/gpu_fleet_stacks/crossguard/requirements.txt",
     ),
-    # beside packages of the first, whose versions it keeps to
+    # installed beside the first environment's packages, whose versions it keeps
     "tests/libraries/requirements.lock": ("tests/libraries/requirements.txt",),
 }
 OLDEST_PYTHON = "3.11"

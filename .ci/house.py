@@ -7,7 +7,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:0] = [
     str(TOP / room) for room in ("stacks", "image")
-]  # of this checkout, also where its .venv is another's
+]  # of this checkout, even if .venv belongs to another
 
 from checks import arrows, pages, pins, tables, trips, unused, words  # noqa: E402 - as above
 from checks.sources import Checkout, Finding, NothingToCheckError  # noqa: E402

@@ -87,8 +87,8 @@ OF_CONSOLE = ("gpu_fleet_image.console", "click", *sys.stdlib_module_names)
 TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization", "program")
 TOP_DEPTH = 2
 TOP = {f"stacks/gpu_fleet_stacks/{name}.py" for name in TOP_NAMES}
-# Nothing but the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises its
-# own throw-away stack's.
+# Only the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises those of
+# its own throw-away stack.
 RAISES = re.compile("set_desired_capacity|ExecuteScalingRule|ScaleWithAdjustment|execute_policy")
 MAY_RAISE = (
     *(
@@ -101,7 +101,7 @@ MAY_RAISE = (
         "stacks/gpu_fleet_stacks/alicloud/capacity.py",
     ),
 )
-# Folders whose rooms, each a folder or a module in it, can be read with those below it alone.
+# Folders whose rooms (each a folder or a module in it) need only the rooms below them.
 LAYERED = (
     "stacks/gpu_fleet_stacks",
     "image/gpu_fleet_image",

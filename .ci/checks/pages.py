@@ -56,7 +56,7 @@ NOT_HERE = {
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }
-MOST_WORDS = 1200  # of the first page
+MOST_WORDS = 1200  # on the first page
 CHANGELOG = "CHANGELOG.md"  # it names removed files
 # pytest with one file or folder of tests, and a word of a test's name
 TESTS = re.compile(

@@ -10,7 +10,7 @@ from checks.sources import Checkout, Finding, Module, line_of
 CONFIGURATION = ("image/gpu_fleet_image/recipe/rootfs", "image/gpu_fleet_image/recipe/steps")
 CONFIGURATION_FILES = ("pyproject.toml", "Makefile", "image/gpu_fleet_image/recipe/provision.sh")
 BY_CLICK = re.compile(r"\b(command|group)\b")
-# By its name or its room's: a module that is chosen by the cloud's name, or that another program calls.
+# Names that are called by name: of a module that the cloud's name selects, or by another program.
 CALLED_BY_NAME = {
     **dict.fromkeys(
         ("connect", "instances", "caller", "account_id", "AgentCloud"),

@@ -152,7 +152,7 @@ def _flat(text: ast.JoinedStr) -> str:
 def notes(module: Module) -> Lines:
     """Yield the texts for a module's developers: its docstrings and its comments."""
     yield from ((note.lineno, str(note.value)) for note in module.notes)
-    if re.search(f"#.*(?:{'|'.join(IN_NOTES)})", module.text, re.IGNORECASE):  # else spare the seconds
+    if re.search(f"#.*(?:{'|'.join(IN_NOTES)})", module.text, re.IGNORECASE):  # tokenizing all takes seconds
         for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 LONGEST_WORD = 20
-PADDING = 3  # of a column: a space on each side and a line
+PADDING = 3  # a column's: a space on each side and a line
 
 
 def console(pipe_width: int) -> Console:

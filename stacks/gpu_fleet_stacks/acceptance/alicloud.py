@@ -90,7 +90,7 @@ STATISTICS = (
     "Maximum",
     "Sum",
     "Value",
-)  # DescribeMetricMetaList says which of them a metric has
+)  # DescribeMetricMetaList lists those that a metric has
 TAGGED_PAGE = 1000  # ListTagResources
 KEY_WAITS_DAYS = 7
 PENDING_DELETION = "PendingDeletion"

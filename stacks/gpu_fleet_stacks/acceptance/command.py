@@ -38,7 +38,7 @@ from gpu_fleet_stacks.settings.stack_argument import stack_argument
 CODE = Path(__file__).resolve().parents[3]
 PIPE_WIDTH = 140
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended, as a shell reports it
-# Some minutes on four processors: the interruption comes some tens of seconds after the request for it.
+# Some minutes on four processors: an interruption follows its request by some tens of seconds.
 EPOCHS = 400.0
 PACKAGES = ("boto3", "botocore", "pulumi", "pulumi-aws", "pulumi-alicloud", "aliyun-python-sdk-core")
 ACCOUNTS = {

@@ -165,7 +165,7 @@ def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: boo
 
 def _interrupt(process: "subprocess.Popen[bytes]") -> None:
     """Ask the CLI to stop as Ctrl-C does; it finishes its operations, so that its state stays correct."""
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    os.killpg(process.pid, signal.SIGINT)  # to the whole group, as a terminal does
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:

@@ -237,7 +237,7 @@ def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
         except KeyboardInterrupt:
             problems.append("interrupted by the operator; run it again with --clean-up")
             break
-        except Exception as error:  # what is left must be listed, whatever fails before
+        except Exception as error:  # the remains must be listed, whatever fails before
             LOG.exception("event=tear-down-broke part=%s", part.__name__)
             problems.append(f"unexpected: {error!r}")
     status = Status.FAILED if problems or not run.evidence.clean else Status.OK

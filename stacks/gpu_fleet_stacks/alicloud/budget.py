@@ -15,8 +15,7 @@ from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.alarms import alarm
 from gpu_fleet_stacks.settings import Stack, Threshold, ThresholdKind
 
-# What the meter publishes of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's
-# currency.
+# The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
 # API names of CloudMonitor: an alarm contact's name has 2 to 40 characters (alicloud_cms_alarm_contact).
 LONGEST_CONTACT_NAME = 40

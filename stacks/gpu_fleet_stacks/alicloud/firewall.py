@@ -15,9 +15,9 @@ from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 ENDPOINTS = "endpoints"
-QUEUE = "queue"  # of Slurm's controller; rules of the settings keep pools from that name
+QUEUE = "queue"  # Slurm's controller; the settings' rules refuse this name for a pool
 ANYWHERE = "0.0.0.0/0"
-# Where the cloud's own services answer inside every VPC, without NAT: OSS, ECS, Auto Scaling, CloudMonitor,
+# Addresses of the cloud's own services inside every VPC, without NAT: OSS, ECS, Auto Scaling, CloudMonitor,
 # KMS, Cloud Assistant, package mirrors, time and names
 # (www.alibabacloud.com/help/en/ecs/user-guide/security-groups-for-different-use-cases).
 CLOUD_SERVICES = "100.64.0.0/10"

@@ -168,8 +168,8 @@ class Fleet(pulumi.ComponentResource):
                 lifecycle_transition="SCALE_IN",
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
-                # It is deleted with its group. Before, as the order of dependencies has it, it would hold
-                # no instance that the group's deletion ends: DeleteLifecycleHook even ends waits under way.
+                # It is deleted with its group. The order of dependencies would delete it first; it would then
+                # hold no instance that the group's deletion terminates: DeleteLifecycleHook even ends waits.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:

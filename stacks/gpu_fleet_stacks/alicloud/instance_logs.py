@@ -10,7 +10,7 @@ from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
 from gpu_fleet_stacks.settings import Stack
 
-# What ends a word of a line: https://www.alibabacloud.com/help/en/sls/api-createindex ("token")
+# Characters that end a word of a line: https://www.alibabacloud.com/help/en/sls/api-createindex ("token")
 WORD_ENDS = ", '\";=()[]{}?@&<>/:\n\t\r"
 
 

@@ -20,7 +20,7 @@ from gpu_fleet_stacks.settings.pools import instance_tags
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
 DISK_CATEGORY, DISK_PERFORMANCE_LEVEL = "cloud_essd", "PL1"
-# Where the image's /scratch step looks for the pool's data disk: its name, and so its label in ECS.
+# Name of the pool's data disk, and so its label in ECS, by which the image's /scratch step finds it.
 SCRATCH_DISK = "scratch"
 
 

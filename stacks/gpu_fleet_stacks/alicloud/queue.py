@@ -35,7 +35,7 @@ CONTROLLER_TYPE = "ecs.c7.large"
 # A vSwitch's first and last three addresses are the cloud's (API CreateVSwitchCidrReservation); of the others
 # the last, which is the least likely to be taken.
 LAST_FREE = -4
-# Of the secret's first version, which KMS wants and everybody may read.
+# Content of the secret's first version, which KMS requires and every user may read.
 NO_KEY = "no key: the controller of the queue keeps munge's as another version"
 NO_KEY_VERSION = "declared"
 

@@ -16,12 +16,11 @@ from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
-# What the meter publishes of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's
-# currency.
+# The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
 # The attribute of a message that names users (image/gpu_fleet_image/providers/aws/notify.py).
 USER = "user"
-PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
+PERIOD_S = 60  # the value that a sweep publishes every ten minutes is evaluated at once
 
 
 @dataclass(frozen=True)

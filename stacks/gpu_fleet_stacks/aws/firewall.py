@@ -13,7 +13,7 @@ from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"
-QUEUE = "queue"  # of Slurm's controller; rules of the settings keep pools from that name
+QUEUE = "queue"  # Slurm's controller; the settings' rules refuse this name for a pool
 ANYWHERE = "0.0.0.0/0"
 EXISTING = "VPC"  # an existing VPC; no pool can have this name
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"

@@ -153,8 +153,8 @@ class Fleet(pulumi.ComponentResource):
                 lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
-                # It is deleted with its group. Before, as the order of dependencies has it, it would not
-                # hold the instances that the group's deletion ends, and nothing would be saved.
+                # It is deleted with its group. The order of dependencies would delete it first; it would then
+                # not hold the instances that the group's deletion terminates, and nothing would be saved.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:

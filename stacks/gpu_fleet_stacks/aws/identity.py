@@ -41,8 +41,8 @@ PEER_ACTIONS = ("ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstanc
 # the pools of a stack share data and checkpoints; a pool may change only its own objects
 SHARED = ("data", "checkpoints")
 
-# What users set on an instance by `gpu-fleet keep`; what its agent sets so that the sweep may not stop it,
-# and to say who is on it. Every other tag is the stack's or the sweep's.
+# Tags that `gpu-fleet keep` sets on an instance, and tags of its agent: against a stop by the sweep, and with
+# the instance's users. Every other tag is the stack's or the sweep's.
 OWN_TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "withdrawn", "users")
 )
@@ -151,7 +151,7 @@ def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pul
             "*",
             {"StringEquals": {"cloudwatch:namespace": namespace}},
         ),
-        # by tag too: the name of pool "dev" is how that of "dev-large" begins
+        # by tag too: the name of pool "dev" is a prefix of "dev-large"
         policies.allow(
             "OwnGroups",
             OWN_GROUP_ACTIONS,

@@ -9,8 +9,8 @@ from gpu_fleet_stacks.aws.identity import SESSION_ACTIONS
 from gpu_fleet_stacks.settings import Stack
 
 LOG_PREFIX = "image-logs"
-# What Run Command, by which Image Builder drives its builder, adds to a session (of AWS's own policies
-# AmazonSSMManagedInstanceCore and EC2InstanceProfileForImageBuilder, without reading parameters).
+# Actions of Run Command beside those of a session; Image Builder drives its builder by it (from AWS's own
+# policies AmazonSSMManagedInstanceCore and EC2InstanceProfileForImageBuilder, without reading parameters).
 COMMAND_ACTIONS = (
     "ec2messages:AcknowledgeMessage",
     "ec2messages:DeleteMessage",

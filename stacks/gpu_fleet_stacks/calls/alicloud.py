@@ -47,7 +47,7 @@ CENTRAL_IN = {
     ("ecs", "cn-hangzhou"): "ecs-cn-hangzhou.aliyuncs.com",
     ("vpc", "cn-hangzhou"): "vpc.aliyuncs.com",
 }
-# Of Auto Scaling: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
+# Regions of Auto Scaling's central host: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
 ESS_CENTRAL = frozenset(
     {
         *("cn-beijing", "cn-hangzhou", "cn-nanjing", "cn-qingdao", "cn-shanghai", "cn-shenzhen", "cn-wuhan"),

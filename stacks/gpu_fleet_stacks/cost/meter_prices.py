@@ -14,7 +14,7 @@ from gpu_fleet_stacks.cost.lines import Cost
 from gpu_fleet_stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
 from gpu_fleet_stacks.settings.quantities import CostKind, Level, reserved_instances
 
-SMALLEST = Decimal("0.000001")  # of the currency's unit, for an hour
+SMALLEST = Decimal("0.000001")  # currency units an hour
 ONE_INSTANCE = Size(min=0, desired=1, max=1)
 
 

@@ -341,7 +341,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         Grant("ram:DetachPolicyFromRole", (*ROLES, *POLICIES)),
     ),
     "alicloud:ram/rolePolicyAttachment:RolePolicyAttachment": (
-        # on both, so that no policy but the stack's goes onto its roles
+        # on both, so that only the stack's policies can be attached to its roles
         Grant("ram:AttachPolicyToRole ram:DetachPolicyFromRole", (*ROLES, *POLICIES)),
         Grant("ram:ListPoliciesForRole", ROLES),
     ),

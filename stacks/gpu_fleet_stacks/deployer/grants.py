@@ -11,7 +11,7 @@ Statement = dict[str, Any]
 Conditions = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 # AWS counts no white space, and 10 managed policies go onto a role
-# (docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html); RAM says the same numbers of custom
+# (docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html); RAM has the same limits for custom
 # policies (www.alibabacloud.com/help/en/ram/product-overview/limits).
 LONGEST_DOCUMENT = 6_144
 MOST_DOCUMENTS = 10

@@ -168,7 +168,7 @@ def _parameters(stack: Stack) -> Iterator[str]:
     yield f"{place}:{{account}}:parameter/imagebuilder/gpu-fleet-{{stack}}*"
     for said in (stack.image.parameter, stack.image.base_id):
         name = re.sub(r"^ssm:", "", said or "")
-        if name.startswith("/aws/service/"):  # Amazon's own stand in no account
+        if name.startswith("/aws/service/"):  # Amazon's own parameters are in no account
             yield f"{place}::parameter{name}"
         elif name.startswith("/"):
             yield f"{place}:{{account}}:parameter{name}"

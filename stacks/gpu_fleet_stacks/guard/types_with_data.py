@@ -102,7 +102,7 @@ HOLDINGS = {
     ),
     "alicloud:vpc/switch:Switch": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
 }
-# Property -> types whose replacement gives it a new id, and so replaces the resource that names it.
+# Property -> types whose replacement changes it to a new id, which replaces the resource that names it.
 FOLLOWS = {
     "vpcId": ("aws:ec2/vpc:Vpc", "alicloud:vpc/network:Network"),
     "subnetId": ("aws:ec2/subnet:Subnet",),

@@ -12,7 +12,7 @@ from gpu_fleet_stacks.images.builds import Build, Builds, BuildState, before, fo
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
-MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
+MOST_LINES = 20  # lines of critical findings in one message; `image scan` shows all
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image build aws-prod")

@@ -20,7 +20,7 @@ PLACEHOLDERS = {
 }
 FIRST_TYPE = {Cloud.AWS: "g5.xlarge", Cloud.ALICLOUD: "ecs.gn7i-c8g1.2xlarge"}
 SUGGESTIONS = 6
-MARGIN, STEP = Decimal("1.1"), 500  # of a suggested budget above the worst month
+MARGIN, STEP = Decimal("1.1"), 500  # a suggested budget's factor over the worst month, and its rounding
 
 
 @dataclass(frozen=True)

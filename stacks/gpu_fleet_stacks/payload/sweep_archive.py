@@ -57,8 +57,8 @@ MIB_PER_GIB = 1024
 # Share of a type's memory that Slurm finds on each instance at least; firmware and kernel use the rest.
 FOR_JOBS = Decimal("0.95")
 
-# Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
-# four hundred services only that of S3, which OSS speaks.
+# Pure Python only, so that an archive from any computer runs on any other. Of boto3's descriptions of four
+# hundred services it has only that of S3, whose protocol OSS supports.
 PACKAGES = (
     "aliyun-python-sdk-core",
     "boto3",

@@ -80,7 +80,7 @@ def _subnets(stack: Stack) -> Iterator[tuple[str, str]]:
 
 def _bucket(clients: RegionClients, name: str) -> None:
     s3 = clients("s3")
-    elsewhere = clients.region != "us-east-1"  # API CreateBucket takes no constraint for this region
+    elsewhere = clients.region != "us-east-1"  # API CreateBucket accepts no constraint for this region
     where = {"CreateBucketConfiguration": {"LocationConstraint": clients.region}} if elsewhere else {}
     s3.create_bucket(Bucket=name, **where)
 

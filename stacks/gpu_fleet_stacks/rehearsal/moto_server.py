@@ -73,7 +73,7 @@ class _Handler(MotoRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.connections.add(self.connection)
-        if self.closing.is_set():  # the connection came after the last check of the connections
+        if self.closing.is_set():  # the connection was opened after the last check of the connections
             _hang_up(self.connection)
 
     def finish(self) -> None:

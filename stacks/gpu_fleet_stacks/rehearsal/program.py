@@ -202,7 +202,7 @@ async def _settled(program: Callable[[], object]) -> None:
     while under_way:
         done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_EXCEPTION)
         if any(task.cancelled() or task.exception() is not None for task in done):
-            return  # the SDK's own wait comes next, and reports it
+            return  # the SDK's own wait is next, and reports it
         under_way = _under_way()
 
 

@@ -28,7 +28,7 @@ OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
 ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
 
 QUOTED_NUMBER = r"^[0-9]+(\.[0-9]+)?$"
-MOST_VALUES = 20  # of a cell
+MOST_VALUES = 20  # values in a cell
 WORDS = {
     "string": "text",
     "integer": "whole number",

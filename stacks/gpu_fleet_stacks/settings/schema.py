@@ -82,7 +82,7 @@ PolicyArn = Annotated[
         "must be the ARN of a policy, such as arn:aws:iam::123456789012:policy/boundary",
     ),
 ]
-# Of 20 that Alibaba Cloud takes; the stack's own are seven.
+# Alibaba Cloud allows 20, of which the stack's own are seven.
 MOST_TAGS = 10
 PoolOwner = Annotated[str, Matching(f"({OWNER})?", f"must be up to {OWNER_RULE}")]
 Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
@@ -119,7 +119,7 @@ BucketPattern = Annotated[
         "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
     ),
 ]
-# docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; OSS takes no dots
+# docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; OSS allows no dots
 # (www.alibabacloud.com/help/en/oss/user-guide/bucket-naming-conventions).
 BucketName = Annotated[
     str,

@@ -76,7 +76,7 @@ class Teardown:
         self._empty_fleet(resources, decided)
         stores = {resource.urn for resource in state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)}
         self._delete_all_but(resources, state.kept_with(resources, stores))
-        # From here on nothing of the stack writes data.
+        # Nothing of the stack writes data from here on.
         for store in decided.given_up:
             if not store.empty and store.urn in self._urns(state.BUCKETS):
                 self.note(f"emptying {store.id}")

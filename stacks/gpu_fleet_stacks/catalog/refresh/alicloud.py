@@ -19,7 +19,7 @@ SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
 DISK_GIB = 1000
 # DescribePrice's name of the instance among the parts of a price.
 INSTANCE = "instanceType"
-CONTROLLER = "ecs.c7.large"  # of a queue (stacks/gpu_fleet_stacks/alicloud/queue.py)
+CONTROLLER = "ecs.c7.large"  # type of a queue's controller (stacks/gpu_fleet_stacks/alicloud/queue.py)
 # Types that no zone of a region sells, or that are sold to invited accounts only.
 NOT_SOLD = ("InvalidInstanceType", "InvalidResourceType", "NotSupport", "PricePlanResultNotFound")
 
