@@ -240,7 +240,8 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
 
     assert shown.exit_code == 1
     assert shown.output == (
-        "error: needs the Python package torch, which is not here; pip install 'gpu-fleet[train]' brings it\n"
+        "error: needs the Python package torch, which is not installed here; "
+        "pip install 'gpu-fleet[train]' installs it\n"
     )
 
 
