@@ -451,7 +451,10 @@ def be_terminated(node):
 
 
 AT_THE_INSTANCE = {
-    "no account": (lambda node: node.accounts("bob"), "there is no account 'ada' here: add it to access.people"),
+    "no account": (
+        lambda node: node.accounts("bob"),
+        "there is no account 'ada' here: add it to access.people",
+    ),
     "who left": (lambda node: node.accounts("ada", locked="ada"), "account 'ada' is locked"),
     "an account of the system": (
         lambda node: node.accounts("ada", groups=False),
