@@ -281,7 +281,7 @@ def test_an_instance_that_another_took_is_given_back_by_who_says_so_alone(door, 
     (tags,) = door.taken()
     assert said.exit_code == 0, said.output
     assert tags["gpu-fleet:give-back"].endswith(" moto")
-    assert "given back by moto, not by its owner eve: the pool's times hold" in said.output
+    assert "given back by moto, not by its owner eve: the pool's times apply" in said.output
 
 
 @pytest.mark.parametrize(

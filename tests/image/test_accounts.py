@@ -140,7 +140,7 @@ REFUSED = {
     "somebody else's home": (Person("carol", 5011), "/home/carol belongs to uid 5002"),
     "the number of who left": (
         Person("zoe", 5012),
-        "uid 5012 is that of /home/yann, whose files would be theirs",
+        "uid 5012 owns /home/yann, whose files would become theirs",
     ),
 }
 

@@ -123,7 +123,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_image.console.runs.follow:runs", "Your submitted runs: phase, step, loss, cost."
         ),
         "logs": Row("gpu_fleet_image.console.runs.follow:logs", "The log of a submitted run."),
-        "cancel": Row("gpu_fleet_image.console.runs.follow:cancel", "Ask a submitted run to save and end."),
+        "cancel": Row("gpu_fleet_image.console.runs.follow:cancel", "Ask a submitted run to save and stop."),
     },
     "Platform teams": {
         "init": Row(

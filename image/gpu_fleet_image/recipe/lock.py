@@ -268,6 +268,4 @@ def verify(file: Path, expected: str) -> None:
     except OSError as error:
         raise LockError(f"{file}: cannot be read: {error.strerror}") from error
     if digest != expected:
-        raise LockError(
-            f"{file}: sha256 is {digest}, versions.toml has {expected}: another file than was locked"
-        )
+        raise LockError(f"{file}: sha256 is {digest}, versions.toml has {expected}: not the locked file")

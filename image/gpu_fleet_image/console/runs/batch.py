@@ -57,10 +57,10 @@ def script(batch: JobScript) -> str:
         "#SBATCH --open-mode=append",
         f"#SBATCH --chdir={batch.folder}",
         f"#SBATCH --output={batch.log}",
-        "# the batch host is the first of the nodes: all meet at its address",
+        "# the batch host is the first node, the rendezvous of all",
         r"""address=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')""",
         f"export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$address PET_MASTER_PORT={PORT}",
-        "# starts it on each by srun, says in the bucket how far it is, and ends with 85 to be run again",
+        "# start it on each by srun, report progress in the bucket, exit with 85 to be requeued",
         work,
     ]
     return "\n".join(rows) + "\n"

@@ -142,9 +142,7 @@ def _refused(person: Person, accounts: Mapping[str, LocalAccount], groups: Mappi
 def _home_refused(person: Person, homes: Mapping[str, int]) -> str:
     others = [name for name, number in homes.items() if number == person.uid and name != person.name]
     if others and person.name not in homes:
-        return (
-            f"uid {person.uid} is that of /home/{others[0]}, whose files would be theirs; give another number"
-        )
+        return f"uid {person.uid} owns /home/{others[0]}, whose files would become theirs; choose another uid"
     owner = homes.get(person.name, person.uid)
     if owner == person.uid:
         return ""
