@@ -58,7 +58,6 @@ EXCEPTIONS = {
     "image/gpu_fleet_image/recipe/packages.toml": {"[machine]": "a name of deployed images' package groups"},
     "image/gpu_fleet_image/recipe/steps/10-base.sh": {"install_group machine": "the same"},
     "image/gpu_fleet_image/recipe/steps/90-seal.sh": {"machine-id": "systemd's own name"},
-    "image/gpu_fleet_image/console/users/status.py": {"told apart": "tell apart, set off from one another"},
     "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
     "stacks/gpu_fleet_stacks/settings/schema.py": {"people: login name": "the key access.people"},
     "stacks/gpu_fleet_stacks/monitoring/grafana.py": {

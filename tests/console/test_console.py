@@ -224,10 +224,10 @@ def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeyp
     assert not {"up", "catalog"} & set(instance.list_commands(click.Context(instance)))
     shown = CliRunner().invoke(instance, ["up"])
     assert (
-        "'up' is no command of an instance: on a computer of yours pip install 'gpu-fleet[platform]'"
+        "'up' is no command on an instance: on your own computer pip install 'gpu-fleet[platform]'"
         in shown.output
     )
-    assert "here there are: sweep" in shown.output
+    assert "the commands here are: sweep" in shown.output
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
@@ -240,7 +240,8 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
 
     assert shown.exit_code == 1
     assert shown.output == (
-        "error: needs the Python package torch, which is not here; pip install 'gpu-fleet[train]' brings it\n"
+        "error: needs the Python package torch, which is not installed here; "
+        "pip install 'gpu-fleet[train]' installs it\n"
     )
 
 

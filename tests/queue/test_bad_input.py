@@ -203,13 +203,13 @@ def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, mo
     said = submit(home, *WORDS)
 
     assert said.exit_code == 0
-    assert "neither the budget nor the team's limit was looked at: no answer" in said.output
+    assert "neither the budget nor the team's limit was checked: no answer" in said.output
 
 
 def test_one_folder_of_checkpoints_for_several_instances(home):
     said = refused(home, "--pool", "train", "--nodes", "2", "--checkpoints", "out", "--", "true")
 
-    assert "--checkpoints out: keeps one folder alone; with --nodes 2 your program saves" in said
+    assert "--checkpoints out: saves one folder; with --nodes 2 your program must save" in said
 
 
 def test_no_such_pool(home):
@@ -225,7 +225,7 @@ def test_more_nodes_than_the_pool_may_have(home):
 def test_slurm_is_not_there(home):
     said = refused(home, "run.toml", "--pool", "train")
 
-    assert "sbatch: not on this instance" in said
+    assert "sbatch is not on this instance" in said
     assert "systemctl status gpu-queue-node" in said
 
 
@@ -238,7 +238,7 @@ def test_slurm_does_not_answer(home):
     said = refused(home, "run.toml", "--pool", "train")
 
     assert "Unable to contact slurm controller" in said
-    assert "comes back within minutes, with all jobs" in said
+    assert "returns within minutes, with all jobs" in said
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_user_without_account(home, monkeypatch):
     said = refused(home, "run.toml", "--pool", "train")
 
     own = pwd.getpwuid(os.getuid()).pw_name
-    assert f"account {own}: none of access.people, so other instances do not know it" in said
+    assert f"account {own} is not in access.people, so other instances do not have it" in said
 
 
 WAITS = replace(JOB, state="PENDING", reason="Resources", on="")

@@ -369,7 +369,7 @@ def test_a_run_that_its_user_cancels_saves_before_it_ends(lab):
 
     said = lab.say("cancel", job)
 
-    assert "is asked to save and end" in said
+    assert "is asked to save and stop" in said
     lab.fleet.until(lambda: "JobState=CANCELLED" in lab.job(job), JOB_S, "the job ends")
     assert list((lab.fleet.homes / "ada/runs/long").rglob("step-*"))
     assert "Restarts=0" in lab.job(job)

@@ -152,7 +152,7 @@ def test_a_job_that_is_kept_away_from_one_of_enough_instances_gets_another():
         ({"gres": "gpu:16"}, "asks for 16 GPUs on one of 4 instances, one of pool train has 8"),
         ({"nodes": 5}, "asks for 5 instances, size.max of pool train is 4"),
         ({"mem": 2_000_000}, "of memory on one of 4 instances, one of pool train has 977 GiB"),
-        ({"gres": "gpu:a100:2"}, "names gres:gpu:a100:2, which no instance of pool train is known to have"),
+        ({"gres": "gpu:a100:2"}, "names gres:gpu:a100:2, which is unknown of an instance of pool train"),
     ],
 )
 def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, why):

@@ -43,14 +43,14 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
 
     assert [found.total(name) for name in ("computing", "unknown", "idle")] == [0, 24, 0]
     assert found.idle == ()
-    assert "Of 24.00 GPU hours nobody said whether GPUs computed." in mail(found, "s3://there")
+    assert "For 24.00 GPU hours there is no report whether GPUs computed." in mail(found, "s3://there")
 
 
 def test_reserved_hours_without_an_instance_are_rented_and_idle():
     found = summed({"i-1": share(gpus=8)}, {"i-1": 1.0}, unused={"dev": 24 * 3600})
 
     assert [found.total(name) for name in ("rented", "computing", "idle", "unused")] == [384, 192, 192, 192]
-    assert "192.00 reserved GPU hours, paid for, had no instance: they count as idle." in page(found)
+    assert "192.00 reserved GPU hours were paid for but had no instance: they count as idle." in page(found)
 
 
 def test_a_day_with_instances_without_a_price_says_at_least():

@@ -149,7 +149,7 @@ def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep
     assert report["marked"] == [instance]
     messages = [mail["Message"] for mail in fleet.heard()]
     assert all(
-        "given back by eve, not by its owner ada: the pool's times hold" in message for message in messages
+        "given back by eve, not by its owner ada: the pool's times apply" in message for message in messages
     )
     assert len(messages) == 2, "the owner's, and the operators' alert"
 

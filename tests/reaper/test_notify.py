@@ -145,7 +145,7 @@ def test_a_grace_period_does_not_begin_while_no_recipient_listens():
     announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
 
     assert announced.notified == []
-    assert announced.problems == ["owner vision not notified of i-1: nobody listens"]
+    assert announced.problems == ["owner vision not notified of i-1: nobody is subscribed"]
     assert list(announced.unreached) == ["ada", "the operators"]
 
 
@@ -169,7 +169,7 @@ def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
     announced = announce(team, Sns(), "i-1", "i-2")
 
     assert ids(announced.notified) == ["i-1"]
-    assert announced.problems == ["owner vision not notified of i-2: nobody listens"]
+    assert announced.problems == ["owner vision not notified of i-2: nobody is subscribed"]
 
 
 def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_nothing():

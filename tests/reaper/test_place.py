@@ -127,7 +127,7 @@ def test_a_stack_without_a_file_needs_a_region_and_says_so(elsewhere):
     done = run("status", "--stack", "research")
 
     assert done.exit_code == 1
-    assert "stack 'research' has no file here; say where it is with --region (or AWS_REGION)" in done.output
+    assert "stack 'research' has no file here; name its region with --region (or AWS_REGION)" in done.output
     assert "the stack files here are alicloud-dev, " in done.output
 
 

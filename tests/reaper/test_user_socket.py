@@ -215,8 +215,8 @@ def test_without_an_agent_the_unit_and_the_remedy_are_named(tags, words):
     assert result.exit_code == 1
     assert result.output == (
         f"error: the agent of this instance does not answer at {paths.agent_socket()} (No such file or "
-        "directory): `systemctl status gpu-reaper` says why, and `sudo systemctl restart gpu-reaper` starts "
-        "it anew\n"
+        "directory): `systemctl status gpu-reaper` shows why, and `sudo systemctl restart gpu-reaper` "
+        "restarts it\n"
     )
 
 

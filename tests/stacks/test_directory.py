@@ -180,7 +180,7 @@ def test_members_come_and_leave_by_the_functions_own_archive(started):
     assert gone == ["alice"]
     said = [json.loads(done.stdout)["written"] for done in (came, left, again)]
     assert said == [True, True, False]
-    assert "is no login name" in json.loads(came.stdout)["left_out"]["Grace.Hopper"]
+    assert "is not a login name" in json.loads(came.stdout)["left_out"]["Grace.Hopper"]
 
 
 def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(reader):

@@ -77,9 +77,9 @@ class Credentials:
             try:
                 self._of_role = of_role(self._metadata)
             except ConfigurationError as error:
-                raise ConfigurationError(f"{error}; needed is {log_in('alicloud')}") from error
+                raise ConfigurationError(f"{error}; you need {log_in('alicloud')}") from error
             except CloudError as error:
-                raise CloudError(f"{error}; needed is {log_in('alicloud')}", error.code) from error
+                raise CloudError(f"{error}; you need {log_in('alicloud')}", error.code) from error
         return self._of_role[0]
 
 

@@ -170,7 +170,7 @@ class Calls:
             return failed, 1 + int(metadata.get("RetryAttempts", 0))
         except BotoCoreError as error:
             log.info("call=%s error=%r", _name(method), str(error))
-            remedy = f"; needed are {log_in(_cloud(method))}" if isinstance(error, NOBODY) else ""
+            remedy = f"; you need {log_in(_cloud(method))}" if isinstance(error, NOBODY) else ""
             return CloudError(f"{_name(method)}: {error}{remedy}", "ServiceUnavailable"), 1
         except AnswerError as error:
             log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)

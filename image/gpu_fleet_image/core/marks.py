@@ -133,11 +133,11 @@ class GiveBack:
     def __str__(self) -> str:
         if not self.is_the_owners:
             return (
-                f"given back by {self.by}, not by its owner {self.owner or 'nobody'}: the pool's times hold"
+                f"given back by {self.by}, not by its owner {self.owner or 'nobody'}: the pool's times apply"
             )
         who = f"given back by {self.by or 'its owner'}"
         return (
-            f"{who}, but {', '.join(self.others)} used it too: the pool's times hold" if self.others else who
+            f"{who}, but {', '.join(self.others)} used it too: the pool's times apply" if self.others else who
         )
 
 

@@ -100,7 +100,7 @@ POLICY: tuple[Decorator, ...] = (
     click.option(
         "--policy", "policy_path", metavar="FILE", type=click.Path(path_type=Path), help="A policy in a file."
     ),
-    click.option("--ledger", metavar="URI", help=f"Where the ledger lies; by default {LEDGER_URI}."),
+    click.option("--ledger", metavar="URI", help=f"URI of the ledger; by default {LEDGER_URI}."),
 )
 
 

@@ -221,7 +221,7 @@ def _instance() -> dict[str, str]:
 
 def _no_region(name: str, cloud: str, files: StackFiles | None) -> str:
     variable = REGION_VARIABLES[cloud][0]
-    return f"stack {name!r} has no file here; say where it is with --region (or {variable}){_here(files)}"
+    return f"stack {name!r} has no file here; name its region with --region (or {variable}){_here(files)}"
 
 
 def _here(files: StackFiles | None) -> str:

@@ -276,7 +276,7 @@ class _Round:
             why = str(error)
             self._unreached |= dict.fromkeys([*listening, OPERATORS], why)
         else:
-            why = "nobody listens"
+            why = "nobody is subscribed"
             self._note_notified(decisions, listening)
         missed = [
             decision.instance.id for decision in decisions if decision.instance.id not in self._notified
