@@ -1,4 +1,4 @@
-"""`gpu-fleet connect`: the right instance, the cloud's own session program, and what is missing said."""
+"""`gpu-fleet connect`: the right instance, the cloud's session program, messages about missing parts."""
 
 import json
 import os
@@ -30,7 +30,7 @@ FLEET = [instance(1, "dev", "ada"), instance(2, "dev", "bob"), instance(3, "trai
 
 
 def program(folder: Path, name: str) -> None:
-    """Writes down how it was called."""
+    """Write a program that prints its arguments."""
     path = folder / name
     path.write_text('#!/bin/sh\nfor word in "$0" "$@"; do echo "${word##*/}"; done\n')
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Why an instance is kept or terminated, with the heartbeats as a picture."""
+"""Explanation why an instance is kept or terminated, with a chart of the heartbeats."""
 
 import json
 import os

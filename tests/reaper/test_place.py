@@ -1,4 +1,4 @@
-"""People's commands find the stack that is meant: by its published policy, from any computer."""
+"""Users' commands find the right stack by its published policy, from any computer."""
 
 import json
 import os
@@ -28,7 +28,7 @@ BUCKET = f"gpu-fleet-{STACK}-records-{ACCOUNT}"
 
 
 class Files:
-    """Stack files of a checkout."""
+    """Fake stack files of a checkout."""
 
     def __init__(self, **places: dict[str, str]) -> None:
         self._places = places
@@ -45,7 +45,7 @@ class Files:
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """A computer that is no instance, knows no region and has no policy.json."""
+    """Set up a computer that is no instance, without a region and a policy.json."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "GPU_FLEET_LEDGER_URI", "GPU_FLEET_POLICY_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
@@ -59,7 +59,7 @@ def fleet(elsewhere):
 
 @pytest.fixture
 def published(fleet):
-    """A stack that put its policy into its bucket."""
+    """Return a stack that has put its policy into its bucket."""
     s3 = boto3.client("s3", region_name=REGION)
     s3.create_bucket(Bucket=BUCKET)
     body = json.dumps(policy_json(budget=budget_json()))

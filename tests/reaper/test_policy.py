@@ -1,4 +1,4 @@
-"""A wrong policy is one message with every wrong key; nothing is swept by it."""
+"""A wrong policy gives one message with every wrong key, and no sweep."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 
 
 def refusal(**changes) -> str:
-    """What is wrong with a policy; nothing of one that is taken."""
+    """Return the error of a policy; empty if it is accepted."""
     try:
         policies.parse(json.dumps(policy_json(**changes)))
     except PolicyError as error:
@@ -62,7 +62,7 @@ ASSUMED = [
 
 
 def assuming(prices):
-    """A budget that assumes prices, of which p6.xlarge alone needs one."""
+    """Return a budget with assumed prices; only p6.xlarge needs one."""
     pool = budget_json()["pools"]["dev"]
     pools = {"dev": pool | {"on_demand": pool["on_demand"] | {"p6.xlarge": None}}}
     return budget_json(pools=pools, assumed=prices)

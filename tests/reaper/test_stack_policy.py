@@ -1,4 +1,4 @@
-"""What counts as activity comes from the stack's policy, and reaches an agent that runs."""
+"""The stack's policy decides what counts as activity, and reaches a running agent."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def document(**values):
 
 
 class Bucket:
-    """Gives what a test put into it, on a clock that a test moves."""
+    """Bucket of a test, with a clock that the test advances."""
 
     def __init__(self, content=None):
         self.content = content

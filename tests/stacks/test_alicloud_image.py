@@ -1,4 +1,4 @@
-"""Images of Alibaba Cloud: built from the recipe's payload, or imported from a disk that was baked here."""
+"""Images of Alibaba Cloud: built from the recipe's payload, or imported from a baked disk."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What a stack file of Alibaba Cloud may not say, and how it is told."""
+"""Errors in a stack file of Alibaba Cloud, and their messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The dashboard of a stack, as it is declared, and the names in it as agents and sweep publish them."""
+"""The declared dashboard of a stack, with the metric names that agents and sweep publish."""
 
 import json
 
@@ -22,7 +22,7 @@ def body(declared):
 
 @pytest.fixture
 def rows(body):
-    """Every metric of every graph, without searches."""
+    """Return every metric of every graph, without searches."""
     return [
         [part for part in row if isinstance(part, str)]
         for widget in body["widgets"]

@@ -1,4 +1,4 @@
-"""The sweep as a stack declares it: what it may do, what it runs, what wakes somebody up."""
+"""The declared sweep of a stack: its rights, its code, its alarms."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def allowing(found: Declared, action: str) -> list[dict]:
 
 
 def own(found: Declared, token: str, end: str = "-reaper") -> dict:
-    """The inputs of the only resource of a type whose name ends so."""
+    """Return the inputs of the only resource of a type whose name ends so."""
     (made,) = [resource for resource in found.of_type(token) if resource.name.endswith(end)]
     return made.inputs
 
@@ -219,7 +219,7 @@ def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
 
 
 def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_path):
-    """What Pulumi would upload, unzipped: no click, no rich, no psutil, nothing of this checkout."""
+    """Unzip Pulumi's upload, without click, rich, psutil and this checkout."""
     with zipfile.ZipFile(BytesIO(zip_bytes(bundle(stack_files.settings_of("aws-dev"))))) as archive:
         archive.extractall(tmp_path / "code")
     libraries = tmp_path / "libraries"

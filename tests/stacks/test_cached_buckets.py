@@ -1,4 +1,4 @@
-"""Buckets as folders of the shared scratch: what is linked, who may read them, what is refused."""
+"""Buckets as folders of the shared scratch: links, permissions, refusals."""
 
 import json
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""What whoever deploys a stack may do, judged by the evaluators of policies, which know no table."""
+"""Rights of the deployer of a stack, judged by the evaluators of policies."""
 
 import json
 from functools import cache

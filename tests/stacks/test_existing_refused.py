@@ -1,4 +1,4 @@
-"""Refusals of a VPC, buckets and file systems of somebody else's: in a stack file, and in a preview."""
+"""Refusals of another owner's VPC, buckets and file systems: in a stack file, and in a preview."""
 
 from typing import Any
 

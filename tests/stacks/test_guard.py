@@ -1,4 +1,4 @@
-"""No edit of a stack file loses data: what the guard lets pass, what it refuses, and in whose words."""
+"""No edit of a stack file loses data: the guard passes or refuses it, with a message."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ EDITED_VPC = {"aws": (EXISTING, answering), "alicloud": (EXISTING_VSWITCHES, ali
 
 
 def file_of(cloud, *chosen):
-    """A sound file; what has no list price on Alibaba Cloud is assumed."""
+    """Return a valid file, with assumed prices on Alibaba Cloud where no list has one."""
     content = applied(FILE[cloud](**base(cloud)), chosen)
     if cloud == "alicloud":
         content["budget"] = content["budget"] | {"assume": assumptions(content)}
@@ -61,12 +61,12 @@ def registered(text):
 
 @cache
 def clients_of_nobody():
-    """Clients that no call is made with, since nothing is created: made once."""
+    """Return clients that make no call, since nothing is created; they are made once."""
     return RegionClients("us-east-1")
 
 
 def plan_of(before, after):
-    """What Pulumi would print between two files."""
+    """Return Pulumi's plan between two files."""
     return plans.digest(registered(json.dumps(before)), registered(json.dumps(after)))
 
 
@@ -85,20 +85,20 @@ def edit_of(cloud, key, number=0):
 
 
 def pairs(cloud):
-    """Every two edits that touch no key in common."""
+    """Return every pair of edits without a common key."""
     return [
         (first, second) for first, second in combinations(edits(cloud), 2) if not parts(first) & parts(second)
     ]
 
 
 def parts(edit):
-    """Each key of an edit by its full path."""
+    """Return each key of an edit by its full path."""
     section, dot, joined = edit.key.partition(".")
     return {f"{section}.{key}" for key in joined.split("+")} if dot else {*section.split("+")}
 
 
 def is_sound(cloud, chosen):
-    """Whether the settings take these edits together."""
+    """Return whether the settings accept these edits together."""
     try:
         from_mapping("test", file_of(cloud, *chosen))
     except SettingsError:
@@ -114,7 +114,7 @@ def is_refused(steps):
 
 
 def lost_as_expected(cloud, chosen):
-    """Harmless edits lose nothing together; a loss of one is lost beside any other, and is refused."""
+    """Check that harmless edits lose nothing together, and that a losing edit is refused beside any other."""
     steps = steps_between(cloud, *chosen)
     lost = losses(steps)
     if not any(cloud in edit.loses for edit in chosen):
@@ -126,7 +126,7 @@ TOGETHER = 12  # few enough that none hides what another does
 
 
 def harmless_groups(cloud):
-    """Every edit that looks harmless, among others that go with it: a group is a program, not each edit."""
+    """Return groups of edits that look harmless; a program runs for each group, not for each edit."""
     groups = []
     for edit in (edit for edit in edits(cloud) if cloud not in edit.loses):
         group = next((group for group in groups if fits(cloud, edit, group)), None)
@@ -138,7 +138,7 @@ def harmless_groups(cloud):
 
 
 def fits(cloud, edit, group):
-    """Whether an edit stands by itself in a group: one of the list of pools decides which is the first."""
+    """Return whether an edit is independent of a group; an edit of `pools` changes the first pool."""
     keys = {key for item in group for key in parts(item)}
     lists = "pools" in keys | parts(edit) and any(key.startswith("pools") for key in keys)
     room = len(group) < TOGETHER and not keys & parts(edit) and not lists
@@ -155,7 +155,7 @@ def test_an_edit_of_one_key_is_refused_where_it_loses_data(cloud):
 
 @CLOUDS
 def test_edits_that_look_harmless_pass(cloud):
-    """In a few groups; `make prove` tries each alone."""
+    """They are tested in a few groups; `make prove` tests each alone."""
     for group in harmless_groups(cloud):
         steps = steps_between(cloud, *group)
 
@@ -167,7 +167,7 @@ def test_edits_that_look_harmless_pass(cloud):
 @given(data=st.data())
 @settings(max_examples=3, deadline=None)
 def test_edits_together_lose_what_one_of_them_loses_and_no_more(cloud, data):
-    """Some of the pairs; `make prove` tries each (``tests/bench/bench_guard.py``)."""
+    """Some pairs are tested here; `make prove` tests each (``tests/bench/bench_guard.py``)."""
     chosen = data.draw(st.sampled_from(pairs(cloud)))
     assume(is_sound(cloud, chosen))
 
@@ -180,7 +180,7 @@ def test_a_first_deployment_loses_nothing(cloud):
 
 
 def leaf_keys():
-    """Every key of a stack file, but for those below size, idle and the like of a pool."""
+    """Return every key of a stack file, except those below size, idle and the like of a pool."""
     for name, kind in get_type_hints(Stack).items():
         if name == "pools":
             yield from (f"pools[].{key}" for key in get_type_hints(Pool))
@@ -200,7 +200,7 @@ NOT_EDITED = {
 
 
 def test_every_key_of_a_stack_file_has_an_edit_here():
-    """A key that comes to the settings must be decided upon: does its change lose data?"""
+    """A new key of the settings needs a decision whether its change loses data."""
     edited = {key for cloud in BOTH for edit in edits(cloud) for key in parts(edit)}
 
     assert sorted(set(leaf_keys()) - edited - NOT_EDITED) == []
@@ -208,7 +208,7 @@ def test_every_key_of_a_stack_file_has_an_edit_here():
 
 @CLOUDS
 def test_every_edit_changes_what_the_settings_say(cloud):
-    """An edit that the reader takes for what was there proves nothing."""
+    """An edit that the reader takes as no change proves nothing."""
     before = from_mapping("test", file_of(cloud))
 
     assert [edit for edit in edits(cloud) if from_mapping("test", file_of(cloud, edit)) == before] == []
@@ -226,7 +226,7 @@ def test_everything_that_holds_data_is_in_both_tables_and_registered_by_the_prog
 
 @CLOUDS
 def test_whatever_may_replace_what_holds_data_is_in_the_table_too(cloud):
-    """A replaced security group takes the file system with it that names it."""
+    """A replaced security group also replaces the file system that names it."""
     found = registered(json.dumps(file_of(cloud))).resources
     followed = {kind for kinds in FOLLOWS.values() for kind in kinds}
     for held in (resource for resource in found if resource.type in HOLDINGS):
@@ -240,7 +240,7 @@ def test_whatever_may_replace_what_holds_data_is_in_the_table_too(cloud):
 
 
 def test_the_table_has_what_aws_publishes_as_unchangeable():
-    """A newer cfn-lint may say otherwise: `python -m tests.stacks.replacement_table` renews it."""
+    """A newer cfn-lint may differ: `python -m tests.stacks.replacement_table` renews it."""
     assert {token: plans.TABLE[token]["published"] for token in PUBLISHED} == {
         token: published(token) for token in PUBLISHED
     }
@@ -299,7 +299,7 @@ def test_moved_subnets_are_refused_with_the_slots_that_keep_them(cloud):
 
 @CLOUDS
 def test_zones_reordered_without_slots_are_refused_with_the_slots_that_they_have(cloud):
-    """A stack that was deployed before there were slots learns them from its own subnets."""
+    """A stack that was deployed without slots gets them from its own subnets."""
     network = {**base(cloud)["network"], "slots": None}
     before = file_of(cloud) | {"network": network}
     after = before | {"network": {**network, "zones": [*reversed(network["zones"])]}}
@@ -364,7 +364,7 @@ if words[0] == "up":
 
 @pytest.fixture
 def at_cli(tmp_path):
-    """A stand-in for the Pulumi CLI that prints a plan and writes down what it was asked."""
+    """Install a fake of the Pulumi CLI that prints a plan and records its arguments."""
     executable = tmp_path / "pulumi"
     executable.write_text(f"#!{sys.executable}\n{CLI}")
     executable.chmod(0o755)

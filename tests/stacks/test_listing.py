@@ -1,4 +1,4 @@
-"""Tables at every width of a terminal, and in a pipe: nothing is cut."""
+"""Tables lose no text at any width of a terminal, and in a pipe."""
 
 import io
 import re

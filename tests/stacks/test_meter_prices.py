@@ -1,4 +1,4 @@
-"""The meter as a stack declares it: its prices, its alarms, and what its freeze may touch."""
+"""The declared meter of a stack: its prices, its alarms, and the rights of its freeze."""
 
 import json
 from decimal import Decimal

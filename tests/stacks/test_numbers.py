@@ -1,4 +1,4 @@
-"""Every number and switch of a stack file is one: no `true`, no text, nothing without an end."""
+"""Every number and switch of a stack file is checked: no `true` for a number, no text, no infinity."""
 
 import json
 import math
@@ -29,7 +29,7 @@ NAMED = {"slots": "us-east-1a", "assume": "disk"}
 
 
 def leaves(entry: dict[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Where a value of the file stands that is no section, and what the schema says of it."""
+    """Yield the place of each value of the file that is no section, and its entry in the schema."""
     entry = SCHEMA["$defs"][entry["$ref"].removeprefix("#/$defs/")] if "$ref" in entry else entry
     if entry.get("type") == "array":
         yield from leaves(entry["items"], (*place, 0))
@@ -61,7 +61,7 @@ WHOLE, NUMBERS, SWITCHES = found("integer"), found("integer") | found("number"),
 
 
 def file_with(place: Place, value: object) -> dict[str, Any]:
-    """A sound file with one value replaced."""
+    """Return a valid file with one value replaced."""
     content: dict[str, Any] = changed(stack_file(), {key_of(place): value})
     return content
 
@@ -71,7 +71,7 @@ def key_of(place: Place) -> str:
 
 
 def said(place: Place, value: object) -> list[str]:
-    """What the reader says of one value."""
+    """Return the reader's errors about one value."""
     with pytest.raises(SettingsError) as caught:
         from_mapping("test", file_with(place, value))
     return [str(problem) for problem in caught.value.problems if problem.key == key_of(place)]

@@ -1,4 +1,4 @@
-"""Accounts of people: what a stack file may say of them, where they go, and what that lets whom do."""
+"""Accounts of users: their keys in a stack file, their distribution, and their rights."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A stack with a queue: what it declares beside the rest, and what a stack without one does not."""
+"""A stack with a queue: its additional resources, which a stack without a queue does not have."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class Side:
         return self.make(**{**self.without, "queue": queue, **changes})
 
     def may(self, found: Rehearsed, role: str, action: str, on: str = "*") -> bool:
-        """Whether a role may: ``PutObject`` is of the cloud's objects, ``GetSecretValue`` of its secrets."""
+        """Judge a role's action; a name without a service is of the cloud's objects or its secrets."""
         if ":" not in action:
             action = f"{self.services['Secret' in action]}:{action}"
         document = named(found, self.words.role_policy, role).inputs[self.words.document]
@@ -236,7 +236,7 @@ def test_the_mover_learns_which_pools_the_queue_fills(side):
 
 
 def test_the_controller_has_its_price(side):
-    """A stack file assumes it on Alibaba Cloud: no public list in CNY has it."""
+    """On Alibaba Cloud a stack file assumes it, as no public list in CNY has it."""
     before, after = (estimate(side.stack(queue=queue)) for queue in ("none", "slurm"))
 
     hour, gib = (Decimal("0.0416"), Decimal("0.08")) if side is AWS else (Decimal("2.5"), Decimal("2.5"))

@@ -99,7 +99,7 @@ def rules_of(settings):
 
 
 def reaches(rules, client, server, ports, networks):
-    """Whether a way is open at both ends, by rules that name vSwitches alone."""
+    """Return whether a connection is allowed at both ends, by rules that name only vSwitches."""
     (client_group, client_net), (server_group, server_net) = client, server
 
     def opened(group, peer, *, egress):

@@ -1,4 +1,4 @@
-"""The stack that a command is about, said in any of five ways; and what programs read of it."""
+"""The stack of a command, given in any of five ways; and its output for programs."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.stacks.examples import stack_file
 
 @pytest.fixture
 def one(tmp_path, monkeypatch) -> Path:
-    """A folder with the stack `lab` alone."""
+    """Create a folder with only the stack `lab`."""
     monkeypatch.delenv("GPU_FLEET_STACK", raising=False)
     monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     write(tmp_path, "lab")

@@ -1,4 +1,4 @@
-"""The trainer's wheels, from `gpu-fleet image wheels` into a bucket and from there onto an instance."""
+"""The trainer's wheels, from `gpu-fleet image wheels` through a bucket to an instance."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def lists(tmp_path):
-    """A payload's folder of lists, with one base."""
+    """Write a payload's folder of lists, with one base."""
     there = tmp_path / "lists"
     there.mkdir()
     six, pip = LINES.values()
@@ -54,7 +54,7 @@ def lists(tmp_path):
 
 @pytest.fixture
 def instance(monkeypatch, tmp_path, lists):
-    """Runs the program of the recipe as step 70-trainer does; gives its exit status."""
+    """Return a function that runs the recipe's program as step 70-trainer does; it gives the exit status."""
     file = tmp_path / "payload.json"
     file.write_text(json.dumps({"cloud": "aws", "region": "us-east-1", "bucket": BUCKET}))
     monkeypatch.setattr(trainer_wheels, "PAYLOAD_FILE", file)
@@ -126,7 +126,7 @@ def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, l
 
 
 def test_a_stack_that_does_not_stand_is_one_message_and_nothing_is_fetched_for_it(s3, lists, monkeypatch):
-    """Minutes and gigabytes went by before the first call said so."""
+    """It used to take minutes and gigabytes before the first call failed."""
     monkeypatch.setattr(wheels_command, "LISTS", lists)
     fetches = []
     monkeypatch.setattr(wheels_command, "fetched", lambda *arguments: fetches.append(arguments))
