@@ -192,7 +192,11 @@ def checkout(tmp_path):
 
 
 def taken(checkout):
-    return set(payload._below(checkout, "image/gpu_fleet_image/controllers/sweep", "python/gpu_fleet_image/controllers/sweep"))
+    return set(
+        payload._below(
+            checkout, "image/gpu_fleet_image/controllers/sweep", "python/gpu_fleet_image/controllers/sweep"
+        )
+    )
 
 
 def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):

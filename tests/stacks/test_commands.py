@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import deploy, policy_pack, pulumi_command
-from gpu_fleet_stacks.guard.pulumi_command import REFUSED, refuse
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.plan_check import deploy, policy_pack, pulumi_command
+from gpu_fleet_stacks.plan_check.pulumi_command import REFUSED, refuse
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
@@ -143,10 +143,8 @@ def test_what_follows_the_dashes_is_handed_over(shell):
 
     shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
 
-    expected = (
-        f"up --stack aws-dev --policy-pack {pulumi_command.POLICY_PACK} --yes --target urn:x -m a new pool"
-    )
-    assert shell.calls[-1] == expected
+    pack = "stacks/gpu_fleet_stacks/crossguard"
+    assert shell.calls[-1] == f"up --stack aws-dev --policy-pack {pack} --yes --target urn:x -m a new pool"
 
 
 def test_without_its_environment_the_policy_pack_says_how_to_make_it(shell, monkeypatch):
@@ -277,7 +275,7 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from gpu_fleet_stacks.guard import deploy
+from gpu_fleet_stacks.plan_check import deploy
 from gpu_fleet_stacks.teardown import engine
 root = Path(os.environ["FOLDER"])
 """

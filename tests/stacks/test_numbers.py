@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core import policy
-from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import Stack, namespaces, stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping

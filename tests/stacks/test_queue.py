@@ -10,8 +10,8 @@ import pytest
 
 from gpu_fleet_image.queue import accounting, configuration
 from gpu_fleet_stacks.aws import firewall
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, people, queue_rules

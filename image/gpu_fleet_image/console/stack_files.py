@@ -22,7 +22,7 @@ class StackFiles:
         """Cloud, region, account_id and endpoint_url of one of them, by its file.
 
         Raises:
-            gpu_fleet_stacks.errors.StacksError: the file is wrong.
+            gpu_fleet_stacks.core.errors.StacksError: the file is wrong.
         """
         answer: Mapping[str, str] = lazy.load(PLACE)(name)
         return answer

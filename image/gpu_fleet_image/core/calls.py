@@ -48,7 +48,7 @@ TRANSIENT = frozenset(
 )
 
 # The credentials are known, and a permission is missing: AWS, then Alibaba Cloud. A test holds it equal to
-# that of stacks/gpu_fleet_stacks/calls/errors.py.
+# that of stacks/gpu_fleet_stacks/clients/errors.py.
 DENIED = frozenset(
     {
         *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedException"),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.aws.reaper_role import RoleArgs, role_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import Stack
 

@@ -15,10 +15,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from gpu_fleet_image.recipe import places
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import meter_prices
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import group_plans, high_load_alarms, low_load_alarm
 

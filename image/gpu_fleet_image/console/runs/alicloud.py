@@ -14,7 +14,7 @@ MOST_INSTANCES = 100  # of one call (API DescribeInstances), more than a run has
 
 
 def command_name(stack: str) -> str:
-    """The stack's own command (``stacks/gpu_fleet_stacks/naming.py``)."""
+    """The stack's own command (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 

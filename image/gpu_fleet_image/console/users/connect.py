@@ -153,7 +153,7 @@ def running(place: Place) -> list[Instance]:
 def document_of(place: Place, forward: Forward | None) -> str:
     """By which a session opens. Who may not read the stack's policy gets a warning and the default shell."""
     if forward is not None:
-        return f"gpu-fleet-{place.stack}-forward"  # stacks/gpu_fleet_stacks/naming.py
+        return f"gpu-fleet-{place.stack}-forward"  # stacks/gpu_fleet_stacks/core/naming.py
     try:
         return published(place, place.account_id or account_of(place)).session_document
     except (CloudError, ConfigurationError, PolicyError) as error:

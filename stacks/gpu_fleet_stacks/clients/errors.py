@@ -1,6 +1,6 @@
 """Error of a call that a cloud did not answer."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 # The credentials are known, and a permission is missing: AWS, then Alibaba Cloud, whose products have each
 # their own code. A test holds it equal to that of image/gpu_fleet_image/core/calls.py, which this room may
