@@ -144,7 +144,8 @@ def test_what_follows_the_dashes_is_handed_over(shell):
     shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
 
     pack = "stacks/gpu_fleet_stacks/crossguard"
-    assert shell.calls[-1] == f"up --stack aws-dev --policy-pack {pack} --yes --target urn:x -m a new pool"
+    expected = f"up --stack aws-dev --policy-pack {pack} --yes --target urn:x -m a new pool"
+    assert shell.calls[-1] == expected
 
 
 def test_without_its_environment_the_policy_pack_says_how_to_make_it(shell, monkeypatch):
