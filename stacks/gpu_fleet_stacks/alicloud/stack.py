@@ -23,7 +23,7 @@ from gpu_fleet_stacks.alicloud.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import Pool, Stack, organization
 
 
@@ -44,7 +44,7 @@ def build(stack: Stack) -> dict[str, Any]:
     name = naming.prefixed(stack.name)
     asks = organization.asks(stack)
     own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
-    policy = sweep_archive.policy_text(stack)
+    policy = sweep_policy.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
     mounts = existing_files.look_up(stack, network)
