@@ -25,8 +25,6 @@ from tests.console.commands import COMMANDS, LEAVES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
-# A second door to commands that the console has as well.
-OLDER_DOORS = {("gpu_fleet_stacks.__main__", "main")}
 DEFECTS = ("Traceback", "a defect of gpu-fleet")
 SIGNALLED = 126  # and above, a shell says what else ended a process
 DEFINES = re.compile(r"(command|group)$")
@@ -149,7 +147,7 @@ def test_every_command_of_the_rooms_is_reached():
 
     lost = {
         f"{module}:{name}"
-        for module, name in defined() - OLDER_DOORS
+        for module, name in defined()
         if id(getattr(importlib.import_module(module), name)) not in reached
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_fleet_image.recipe import bootstrap, payload
 from gpu_fleet_image.recipe.bootstrap import RecipePlace, marked
-from gpu_fleet_stacks.payload import wheels_command
+from gpu_fleet_stacks.images import wheels_command
 from tests.image.recipe import do_nothing, lay_down
 
 ORDER = (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps" / "ORDER").read_text()

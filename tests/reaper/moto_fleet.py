@@ -38,6 +38,7 @@ def pool_policy(**changes: Any) -> dict[str, Any]:
         "quiet_weekends": False,
         "instance_store_scratch": True,
         "max_lifetime_hours": 168,
+        "scale_in_alarm": None,
         "require_acknowledgement": False,
         "hourly_price": {"g5.xlarge": "1.006"},
     } | changes

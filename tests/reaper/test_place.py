@@ -15,7 +15,7 @@ from gpu_fleet_image.core import place
 from gpu_fleet_image.core.calls import permission_of
 from gpu_fleet_image.core.place import Asked, Place, place_of
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws

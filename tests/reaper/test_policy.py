@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.document import text_of
 from gpu_fleet_image.core.reaper_errors import PolicyError
+from gpu_fleet_stacks.payload import sweep_policy
+from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
+from tests.stacks.shipped import SHIPPED
 
 
 def refusal(**changes) -> str:
@@ -53,11 +57,11 @@ WRONG_OF_A_POOL = [
     ({"require_acknowledgement": "yes"}, "require_acknowledgement = 'yes'; allowed: true or false"),
 ]
 ASSUMED = [
-    ({"g5.xlarge": "9"}, "budget.assumed.g5.xlarge = 9; allowed: types without a price: p6.xlarge"),
-    ({"p6.xlarge": "0"}, "budget.assumed.p6.xlarge = 0; allowed: a price above 0"),
+    ({"g5.xlarge": "9"}, "budget.assumed.g5.xlarge = '9'; allowed: types without a price: p6.xlarge"),
+    ({"p6.xlarge": "0"}, "budget.assumed.p6.xlarge = '0'; allowed: a price above 0"),
     ({"p6.xlarge": None}, "budget.assumed.p6.xlarge = None; allowed: a price above 0"),
-    ({"p6.xlarge": 9}, 'budget.assumed.p6.xlarge = 9; allowed: a price as a text, say "1.006"'),
-    ({"p7.xlarge": "9"}, "budget.assumed.p7.xlarge = 9; allowed: types without a price: p6.xlarge"),
+    ({"p6.xlarge": 9}, "budget.assumed.p6.xlarge = 9; allowed: a price above 0 as a text"),
+    ({"p7.xlarge": "9"}, "budget.assumed.p7.xlarge = '9'; allowed: types without a price: p6.xlarge"),
 ]
 
 
@@ -74,6 +78,13 @@ def test_a_wrong_key_is_named_with_its_path_its_value_and_what_is_allowed():
     said += [(refusal(budget=assuming(prices)), words) for prices, words in ASSUMED]
 
     assert [row for row in said if row[1] not in row[0]] == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_published_policy_is_written_again_to_the_byte(name):
+    published = sweep_policy.policy_text(stack_files.settings_of(name))
+
+    assert text_of(policies.parse(published)) == published
 
 
 def test_every_problem_of_a_file_is_reported_at_once():

@@ -117,7 +117,7 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
         (None, r"policy\.json is not there"),
         ({"pools": {}}, "has no pool 'dev'"),
         (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
-        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list of texts"),
+        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
         (document(wacht=[]), "wacht"),
     ],
 )

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, Alicloud
 from tests.reaper.alicloud_api import refused
 
 OK, FORBIDDEN, SERVER_ERROR = 200, 403, 500

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 

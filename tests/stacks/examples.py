@@ -4,8 +4,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 

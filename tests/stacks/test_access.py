@@ -10,9 +10,9 @@ from gpu_fleet_image.core import calls as image_calls
 from gpu_fleet_image.instance.agent import kept_files
 from gpu_fleet_image.providers.alicloud import session as image_alicloud
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.calls import alicloud as stacks_alicloud
-from gpu_fleet_stacks.calls import errors as stacks_calls
 from gpu_fleet_stacks.catalog import regions
+from gpu_fleet_stacks.clients import alicloud as stacks_alicloud
+from gpu_fleet_stacks.clients import errors as stacks_calls
 from gpu_fleet_stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import (

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.crossguard import encryption_rules
 from gpu_fleet_stacks.crossguard.model import Profile, Resource
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples, iam

@@ -8,8 +8,9 @@ import pytest
 from gpu_fleet_image.controllers.meter import budget_check
 from gpu_fleet_image.controllers.sweep import lease
 from gpu_fleet_image.core.capacity import STATE
+from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.payload.sweep_archive import policy_document
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import VARIANTS, inputs, shipped
@@ -203,7 +204,7 @@ def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
 def test_the_meter_counts_with_the_prices_of_the_catalog():
     made = stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])])
 
-    pools = policy_document(made)["budget"]["pools"]
+    pools = written(sweep_policy.policy(made))["budget"]["pools"]
 
     assert pools["dev"]["on_demand"] == {"ecs.gn7i-c8g1.2xlarge": "9.532600"}
     assert pools["big"]["on_demand"] == {"ecs.gn8v.4xlarge": None}

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack
 from tests.stacks.alicloud_programs import STACKS, everything, inputs, shipped

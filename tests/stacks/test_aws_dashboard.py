@@ -6,7 +6,7 @@ import pytest
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_stacks.aws.dashboard import SHARED
-from gpu_fleet_stacks.naming import metric_namespace, prefixed
+from gpu_fleet_stacks.core.naming import metric_namespace, prefixed
 
 PUBLISHED = {value for name, value in vars(metrics).items() if name.startswith("METRIC_")}
 # docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-metrics.html and eventbridge/latest/userguide

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_stacks.aws.image_documents import component_content
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.crossguard.model import Profile, Resource
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 from gpu_fleet_stacks.settings.quantities import canary_types

@@ -11,10 +11,10 @@ from gpu_fleet_stacks.acceptance.alicloud import AlicloudAccount
 from gpu_fleet_stacks.acceptance.aws import AwsAccount
 from gpu_fleet_stacks.acceptance.clock import SystemClock
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError
-from gpu_fleet_stacks.calls import buckets, oss
-from gpu_fleet_stacks.calls.alicloud import Alicloud
-from gpu_fleet_stacks.calls.aws import Aws
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets, oss
+from gpu_fleet_stacks.clients.alicloud import Alicloud
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.stack_files import settings_of
 from gpu_fleet_stacks.teardown.alicloud import AlicloudStack

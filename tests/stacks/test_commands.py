@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import deploy, policy_pack, pulumi_command
-from gpu_fleet_stacks.guard.pulumi_command import REFUSED, refuse
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.plan_check import deploy, policy_pack, pulumi_command
+from gpu_fleet_stacks.plan_check.pulumi_command import REFUSED, refuse
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
@@ -276,7 +276,7 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from gpu_fleet_stacks.guard import deploy
+from gpu_fleet_stacks.plan_check import deploy
 from gpu_fleet_stacks.teardown import engine
 root = Path(os.environ["FOLDER"])
 """

@@ -12,10 +12,10 @@ from gpu_fleet_stacks.alicloud import endpoints as alicloud_endpoints
 from gpu_fleet_stacks.aws import endpoints as aws_endpoints
 from gpu_fleet_stacks.catalog import Cloud, prices
 from gpu_fleet_stacks.catalog.money import CurrencyError, Money
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost import view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack, stack_files
 from gpu_fleet_stacks.settings.quantities import ENDPOINTS, CostKind, Level, Volumes
 from gpu_fleet_stacks.settings.reader import from_mapping

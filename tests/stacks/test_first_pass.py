@@ -13,16 +13,16 @@ from gpu_fleet_stacks.alicloud.first_pass import (
     passes,
     stage_of,
 )
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.guard import first_values as reporting
-from gpu_fleet_stacks.guard.deploy import up
-from gpu_fleet_stacks.guard.errors import PlanError
-from gpu_fleet_stacks.guard.plan import parse
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.plan_check import first_values as reporting
+from gpu_fleet_stacks.plan_check.deploy import up
+from gpu_fleet_stacks.plan_check.errors import PlanError
+from gpu_fleet_stacks.plan_check.plan import parse
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.registrations import declared
-from tests.stacks.test_guard import at_cli  # noqa: F401 - a fixture
+from tests.stacks.test_plan_check import at_cli  # noqa: F401 - a fixture
 
 CLUSTER = stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True, purpose="training")])
 BOTH = stack(pools=[pool(), pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True)])

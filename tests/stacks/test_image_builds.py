@@ -8,9 +8,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls.aws import Aws
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images import command
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.images.aws import AwsBuilds

@@ -14,8 +14,8 @@ from gpu_fleet_image.recipe.payload import PROJECT
 from gpu_fleet_stacks.acceptance import variant
 from gpu_fleet_stacks.alicloud.stack import build as build_alicloud
 from gpu_fleet_stacks.aws.stack import build as build_aws
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost import check
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import ImageMode, reader, stack_files

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from gpu_fleet_stacks.alicloud import launch as alicloud_launch
 from gpu_fleet_stacks.aws import launch as aws_launch
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import check, notice
-from gpu_fleet_stacks.errors import SettingsError, StacksError
 from gpu_fleet_stacks.payload import user_data
 from gpu_fleet_stacks.payload.instance_file import instance_toml
 from gpu_fleet_stacks.settings import stack_files

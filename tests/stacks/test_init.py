@@ -9,9 +9,9 @@ import yaml
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import policy_pack
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.new import command, project
+from gpu_fleet_stacks.plan_check import policy_pack
 from gpu_fleet_stacks.settings import projects
 from tests.stacks.test_new import AWS
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload.instance_file import PATH
 from tests.stacks import alicloud_examples, examples, judges, test_queue
 from tests.stacks.iam import Request, Verdict, decide

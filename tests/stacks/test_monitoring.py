@@ -12,8 +12,8 @@ import yaml
 
 from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.core import metrics
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.monitoring import grafana
 from tests.stacks.dcgm_counters import DEFAULT_COUNTERS
 

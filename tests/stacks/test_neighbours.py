@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Grouping, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import clashes, group_labels, one_group_each

@@ -1,6 +1,5 @@
 """Every number and switch of a stack file is checked: no `true` for a number, no text, no infinity."""
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core import policy
-from gpu_fleet_stacks.errors import SettingsError, StacksError
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import Stack, namespaces, stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping
 from gpu_fleet_stacks.settings.reference import json_schema
@@ -150,7 +149,7 @@ def test_the_sweep_takes_the_largest_numbers_that_a_file_may_say():
 
     assert {"pools[0].size.max", "pools[0].max_lifetime_hours", "reaper.max_actions"} <= stacks.keys()
     for read in stacks.values():
-        assert policy.parse(json.dumps(sweep_archive.policy_document(read))).stack == "test"
+        assert policy.parse(sweep_policy.policy_text(read)).stack == "test"
 
 
 def test_a_value_that_no_yaml_reader_can_hold_is_one_message(tmp_path):

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.calls import oss
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET
+from gpu_fleet_stacks.core.errors import StacksError
 from tests.stacks.test_commands import shell  # noqa: F401 - a fixture
 
 REGION = "cn-shenzhen"

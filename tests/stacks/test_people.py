@@ -9,7 +9,7 @@ import pytest
 
 from gpu_fleet_image.console.users import connect
 from gpu_fleet_stacks.aws.sessions import document_content
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import people
 from gpu_fleet_stacks.settings.reader import from_mapping

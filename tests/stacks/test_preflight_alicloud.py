@@ -8,8 +8,8 @@ from aliyunsdkcore.client import AcsClient
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls import alicloud as calls
-from gpu_fleet_stacks.calls.alicloud import Alicloud
+from gpu_fleet_stacks.clients import alicloud as calls
+from gpu_fleet_stacks.clients.alicloud import Alicloud
 from gpu_fleet_stacks.preflight import alicloud
 from gpu_fleet_stacks.preflight.command import preflight
 from gpu_fleet_stacks.preflight.findings import Finding, Rating

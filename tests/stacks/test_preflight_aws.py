@@ -7,7 +7,7 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls import aws as aws_calls
+from gpu_fleet_stacks.clients import aws as aws_calls
 from gpu_fleet_stacks.preflight import aws
 from gpu_fleet_stacks.preflight.command import preflight
 from gpu_fleet_stacks.preflight.findings import Rating

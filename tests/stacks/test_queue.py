@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet_image.core.document import written
 from gpu_fleet_image.queue import accounting, configuration
 from gpu_fleet_stacks.aws import firewall
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.errors import SettingsError
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, people, queue_rules
 from gpu_fleet_stacks.settings.quantities import HOURS_PER_MONTH, Level
@@ -143,7 +144,7 @@ def test_a_stack_without_a_queue_declares_nothing_of_it_and_gives_no_key_to_anyb
     assert without.of_type(side.secret) == ()
     for template in without.of_type(side.template):
         assert "/etc/gpu-fleet/queue.json" not in files_of(template)
-    assert "queue_gpus" not in sweep_archive.policy_text(plain)
+    assert "queue_gpus" not in sweep_policy.policy_text(plain)
     policies = [made.inputs[side.words.document] for made in without.of_type(side.words.role_policy)]
     services = f"{side.services[1]}:GetSecretValue"
     assert [policy for policy in policies if services in policy] == []
@@ -223,7 +224,7 @@ def test_the_controller_raises_and_ends_nothing(side, queued):
 
 
 def test_the_mover_learns_which_pools_the_queue_fills(side):
-    pools = sweep_archive.policy_document(side.stack())["pools"]
+    pools = written(sweep_policy.policy(side.stack()))["pools"]
 
     counted = {
         name: [pool["capacity"][f"queue_{what}"] for what in ("gpus", "cpus", "memory_mib")]

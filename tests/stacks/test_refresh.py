@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.calls.aws import Aws
 from gpu_fleet_stacks.catalog import Cloud, prices, reader
-from gpu_fleet_stacks.catalog.refresh import alicloud, aws, command
-from gpu_fleet_stacks.catalog.refresh.listed import ListedPrices, SpotSpan, plain, share_of_time
-from gpu_fleet_stacks.catalog.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
-from gpu_fleet_stacks.files import replace
+from gpu_fleet_stacks.catalog_refresh import alicloud, aws, command
+from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, SpotSpan, plain, share_of_time
+from gpu_fleet_stacks.catalog_refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core.files import replace
 from tests.stacks import alicloud_account
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.price_answers import describe_price, get_products, spot_history
@@ -227,7 +227,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "prices.toml"
     path.write_text("old")
     monkeypatch.setattr(
-        "gpu_fleet_stacks.files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full"))
+        "gpu_fleet_stacks.core.files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full"))
     )
 
     with pytest.raises(OSError, match="disk full"):

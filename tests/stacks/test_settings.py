@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATCH
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.examples import changed, networks, pool, stack, stack_file, stack_files

@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.guard import pulumi_command
+from gpu_fleet_stacks.plan_check import pulumi_command
 from tests.stacks.examples import stack_file
 
 

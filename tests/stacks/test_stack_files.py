@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import Stack, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file

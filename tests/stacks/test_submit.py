@@ -8,7 +8,7 @@ import pytest
 
 from gpu_fleet_image.console.runs import alicloud, aws
 from gpu_fleet_image.core import runs as model
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from tests.stacks import ram
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.teardown import engine, page, state
 from gpu_fleet_stacks.teardown.errors import StillThereError, TeardownError
 from gpu_fleet_stacks.teardown.holdings import DataStore, HeldInstance, Holdings, Remnant, hold_of

@@ -12,8 +12,8 @@ from moto import mock_aws
 from gpu_fleet_image.core import wheel_store
 from gpu_fleet_image.instance import trainer_wheels
 from gpu_fleet_image.instance.trainer_wheels import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.payload import wheels_command
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.images import wheels_command
 
 BUCKET = "gpu-fleet-aws-dev-records-123456789012"
 WHEELS = {"six-1.17.0-py3-none-any.whl": b"six", "pip-26.3-py3-none-any.whl": b"pip"}

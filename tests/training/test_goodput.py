@@ -17,8 +17,9 @@ from gpu_fleet.metrics import price
 from gpu_fleet.metrics.goodput import BOOKED, Book, Goodput, HourPrice, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.metrics.report import time_lines
+from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.payload import instance_file, sweep_archive
+from gpu_fleet_stacks.payload import instance_file, sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.settings import Market, Pool, Size, Stack
 from gpu_fleet_stacks.settings.quantities import Level
@@ -153,7 +154,7 @@ def in_a_spot_pool(
     )
     (tmp_path / "instance.toml").write_text(text)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    policy = json.loads(sweep_archive.policy_text(declared))
+    policy = json.loads(sweep_policy.policy_text(declared))
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = SPOT_USD  # in the catalog both cost the same
     boto3.client("s3").put_object(
         Bucket=bucket, Key=sweep_archive.POLICY_KEY, Body=json.dumps(policy).encode()
@@ -174,7 +175,7 @@ def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
 
     priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))
     on_demand = float(priced.hour(Level.NOW, priced.of_pool("dev")).expected.amount)
-    pool_prices = sweep_archive.policy_document(in_a_spot_pool)["budget"]["pools"]["dev"]
+    pool_prices = written(sweep_policy.policy(in_a_spot_pool))["budget"]["pools"]["dev"]
     spot = float(SPOT_USD) + float(pool_prices["disk_per_hour"])
     hour = on_demand if "on-demand" in request.node.name else spot
     assert on_demand > 2 * spot
@@ -204,7 +205,7 @@ def test_without_a_policy_a_run_trains_without_a_price(
 def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(
     in_a_spot_pool: Stack,
 ) -> None:
-    policy = sweep_archive.policy_document(in_a_spot_pool)
+    policy = written(sweep_policy.policy(in_a_spot_pool))
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = "0.5"
     policy["budget"]["pools"]["dev"]["disk_per_hour"] = "0.25"
 

@@ -15,7 +15,7 @@ BASES = frozenset(
         "gpu_fleet_image.console.errors.ConsoleError",
         "gpu_fleet_image.recipe.errors.ImageError",
         "gpu_fleet_image.core.errors.InstanceError",
-        "gpu_fleet_stacks.errors.StacksError",
+        "gpu_fleet_stacks.core.errors.StacksError",
         "gpu_fleet.core.errors.TrainingError",
     }
 )

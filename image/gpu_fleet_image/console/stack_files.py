@@ -22,7 +22,7 @@ class StackFiles:
         """Return cloud, region, account_id and endpoint_url of a stack, from its file.
 
         Raises:
-            gpu_fleet_stacks.errors.StacksError: the file is wrong.
+            gpu_fleet_stacks.core.errors.StacksError: the file is wrong.
         """
         answer: Mapping[str, str] = lazy.load(PLACE)(name)
         return answer

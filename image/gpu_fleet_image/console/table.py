@@ -56,7 +56,7 @@ IMAGE = Rows(
             "gpu_fleet_image.recipe.build:payload_command", "Write the tarball that a cloud's builder runs."
         ),
         "wheels": Row(
-            "gpu_fleet_stacks.payload.wheels_command:wheels", "Upload the trainer's wheels to a bucket."
+            "gpu_fleet_stacks.images.wheels_command:wheels", "Put the trainer's wheels into a bucket."
         ),
     },
 )
@@ -87,7 +87,7 @@ CATALOG = Rows(
             "gpu_fleet_stacks.catalog.command:show", "One type: GPUs, network, quota, price, source."
         ),
         "refresh": Row(
-            "gpu_fleet_stacks.catalog.refresh.command:refresh", "Read today's list prices from the clouds."
+            "gpu_fleet_stacks.catalog_refresh.command:refresh", "Read today's list prices from the clouds."
         ),
     },
 )
@@ -147,14 +147,14 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "policy": Row(
             "gpu_fleet_stacks.deployer.command:policy", "Print the policies that a deployer needs."
         ),
-        "preview": Row("gpu_fleet_stacks.guard.pulumi_command:preview", "Show what `up` would change."),
+        "preview": Row("gpu_fleet_stacks.plan_check.pulumi_command:preview", "Show what `up` would change."),
         "accept": Row(
             "gpu_fleet_stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."
         ),
         "outputs": Row(
-            "gpu_fleet_stacks.guard.pulumi_command:outputs", "Print what a deployed stack exports."
+            "gpu_fleet_stacks.plan_check.pulumi_command:outputs", "Print what a deployed stack exports."
         ),
-        "up": Row("gpu_fleet_stacks.guard.pulumi_command:up", "Create or update the stack."),
+        "up": Row("gpu_fleet_stacks.plan_check.pulumi_command:up", "Create or update the stack."),
         "destroy": Row(
             "gpu_fleet_stacks.teardown.command:destroy", "Drain and delete a stack; keep its data."
         ),

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Annotated
 
-from gpu_fleet_image.core.json_fields import Fields
+from gpu_fleet_image.core.document import AMOUNT, ASSUMED, FLAG, PRICE, RISING, Contradictory, one_of, whole
 
 NOTIFY, FREEZE = "notify", "freeze"
 
@@ -22,17 +23,17 @@ class PoolPrices:
         reserved: instances that are paid for, used or not; 0 for a pool without a reservation.
     """
 
-    freezes: bool
-    on_demand: dict[str, Decimal | None]
-    spot: dict[str, Decimal | None]
-    disk_per_hour: Decimal
-    gpus: dict[str, int]
-    reserved: int = 0
+    freezes: Annotated[bool, FLAG]
+    on_demand: dict[str, Annotated[Decimal, PRICE] | None]
+    spot: dict[str, Annotated[Decimal, PRICE] | None]
+    disk_per_hour: Annotated[Decimal, AMOUNT]
+    gpus: dict[str, Annotated[int, whole(0, 1024)]]
+    reserved: Annotated[int, whole(0, 100_000)] = 0
 
 
 @dataclass(frozen=True)
-class BudgetPolicy:
-    """Budget of a month.
+class BudgetPolicy(Contradictory):
+    """What a month may cost.
 
     Attributes:
         monthly: the amount, in the policy's currency.
@@ -44,12 +45,12 @@ class BudgetPolicy:
         assumed: instance type -> the stack owner's price of an hour, for types that no price list has.
     """
 
-    monthly: Decimal
-    percents: tuple[int, ...]
-    on_exceeded: str
-    shared_per_hour: Decimal
+    monthly: Annotated[Decimal, AMOUNT]
+    percents: Annotated[tuple[int, ...], RISING]
+    on_exceeded: Annotated[str, one_of(NOTIFY, FREEZE)]
+    shared_per_hour: Annotated[Decimal, AMOUNT]
     pools: dict[str, PoolPrices]
-    assumed: dict[str, Decimal] = field(default_factory=dict)
+    assumed: dict[str, Annotated[Decimal, ASSUMED]] = field(default_factory=dict)
 
     def price_of(self, pool: str, kind: str, *, spot: bool) -> Decimal | None:
         """Return the price of an hour of an instance, without its disks; None if it is unknown.
@@ -77,64 +78,12 @@ class BudgetPolicy:
         """True if pools freeze once the budget is spent."""
         return self.on_exceeded == FREEZE
 
-
-def read(fields: Fields) -> BudgetPolicy:
-    """Read a policy's ``budget``; add what is wrong with it to the fields' problems."""
-    budget = BudgetPolicy(
-        monthly=fields.amount("monthly"),
-        percents=fields.rising("percents"),
-        on_exceeded=fields.choice("on_exceeded", (NOTIFY, FREEZE)),
-        shared_per_hour=fields.amount("shared_per_hour"),
-        pools=dict(_pools(fields)),
-        assumed=dict(_assumed(fields)),
-    )
-    _refuse_unused(fields, budget)
-    fields.refuse_unknown()
-    if budget.freezes and len(budget.percents) < 2:  # noqa: PLR2004 -- one to cap at, one to close at
-        fields.problem("percents", list(budget.percents), "two at least, because on_exceeded is freeze")
-    return budget
-
-
-def _pools(fields: Fields) -> Iterator[tuple[str, PoolPrices]]:
-    for name, table in fields.tables("pools"):
-        yield (
-            name,
-            PoolPrices(
-                freezes=table.flag("freezes", default=False),
-                on_demand=table.prices("on_demand"),
-                spot=table.prices("spot"),
-                disk_per_hour=table.amount("disk_per_hour"),
-                gpus=dict(_gpus(table.table("gpus"))),
-                reserved=table.optional_integer("reserved", 0, 100_000) or 0,
-            ),
-        )
-        table.refuse_unknown()
-
-
-def _assumed(fields: Fields) -> Iterator[tuple[str, Decimal]]:
-    """Read assumed prices, which may be left out. A price of 0 is refused: it would make an instance free."""
-    for name, price in fields.prices("assumed").items():
-        if price:
-            yield name, price
-        else:
-            fields.problem(f"assumed.{name}", price, "a price above 0")
-
-
-def _refuse_unused(fields: Fields, budget: BudgetPolicy) -> None:
-    """Refuse an assumed price for a type that has a listed price, or that no pool has."""
-    unknown = {
-        kind
-        for pool in budget.pools.values()
-        for prices in (pool.on_demand, pool.spot)
-        for kind, price in prices.items()
-        if price is None
-    }
-    for name, price in budget.assumed.items():
-        if name not in unknown:
+    def contradictions(self) -> Iterator[tuple[str, object, str]]:
+        """Assumptions are for types without a price; a freeze needs a share to cap at and one to close at."""
+        prices = [prices for pool in self.pools.values() for prices in (pool.on_demand, pool.spot)]
+        unknown = {kind for listed in prices for kind, price in listed.items() if price is None}
+        for name in self.assumed.keys() - unknown:
             allowed = f"types without a price: {', '.join(sorted(unknown)) or 'there are none'}"
-            fields.problem(f"assumed.{name}", price, allowed)
-
-
-def _gpus(fields: Fields) -> Iterator[tuple[str, int]]:
-    for name in fields.names():
-        yield name, fields.integer(name, 0, 1024)
+            yield f"assumed.{name}", str(self.assumed[name]), allowed
+        if self.freezes and len(self.percents) < 2:  # noqa: PLR2004 -- one to cap at, one to close at
+            yield "percents", list(self.percents), "two at least, because on_exceeded is freeze"

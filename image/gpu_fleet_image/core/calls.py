@@ -47,8 +47,8 @@ TRANSIENT = frozenset(
     }
 )
 
-# The credentials are valid, but a permission is missing: AWS, then Alibaba Cloud. A test keeps the set equal
-# to that of stacks/gpu_fleet_stacks/calls/errors.py.
+# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud. A test holds it equal to
+# that of stacks/gpu_fleet_stacks/clients/errors.py.
 DENIED = frozenset(
     {
         *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedException"),

@@ -1,14 +1,15 @@
-"""The sweep's policy: ``policy.json`` as frozen dataclasses, with all problems of a file reported at once."""
+"""The policy of a stack: dataclasses that the stack writes as ``policy.json`` and everything else reads."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
-from gpu_fleet_image.core import budget_policy as budgets
-from gpu_fleet_image.core.json_fields import Fields
+from gpu_fleet_image.core import document
+from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.document import CLOCK, FLAG, LEFT_OUT, PRICE, TEXT, ZONE, number, one_of, whole
 from gpu_fleet_image.core.reaper_errors import PolicyError
 
 KEY = "policy.json"  # in the records bucket, where the ledger is
@@ -25,8 +26,8 @@ MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (
 class QuietHours:
     """A daily span without marks and actions, minutes since local midnight; may pass midnight."""
 
-    start_minute: int
-    end_minute: int
+    start: Annotated[int, CLOCK]
+    end: Annotated[int, CLOCK]
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class SensorPolicy:
         cpu_cores: mean of a minute that counts as activity.
     """
 
-    watch: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    command_timeout_s: float = 5.0
-    cpu_cores: float = 0.1
-    disk_kib_per_s: float = 100.0
-    network_kib_per_s: float = 64.0
+    watch: tuple[Annotated[str, TEXT], ...] = ()
+    command: tuple[Annotated[str, TEXT], ...] = ()
+    command_timeout_s: Annotated[float, number(1, 20)] = 5.0
+    cpu_cores: Annotated[float, number(0.01, 64)] = 0.1
+    disk_kib_per_s: Annotated[float, number(1, 2**20)] = 100.0
+    network_kib_per_s: Annotated[float, number(1, 2**20)] = 64.0
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,20 @@ class CapacityPolicy:
         queue_memory_mib: memory for jobs on each such instance.
     """
 
-    groups: tuple[str, ...]
-    max_size: int
-    spare: int = 0
-    together: bool = False
-    scale_out_alarms: tuple[str, ...] = ()
-    on_demand_fallback: bool = False
-    queue_gpus: int | None = None
-    queue_cpus: int | None = None
-    queue_memory_mib: int | None = None
+    groups: tuple[Annotated[str, TEXT], ...]
+    max_size: Annotated[int, whole(1, 100_000)]
+    spare: Annotated[int, whole(0, 100_000)] = 0
+    together: Annotated[bool, FLAG] = False
+    scale_out_alarms: tuple[Annotated[str, TEXT], ...] = ()
+    on_demand_fallback: Annotated[bool, FLAG] = field(default=False, metadata=LEFT_OUT)
+    queue_gpus: Annotated[int, whole(0, 1024)] | None = field(default=None, metadata=LEFT_OUT)
+    queue_cpus: Annotated[int, whole(1, 4096)] | None = field(default=None, metadata=LEFT_OUT)
+    queue_memory_mib: Annotated[int, whole(1, 1 << 30)] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
-class PoolPolicy:
-    """Rules of one pool: when an instance counts as idle, and the action then.
+class PoolPolicy(document.Contradictory):
+    """When an instance of one pool counts as forgotten, and what happens then.
 
     Attributes:
         market: purchase option of the pool's instances.
@@ -101,23 +102,30 @@ class PoolPolicy:
         capacity: growth of the pool; None in older policies, which leave it to the groups.
     """
 
-    market: str
-    min_size: int
-    idle_after_hours: float
-    grace_minutes: int
-    min_uptime_minutes: int
-    coverage_percent: int
-    action: str
-    terminate_stopped_after_days: int | None
+    market: Annotated[str, one_of(*MARKETS)]
+    min_size: Annotated[int, whole(0, 100_000)]
+    idle_after_hours: Annotated[float, number(0.05, MAX_IDLE_AFTER_HOURS)]
+    grace_minutes: Annotated[int, whole(0, 7 * 24 * 60)]
+    min_uptime_minutes: Annotated[int, whole(0, 14 * 24 * 60)]
+    coverage_percent: Annotated[int, whole(1, 100)]
+    action: Annotated[str, one_of(*ACTIONS)]
+    terminate_stopped_after_days: Annotated[int, whole(1, 3650)] | None
     quiet_hours: tuple[QuietHours, ...]
-    quiet_weekends: bool
-    instance_store_scratch: bool
-    max_lifetime_hours: int | None
-    scale_in_alarm: str | None
-    require_acknowledgement: bool
-    hourly_price: dict[str, Decimal | None]
+    quiet_weekends: Annotated[bool, FLAG]
+    instance_store_scratch: Annotated[bool, FLAG]
+    max_lifetime_hours: Annotated[int, whole(24, 100_000)] | None
+    scale_in_alarm: Annotated[str, TEXT] | None
+    require_acknowledgement: Annotated[bool, FLAG]
+    hourly_price: dict[str, Annotated[Decimal, PRICE] | None]
     sensors: SensorPolicy = field(default_factory=SensorPolicy)
     capacity: CapacityPolicy | None = None
+
+    def contradictions(self) -> Iterator[tuple[str, object, str]]:
+        """Refuse a stop that loses instance-store data, or that the cloud refuses for most spot requests."""
+        if self.action == "stop" and self.market == "spot":
+            yield "action", "stop", "terminate, because market is spot"
+        if self.action == "stop" and self.instance_store_scratch:
+            yield "action", "stop", "terminate, because instance_store_scratch is true"
 
 
 @dataclass(frozen=True)
@@ -129,8 +137,8 @@ class LeftoverPolicy:
         remove: remove volumes that have a snapshot, and addresses, instead of only listing them.
     """
 
-    older_than_days: int
-    remove: bool
+    older_than_days: Annotated[int, whole(1, 3650)]
+    remove: Annotated[bool, FLAG]
 
 
 @dataclass(frozen=True)
@@ -159,24 +167,25 @@ class Policy:
         agents: release of the agent for new instances.
     """
 
-    cloud: str
-    region: str
-    stack: str
-    metric_namespace: str
-    currency: str
-    dry_run: bool
-    max_actions: int
-    max_percent: int
-    time_zone: ZoneInfo
+    cloud: Annotated[str, one_of(*CLOUDS)]
+    region: Annotated[str, TEXT]
+    stack: Annotated[str, TEXT]
+    metric_namespace: Annotated[str, TEXT]
+    currency: Annotated[str, TEXT]
+    dry_run: Annotated[bool, FLAG]
+    max_actions: Annotated[int, whole(0, 100_000)]
+    max_percent: Annotated[int, whole(0, 100)]
+    time_zone: Annotated[ZoneInfo, ZONE]
     pools: dict[str, PoolPolicy]
     leftovers: LeftoverPolicy
-    budget: budgets.BudgetPolicy | None = None
-    watch_days: int = 0
-    notify_users: bool = False
-    take_max_per_person: int = 0
-    session_document: str = ""
-    breaker_release: str = BY_OPERATOR_AFTER_UPDATE
-    agents: str = ""
+    budget: BudgetPolicy | None = None
+    watch_days: Annotated[int, whole(0, 90)] = 0
+    notify_users: Annotated[bool, FLAG] = False
+    take_max_per_person: Annotated[int, whole(0, 100_000)] = 0
+    session_document: Annotated[str, TEXT] = field(default="", metadata=LEFT_OUT)
+    breaker_release: Annotated[str, one_of(*BREAKER_RELEASES)] = BY_OPERATOR_AFTER_UPDATE
+    agents: Annotated[str, TEXT] = field(default="", metadata=LEFT_OUT)
+    schema_version: Annotated[int, one_of(1)] = 1
 
     @property
     def has_queue(self) -> bool:
@@ -209,126 +218,10 @@ def parse(text: str, name: str = "policy") -> Policy:
     Raises:
         PolicyError: as for ``load``.
     """
-    try:
-        raw = json.loads(text, parse_float=Decimal)
-    except ValueError as error:
-        raise PolicyError(f"{name}: not JSON: {error}") from error
-    fields = Fields(raw)
-    policy = _policy(fields)
-    if fields.problems:
-        raise PolicyError("\n".join(f"{name}: {problem}" for problem in fields.problems))
-    return policy
-
-
-def _policy(fields: Fields) -> Policy:
-    fields.choice("schema_version", (1,))
-    policy = Policy(
-        cloud=fields.choice("cloud", CLOUDS),
-        region=fields.text("region"),
-        stack=fields.text("stack"),
-        metric_namespace=fields.text("metric_namespace"),
-        currency=fields.text("currency"),
-        dry_run=fields.flag("dry_run", default=False),
-        max_actions=fields.integer("max_actions", 0, 100_000),
-        max_percent=fields.integer("max_percent", 0, 100),
-        time_zone=fields.zone("time_zone"),
-        pools={name: _pool(pool) for name, pool in fields.tables("pools")},
-        leftovers=_leftovers(fields.table("leftovers")),
-        budget=budgets.read(table) if (table := fields.optional_table("budget")) else None,
-        watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
-        notify_users=fields.flag("notify_users", default=False),
-        take_max_per_person=fields.optional_integer("take_max_per_person", 0, 100_000) or 0,
-        session_document=fields.optional_text("session_document") or "",
-        breaker_release=_breaker_release(fields),
-        agents=fields.optional_text("agents") or "",
-    )
-    fields.refuse_unknown()
-    return policy
-
-
-def _breaker_release(fields: Fields) -> str:
-    """Return when the breaker releases; older policies get the default."""
-    said = fields.optional_text("breaker_release") or BY_OPERATOR_AFTER_UPDATE
-    if said not in BREAKER_RELEASES:
-        fields.problem("breaker_release", said, ", ".join(BREAKER_RELEASES))
-    return said
-
-
-def _pool(fields: Fields) -> PoolPolicy:
-    pool = PoolPolicy(
-        market=fields.choice("market", MARKETS),
-        min_size=fields.integer("min_size", 0, 100_000),
-        idle_after_hours=fields.number("idle_after_hours", 0.05, MAX_IDLE_AFTER_HOURS),
-        grace_minutes=fields.integer("grace_minutes", 0, 7 * 24 * 60),
-        min_uptime_minutes=fields.integer("min_uptime_minutes", 0, 14 * 24 * 60),
-        coverage_percent=fields.integer("coverage_percent", 1, 100),
-        action=fields.choice("action", ACTIONS),
-        terminate_stopped_after_days=fields.optional_integer("terminate_stopped_after_days", 1, 3650),
-        quiet_hours=tuple(QuietHours(*span) for span in fields.spans("quiet_hours")),
-        quiet_weekends=fields.flag("quiet_weekends", default=False),
-        instance_store_scratch=fields.flag("instance_store_scratch", default=True),
-        max_lifetime_hours=fields.optional_integer("max_lifetime_hours", 24, 100_000),
-        scale_in_alarm=fields.optional_text("scale_in_alarm"),
-        require_acknowledgement=fields.flag("require_acknowledgement", default=True),
-        hourly_price=fields.prices("hourly_price"),
-        sensors=sensors(table) if (table := fields.optional_table("sensors")) else SensorPolicy(),
-        capacity=_capacity(table) if (table := fields.optional_table("capacity")) else None,
-    )
-    fields.refuse_unknown()
-    _refuse_unsafe_stop(fields, pool)
-    return pool
-
-
-def _capacity(fields: Fields) -> CapacityPolicy:
-    capacity = CapacityPolicy(
-        groups=fields.words("groups"),
-        max_size=fields.integer("max_size", 1, 100_000),
-        spare=fields.integer("spare", 0, 100_000),
-        together=fields.flag("together", default=False),
-        scale_out_alarms=fields.words("scale_out_alarms"),
-        on_demand_fallback=fields.flag("on_demand_fallback", default=False),
-        queue_gpus=fields.optional_integer("queue_gpus", 0, 1024),
-        queue_cpus=fields.optional_integer("queue_cpus", 1, 4096),
-        queue_memory_mib=fields.optional_integer("queue_memory_mib", 1, 1 << 30),
-    )
-    fields.refuse_unknown()
-    return capacity
-
-
-def sensors(fields: Fields) -> SensorPolicy:
-    """Read a pool's ``sensors``; add what is wrong with them to the fields' problems."""
-    read = SensorPolicy(
-        watch=fields.words("watch"),
-        command=fields.words("command"),
-        command_timeout_s=fields.number("command_timeout_s", 1, 20),
-        cpu_cores=fields.number("cpu_cores", 0.01, 64),
-        disk_kib_per_s=fields.number("disk_kib_per_s", 1, 2**20),
-        network_kib_per_s=fields.number("network_kib_per_s", 1, 2**20),
-    )
-    fields.refuse_unknown()
-    return read
-
-
-def _refuse_unsafe_stop(fields: Fields, pool: PoolPolicy) -> None:
-    """Refuse a stop that loses instance-store data, or that the cloud refuses for most spot requests."""
-    if pool.action != "stop":
-        return
-    if pool.market == "spot":
-        fields.problem("action", "stop", "terminate, because market is spot")
-    if pool.instance_store_scratch:
-        fields.problem("action", "stop", "terminate, because instance_store_scratch is true")
-
-
-def _leftovers(fields: Fields) -> LeftoverPolicy:
-    leftovers = LeftoverPolicy(
-        older_than_days=fields.integer("older_than_days", 1, 3650),
-        remove=fields.flag("remove", default=False),
-    )
-    fields.refuse_unknown()
-    return leftovers
+    return document.parse(Policy, text, PolicyError, name)
 
 
 def unit_price(policy: Policy, pool: str, instance_type: str) -> Decimal | None:
     """Return the price of an hour in the policy's currency, or None if it is unknown."""
-    known: dict[str, Any] = policy.pools[pool].hourly_price if pool in policy.pools else {}
+    known = policy.pools[pool].hourly_price if pool in policy.pools else {}
     return known.get(instance_type)

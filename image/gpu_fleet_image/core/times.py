@@ -65,9 +65,9 @@ def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, week
 
 
 def _within(minute: int, span: QuietHours) -> bool:
-    if span.start_minute < span.end_minute:
-        return span.start_minute <= minute < span.end_minute
-    return minute >= span.start_minute or minute < span.end_minute
+    if span.start < span.end:
+        return span.start <= minute < span.end
+    return minute >= span.start or minute < span.end
 
 
 def format_span(value: timedelta) -> str:

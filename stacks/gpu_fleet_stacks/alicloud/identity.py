@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pulumi
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, sweep_archive
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket

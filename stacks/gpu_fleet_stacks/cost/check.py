@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import group_labels
 from gpu_fleet_stacks.settings.quantities import Level, instances

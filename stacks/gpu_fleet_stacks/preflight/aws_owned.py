@@ -5,8 +5,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack

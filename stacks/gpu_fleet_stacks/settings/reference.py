@@ -14,8 +14,9 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
-from gpu_fleet_stacks import catalog, files, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.settings import namespaces, projects, schema, yaml_text
 
 FILE = Path(__file__).with_name("stack.schema.json")

@@ -14,7 +14,7 @@ MOST_INSTANCES = 100  # of one call (API DescribeInstances); a run has fewer
 
 
 def command_name(stack: str) -> str:
-    """Return the name of the stack's own command (``stacks/gpu_fleet_stacks/naming.py``)."""
+    """The stack's own command (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 

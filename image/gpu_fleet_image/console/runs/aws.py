@@ -13,7 +13,7 @@ UNKNOWN = "InvalidDocument"
 
 
 def document_name(stack: str) -> str:
-    """Return the name of the stack's own document (``stacks/gpu_fleet_stacks/naming.py``)."""
+    """The stack's own document (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 

@@ -156,7 +156,7 @@ def running(place: Place) -> list[Instance]:
 def document_of(place: Place, forward: Forward | None) -> str:
     """Return the session's document. If the policy may not be read, warn and use the default shell."""
     if forward is not None:
-        return f"gpu-fleet-{place.stack}-forward"  # stacks/gpu_fleet_stacks/naming.py
+        return f"gpu-fleet-{place.stack}-forward"  # stacks/gpu_fleet_stacks/core/naming.py
     try:
         return published(place, place.account_id or account_of(place)).session_document
     except (CloudError, ConfigurationError, PolicyError) as error:

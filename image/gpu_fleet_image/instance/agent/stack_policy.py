@@ -1,15 +1,13 @@
 """The stack's settings of this pool's sensors, read again from its policy while the agent runs."""
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
 from typing import Any
 
 from gpu_fleet_image.core import policy
-from gpu_fleet_image.core.json_fields import Fields
+from gpu_fleet_image.core.document import read
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import marking_rule
 from gpu_fleet_image.instance.agent.judge import Limits
@@ -102,11 +100,10 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
         raise CloudError(f"{policy.KEY} has no pool {pool!r}" if document else f"{policy.KEY} is not there")
     if "sensors" not in pools[pool]:
         return policy.SensorPolicy()
-    numbers = json.loads(json.dumps(pools[pool]["sensors"]), parse_float=Decimal)  # as Fields takes them
-    fields = Fields(numbers, f"pools.{pool}.sensors.")
-    sensors = policy.sensors(fields)
-    if fields.problems:
-        raise CloudError("; ".join(fields.problems))
+    problems: list[str] = []
+    sensors = read(policy.SensorPolicy, pools[pool]["sensors"], f"pools.{pool}.sensors", problems)
+    if sensors is None:
+        raise CloudError("; ".join(problems))
     return sensors
 
 

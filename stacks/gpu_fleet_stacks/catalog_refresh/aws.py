@@ -15,9 +15,9 @@ from operator import itemgetter
 from typing import Any
 
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.calls.aws import Aws, clients_in
 from gpu_fleet_stacks.catalog.instance_types import Cloud
-from gpu_fleet_stacks.catalog.refresh.listed import ListedPrices, ListPrice, SpotSpan, share_of_time
+from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, ListPrice, SpotSpan, share_of_time
+from gpu_fleet_stacks.clients.aws import Aws, clients_in
 
 # Few regions serve the Price List, for all regions: docs.aws.amazon.com/general/latest/gr/billing.html
 PRICE_LIST_REGION = "us-east-1"

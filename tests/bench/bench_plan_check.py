@@ -1,4 +1,4 @@
-"""``python -m tests.bench.bench_guard``: edits of a stack file alone and in pairs, under the guard.
+"""``python -m tests.bench.bench_plan_check``: edits of a stack file alone and in pairs, under the plan check.
 
 Some twenty minutes on one core: `make prove` runs it. `make test` runs some of the pairs, each edit that
 loses data alone, and the others in groups.
@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from tests.stacks.edits import BOTH, edits
-from tests.stacks.test_guard import is_sound, lost_as_expected, pairs
+from tests.stacks.test_plan_check import is_sound, lost_as_expected, pairs
 
-COMMAND = "python -m tests.bench.bench_guard"
+COMMAND = "python -m tests.bench.bench_plan_check"
 
 
 def measure() -> dict[str, Any]:

@@ -11,17 +11,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gpu_fleet_stacks import files
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.catalog import reader
+from gpu_fleet_stacks.catalog import lookup, prices, reader
 from gpu_fleet_stacks.catalog.instance_types import Cloud
 from gpu_fleet_stacks.catalog.prices import load
-from gpu_fleet_stacks.catalog.refresh.listed import ListedPrices
-from gpu_fleet_stacks.catalog.refresh.rewrite import PriceChange, rewrite_catalog, rewrite_prices, wanted
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices
+from gpu_fleet_stacks.catalog_refresh.rewrite import PriceChange, rewrite_catalog, rewrite_prices, wanted
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core.errors import StacksError
 
-HERE = Path(__file__).parents[1]
-CATALOG, PRICES = HERE / "catalog.toml", HERE / "prices.toml"
+CATALOG, PRICES = lookup.FILE, prices.FILE
 PIPE_WIDTH = 140
 
 
@@ -75,7 +74,7 @@ def _asked(
 def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None]) -> ListedPrices:
     """Return the price of each item of the files that one cloud lists."""
     # an SDK takes a second to load: load only that of the cloud
-    module = importlib.import_module(f"gpu_fleet_stacks.catalog.refresh.{cloud}")
+    module = importlib.import_module(f"gpu_fleet_stacks.catalog_refresh.{cloud}")
     answers: ListedPrices = module.ask(_region(cloud), wanted(text, cloud), today, say)
     return answers
 

@@ -9,8 +9,8 @@ from typing import Any
 import tomlkit
 
 from gpu_fleet_stacks.catalog.instance_types import Cloud
-from gpu_fleet_stacks.catalog.refresh.listed import ListedPrices, ListPrice, plain
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, ListPrice, plain
+from gpu_fleet_stacks.core.errors import StacksError
 
 
 class RefreshError(StacksError):

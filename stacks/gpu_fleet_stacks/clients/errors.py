@@ -1,6 +1,6 @@
 """Error of a call that a cloud did not answer."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 # Codes for a missing permission of known credentials: AWS, then Alibaba Cloud, whose products each have
 # their own code. A test compares them with those of image/gpu_fleet_image/core/calls.py, which this room may

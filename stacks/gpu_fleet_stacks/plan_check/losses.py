@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.guard.errors import ReplacementError
-from gpu_fleet_stacks.guard.plan import REMOVES, REPLACES, PlanStep
-from gpu_fleet_stacks.guard.types_with_data import FOLLOWS, HOLDINGS, Holding
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.plan_check.errors import ReplacementError
+from gpu_fleet_stacks.plan_check.plan import REMOVES, REPLACES, PlanStep
+from gpu_fleet_stacks.plan_check.types_with_data import FOLLOWS, HOLDINGS, Holding
 
 ZONES = {"aws:ec2/subnet:Subnet": "availabilityZone", "alicloud:vpc/switch:Switch": "zoneId"}
 

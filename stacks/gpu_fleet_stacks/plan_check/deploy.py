@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.alicloud import first_pass
-from gpu_fleet_stacks.calls import oss
-from gpu_fleet_stacks.calls.alicloud import Alicloud
-from gpu_fleet_stacks.guard import first_values
-from gpu_fleet_stacks.guard.errors import PlanError
-from gpu_fleet_stacks.guard.losses import hold
-from gpu_fleet_stacks.guard.plan import REPLACES, PlanStep, errors, parse
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.clients.alicloud import Alicloud
+from gpu_fleet_stacks.plan_check import first_values
+from gpu_fleet_stacks.plan_check.errors import PlanError
+from gpu_fleet_stacks.plan_check.losses import hold
+from gpu_fleet_stacks.plan_check.plan import REPLACES, PlanStep, errors, parse
 from gpu_fleet_stacks.settings import Cloud, Stack
 
 # Flags of `pulumi up` that `pulumi preview --json` does not have, or that would change its output.

@@ -1,6 +1,6 @@
 """Errors of the plan check."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 
 class PlanError(StacksError):

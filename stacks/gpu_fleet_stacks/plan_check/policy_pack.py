@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_fleet_stacks import files
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core.errors import StacksError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 COPY = Path("build/policy")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_fleet_stacks.guard.errors import PlanError
+from gpu_fleet_stacks.plan_check.errors import PlanError
 
 # pkg/resource/deploy/step.go: "replace" is the whole step; the CLI shows its two halves only on request.
 REPLACES = frozenset({"replace", "create-replacement", "delete-replaced", "import-replacement"})

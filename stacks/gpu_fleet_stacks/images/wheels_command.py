@@ -16,8 +16,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet_image.core import wheel_store
 from gpu_fleet_image.recipe import places
-from gpu_fleet_stacks.calls import oss
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 
 AT_ONCE = 1000  # docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html
 THREADS = 16

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gpu_fleet_stacks.alicloud.first_pass import FirstValue
-from gpu_fleet_stacks.guard.errors import PlanError
+from gpu_fleet_stacks.plan_check.errors import PlanError
 
 # API PutCustomMetric: a reported value can be read after a minute or two.
 LOOK_EVERY_S, LOOKS = 10, 30
@@ -15,7 +15,7 @@ PERIOD_S = 60
 
 
 class AlicloudCalls(Protocol):
-    """Client of the cloud (``gpu_fleet_stacks.calls.alicloud.Alicloud``)."""
+    """Client of the cloud (``gpu_fleet_stacks.clients.alicloud.Alicloud``)."""
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]: ...
 

@@ -1,4 +1,4 @@
-"""No edit of a stack file loses data: the guard passes or refuses it, with a message."""
+"""No edit of a stack file loses data: what the plan check lets pass, what it refuses, and in whose words."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks.errors import SettingsError
-from gpu_fleet_stacks.guard.deploy import Deployment, preview, up
-from gpu_fleet_stacks.guard.errors import PlanError, ReplacementError
-from gpu_fleet_stacks.guard.losses import hold, losses
-from gpu_fleet_stacks.guard.plan import parse
-from gpu_fleet_stacks.guard.types_with_data import FOLLOWS, HOLDINGS
+from gpu_fleet_stacks.core.errors import SettingsError
+from gpu_fleet_stacks.plan_check.deploy import Deployment, preview, up
+from gpu_fleet_stacks.plan_check.errors import PlanError, ReplacementError
+from gpu_fleet_stacks.plan_check.losses import hold, losses
+from gpu_fleet_stacks.plan_check.plan import parse
+from gpu_fleet_stacks.plan_check.types_with_data import FOLLOWS, HOLDINGS
 from gpu_fleet_stacks.rehearsal import monitor, program
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.program import run_program
@@ -167,7 +167,7 @@ def test_edits_that_look_harmless_pass(cloud):
 @given(data=st.data())
 @settings(max_examples=3, deadline=None)
 def test_edits_together_lose_what_one_of_them_loses_and_no_more(cloud, data):
-    """Some pairs are tested here; `make prove` tests each (``tests/bench/bench_guard.py``)."""
+    """Some of the pairs; `make prove` tries each (``tests/bench/bench_plan_check.py``)."""
     chosen = data.draw(st.sampled_from(pairs(cloud)))
     assume(is_sound(cloud, chosen))
 

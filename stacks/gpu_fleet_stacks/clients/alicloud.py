@@ -19,7 +19,7 @@ from aliyunsdkcore.auth.credentials import (  # type: ignore[import-untyped]
 from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped]
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped]
 
-from gpu_fleet_stacks.calls.errors import DENIED, CannotCheckError
+from gpu_fleet_stacks.clients.errors import DENIED, CannotCheckError
 
 # Product -> version of its API, and the permission's prefix: api.alibabacloud.com, page of each product.
 VERSIONS = {

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH
-from gpu_fleet_stacks.catalog.refresh.listed import ListedPrices, ListPrice
+from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, ListPrice
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 
 SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
 # A price is per disk, and rounded: on a large disk the rounding is small.

@@ -10,10 +10,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET, TOKEN
-from gpu_fleet_stacks.calls.buckets import THREADS
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, TOKEN
+from gpu_fleet_stacks.clients.buckets import THREADS
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core.errors import StacksError
 
 # The Pulumi provider reads this variable too (connectivity/endpoint.go: OSS_ENDPOINT).
 CHOSEN = "OSS_ENDPOINT"

@@ -13,9 +13,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import notice
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import deploy, policy_pack
+from gpu_fleet_stacks.plan_check import deploy, policy_pack
 from gpu_fleet_stacks.settings import projects, stack_files
 from gpu_fleet_stacks.settings.stack_argument import (
     PassingOn,
