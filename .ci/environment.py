@@ -1,4 +1,4 @@
-"""The development environment, every package held by hash: `environment.py install`, `environment.py lock`.
+"""The development environment, every package held by hash: `environment.py install|lock|show FOLDER`.
 
 `make` calls both with the Python of `.venv`. torch is apart: a computer without an NVIDIA GPU gets the CPU
 build, a tenth of the CUDA one, from the PyTorch project's index, or from where pip is told to look; PyPI has
@@ -31,6 +31,8 @@ REQUIREMENTS = {
     ),
     # beside packages of the first, whose versions it keeps to
     "tests/libraries/requirements.lock": ("tests/libraries/requirements.txt",),
+    # the site's, over the first
+    "docs/requirements.lock": ("docs/requirements.txt",),
 }
 OLDEST_PYTHON = "3.11"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -101,6 +103,15 @@ def show_trainer(site: Path) -> None:
     (site / "gpu_fleet_trainer.pth").write_text(f"{TOP / 'training'}\n", encoding="utf-8")
 
 
+def show_packages(environment: Path) -> int:
+    """Let a virtual environment import the packages of this one, after its own."""
+    python = environment / "bin" / "python"
+    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    Path(own, "gpu_fleet_packages.pth").write_text(f"{SITE}\n", encoding="utf-8")
+    return 0
+
+
 def install_torch() -> str:
     """Install the first build of torch that is to be had; gives the error of none, or of another wheel."""
     error = ""
@@ -153,4 +164,6 @@ def _environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "show":
+        sys.exit(show_packages(Path(sys.argv[2])))
     sys.exit({"install": install, "lock": lock}[sys.argv[1]]())
