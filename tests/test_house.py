@@ -138,12 +138,12 @@ BROKEN = [
     (
         unused.names,
         "image/gpu_fleet_image/a.py:2: a: nothing",
-        {"image/gpu_fleet_image/a.py": "A = 1\ndef a(): A\n", "image/gpu_fleet_image/steps/a": ""},
+        {"image/gpu_fleet_image/a.py": "A = 1\ndef a(): A\n", "image/gpu_fleet_image/recipe/steps/a": ""},
     ),
     (
         unused.names,
         ".ci/checks/unused.py:1: CALLED",
-        {"image/gpu_fleet_image/a.py": "", "image/gpu_fleet_image/steps/a": ""},
+        {"image/gpu_fleet_image/a.py": "", "image/gpu_fleet_image/recipe/steps/a": ""},
     ),
     (unused.helpers, "tests/a.py:3: b:", {"tests/a.py": "def a():\n a()\ndef b():\n", "tests/c.py": "b\n"}),
     (pins.requirements, "image/a/requirements.txt:1: is not", {"image/a/requirements.txt": ""}),

@@ -12,13 +12,13 @@ import sys
 
 import pytest
 
-from gpu_fleet_stacks.rehearsal.program import ROOT
 from gpu_fleet_stacks.settings import stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.alicloud import OSS, POOL, REGION, STACK, alicloud_account
+from tests.stacks.registrations import ROOT
 
 pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(3600)]
 

@@ -17,7 +17,6 @@ import sys
 
 import pytest
 
-from gpu_fleet_stacks.rehearsal.program import ROOT
 from gpu_fleet_stacks.settings import people, stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
@@ -25,6 +24,7 @@ from tests.image.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.aws import KEYS, POOL, REGION, STACK, aws_account
 from tests.stacks import examples
+from tests.stacks.registrations import ROOT
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
 

@@ -143,9 +143,8 @@ def test_what_follows_the_dashes_is_handed_over(shell):
 
     shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
 
-    expected = (
-        f"up --stack aws-dev --policy-pack {pulumi_command.POLICY_PACK} --yes --target urn:x -m a new pool"
-    )
+    pack = "stacks/gpu_fleet_stacks/crossguard"
+    expected = f"up --stack aws-dev --policy-pack {pack} --yes --target urn:x -m a new pool"
     assert shell.calls[-1] == expected
 
 
