@@ -29,7 +29,7 @@ class Part:
 
 
 PROVIDER = "tests/stacks/test_aws_provider.py"
-README = ("tests/test_readme.py", "tests/training/test_types.py")
+README = ("tests/test_readme.py", "tests/training/test_types.py", "tests/test_docs.py")
 PROGRAMS = "tests/reaper/test_real_programs.py"  # JupyterLab, tmux, Open MPI and others
 ONE_BY_ONE = ("-n", "0")
 PARTS = {

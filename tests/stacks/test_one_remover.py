@@ -9,7 +9,7 @@ from tests.stacks.registrations import declared as declared_of
 # What roles other than the sweep's may ask of the services that run instances: look, tag, and say in a drain
 # under way that it goes on or is over. Nothing here ends, stops, detaches, judges, resizes or changes one,
 # but the last two, which change attributes of the own pool's instances that end none: see "One remover" in
-# stacks/gpu_fleet_stacks/alicloud/README.md.
+# docs/explanation/clouds.md.
 HARMLESS = {
     Cloud.AWS: {
         "autoscaling:CompleteLifecycleAction",

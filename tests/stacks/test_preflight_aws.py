@@ -234,7 +234,10 @@ def test_an_image_is_ours_valid_and_small_enough():
         f"{AMI} is not in us-east-1": account(ec2_DescribeImages={"Images": []}),
         f"{AMI} is not": account(ec2_DescribeImages=gone),
     }
-    rows = [Row("image", PROBLEM, says, cloud, remedy="image/README.md") for says, cloud in accounts.items()]
+    rows = [
+        Row("image", PROBLEM, says, cloud, remedy="docs/how-to/bake-an-image.md")
+        for says, cloud in accounts.items()
+    ]
 
     assert wrong_of(*rows) == []
 

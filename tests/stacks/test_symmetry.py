@@ -1,6 +1,6 @@
 """Comparison of the two clouds, folder by folder.
 
-Whatever differs has a row with its reason in stacks/gpu_fleet_stacks/alicloud/README.md.
+Whatever differs has a row with its reason in docs/explanation/clouds.md.
 """
 
 import ast
@@ -12,7 +12,7 @@ from tests.stacks.alicloud_programs import shipped
 
 STACKS = Path(__file__).parents[2] / "stacks" / "gpu_fleet_stacks"
 AWS, ALICLOUD = STACKS / "aws", STACKS / "alicloud"
-README = ALICLOUD / "README.md"
+PAGE = STACKS.parents[1] / "docs/explanation/clouds.md"
 ROW = re.compile(
     r"^\| `(?P<where>[^`]+)` \| (?P<aws>[^|]+) \| (?P<alicloud>[^|]+) \| (?P<why>[^|]+) \|$", re.MULTILINE
 )
@@ -20,7 +20,7 @@ ROW = re.compile(
 
 def listed():
     """Return place -> reason, from the table."""
-    return {row["where"]: row["why"].strip() for row in ROW.finditer(README.read_text())}
+    return {row["where"]: row["why"].strip() for row in ROW.finditer(PAGE.read_text())}
 
 
 def files(folder):
@@ -65,7 +65,7 @@ def test_a_file_has_the_same_public_functions_and_classes_on_both_clouds():
     assert sorted(apart - listed().keys()) == []
 
 
-# Calls that end instances or keys. No other module makes one (stacks/README.md); left out are the rehearsal,
+# Calls that end instances or keys. No other module makes one; left out are the rehearsal,
 # which reaches moto alone, and an acceptance run, whose stack is its own.
 ENDS = {
     "teardown/aws.py": (

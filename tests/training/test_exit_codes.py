@@ -1,4 +1,4 @@
-"""One table of exit statuses, which trainer, unit and README share."""
+"""One table of exit statuses, which trainer, unit and page share."""
 
 import re
 from pathlib import Path
@@ -47,8 +47,8 @@ def test_the_unit_obeys_the_table() -> None:
     assert (unit["StartLimitIntervalSec"], unit["StartLimitBurst"]) == ("1d", "5")  # failures after hours too
 
 
-def test_the_readme_shows_every_status() -> None:
-    shown = (ROOT / "training/README.md").read_text()
+def test_the_page_shows_every_status() -> None:
+    shown = (ROOT / "docs/reference/exit-codes.md").read_text()
 
     for status in (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.FAILED_FOR_GOOD):
         assert re.search(rf"^\| .*\b{status}\b.* \|", shown, re.MULTILINE)

@@ -139,7 +139,7 @@ class Fleet(pulumi.ComponentResource):
             min_size=plan.size.min,
             max_size=plan.size.max,
             # Never 0, which the provider does not send (GetOk): a group made without an expected number never
-            # gets one, and grows by scaling activities alone (README.md, "Raising a pool").
+            # gets one, and grows by scaling activities alone (docs/explanation/clouds.md).
             desired_capacity=plan.size.desired or None,
             default_cooldown=COOLDOWN_S,
             vswitch_ids=[args.subnet_ids[zone] for zone in plan.zones],

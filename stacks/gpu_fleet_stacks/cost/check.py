@@ -45,7 +45,7 @@ def said_of(stack: Stack, cost: Cost) -> list[str]:
 
 
 def checked(name: str) -> dict[str, Any]:
-    """Return the check's result as a document, also for a refused stack; docs/platform.md lists its keys."""
+    """Return the same as a document, also of a stack that is refused; docs/reference/json.md has its keys."""
     document: dict[str, Any] = {
         "stack": name,
         "ok": False,

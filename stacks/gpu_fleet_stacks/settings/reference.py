@@ -21,7 +21,7 @@ from gpu_fleet_stacks.settings import namespaces, projects, schema, yaml_text
 
 FILE = Path(__file__).with_name("stack.schema.json")
 # In a checkout beside it; in a project of one's own the schema lies beside the stack files.
-PAGE, PROJECT = Path("docs/settings.md"), Path("Pulumi.yaml")
+PAGE, PROJECT = Path("docs/reference/settings.md"), Path("Pulumi.yaml")
 # First line of a stack file: https://github.com/redhat-developer/yaml-language-server
 MODELINE = "# yaml-language-server: $schema="
 # Keys of Pulumi beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).

@@ -90,7 +90,7 @@ def decision_on(instance_id: str, result: Result) -> Decision:
 
 
 def document(cloud: SweepCloud, decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
-    """Return the same for programs; docs/platform.md has the keys."""
+    """The same for programs; docs/reference/json.md has the keys."""
     shown, period, failed = read_rows(cloud, decision, policy, now)
     mark = mark_of(decision.instance)
     return {

@@ -120,7 +120,7 @@ def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
 
 
 def document(result: Result, policy: Policy) -> dict[str, Any]:
-    """Return the same for programs; docs/platform.md has the keys. Pure."""
+    """The same for programs; docs/reference/json.md has the keys. Pure."""
     return {
         "stack": policy.stack,
         "as_of": format_time(result.now),
