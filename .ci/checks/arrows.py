@@ -44,8 +44,10 @@ FORBIDDEN = {
 Arrows = dict[str, set[str]]
 
 OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "gpu_fleet_jobs", "tests")
+# core is the contract of stacks and image, and providers are the clients of both: a second copy would drift.
+OF_IMAGE = ("gpu_fleet_image.core", "gpu_fleet_image.providers")
 # A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
-PAYLOAD, OF_IMAGE = "stacks/gpu_fleet_stacks/payload/", ("gpu_fleet_image.core", "gpu_fleet_image.recipe")
+PAYLOAD, OF_RECIPE = "stacks/gpu_fleet_stacks/payload/", ("gpu_fleet_image.recipe",)
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
 OF_PROGRAM = (
     *(
@@ -115,7 +117,7 @@ ONE_THING = {
     "AgentCloud": "what the agent needs of a cloud, and the clouds that have it",
     "Engine": "what a teardown needs of the engine, and the engine",
     "Expected": "a table of instance.toml, read by two rooms that may not import each other",
-    "FiniteRange": "a range without NaN, in three rooms that may not import one another",
+    "FiniteRange": "a range without NaN, in two rooms that may not import each other",
     "FleetCallback": "what users import for their library: Hugging Face's Trainer, Lightning",
     "Groups": "what the mover needs of a cloud, and the clouds that have it",
     "Heartbeats": "what a sweep needs of a cloud, and the clouds that have it",
@@ -163,7 +165,7 @@ def _is_of(name: str, rooms: Iterable[str]) -> bool:
 
 def of_stacks(module: Module) -> Iterator[Finding]:
     """What a module of the environments knows and may not, and where it stands."""
-    allowed = OF_IMAGE if module.path.startswith(PAYLOAD) else ()
+    allowed = (*OF_IMAGE, *(OF_RECIPE if module.path.startswith(PAYLOAD) else ()))
     image = [
         name for name in module.imports if name.startswith("gpu_fleet_image.") and not _is_of(name, allowed)
     ]
