@@ -1,7 +1,7 @@
 """Who has an account, where RAM user groups say it: a function that reads them each minute.
 
 It writes the roster that instances pull. It reads the stack's groups, nothing else of RAM, and of the records
-bucket the roster and its own book of numbers.
+bucket the roster and its own UID registry.
 """
 
 from dataclasses import dataclass

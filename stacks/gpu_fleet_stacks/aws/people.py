@@ -1,7 +1,7 @@
 """Who has an account, where groups of IAM Identity Center say it: a function that reads them each minute.
 
 It writes the roster that instances pull. It reads the stack's groups and their members, nothing else of the
-directory, and of the records bucket the roster and its own book of numbers.
+directory, and of the records bucket the roster and its own UID registry.
 """
 
 from dataclasses import dataclass
