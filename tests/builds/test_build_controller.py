@@ -99,7 +99,7 @@ def test_without_room_it_is_begun_in_the_next_zone_and_says_nothing_yet():
 
     assert cloud.begun == [(1, "sunday")]
     assert report.problem == ""
-    assert report.action == "build sunday failed: it was no room; began build build-1 in its stead"
+    assert report.action == "build sunday failed: it was no room; began build build-1 instead"
 
 
 def test_after_six_hours_without_room_operators_are_notified_and_nothing_begun():
@@ -169,7 +169,7 @@ def test_what_is_clean_is_promoted_once_where_there_is_a_scan():
 
     assert look(cloud) == look(cloud)
     assert cloud.now_promoted.image_id == "old"
-    assert look(cloud, SCANNED).action == "promoted new in the place of old"
+    assert look(cloud, SCANNED).action == "promoted new instead of old"
     assert look(cloud, SCANNED, SUNDAY + 2 * HOUR).action == ""
 
 

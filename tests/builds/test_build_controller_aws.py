@@ -13,7 +13,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.providers.aws import connect as connecting
 from gpu_fleet_stacks.aws import builds as declaring
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.images.aws import AwsBuilds
 from tests.stacks import aws_account
 from tests.stacks.examples import BUILDING, stack

@@ -119,7 +119,7 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
     ("unread", "age", "heard"),
     [
         ((), SILENT_AFTER, ""),
-        ((), SILENT_AFTER * 2, "has not spoken since"),
+        ((), SILENT_AFTER * 2, "has not reported since"),
         (("job 7: tasks",), FRESH, "cannot read 1 jobs"),
     ],
 )

@@ -63,7 +63,7 @@ def test_no_gpu_is_reserved_by_two():
 
     assert reservations.visible("bob") == ("c", "d")
     with pytest.raises(
-        GpuReservationError, match=r"1 GPUs asked for; 0 of 4 .*: ada has 2 until .*, bob has 2"
+        GpuReservationError, match=r"1 GPUs requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
     ):
         reservations.reserved("eve", 1, SOON)
 
@@ -126,7 +126,7 @@ def test_a_gpu_that_is_gone_is_listed_as_gone(gpus):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["5", "--for", "1h"], "5 GPUs asked for; 4 of 4 can be had"),
+        (["5", "--for", "1h"], "5 GPUs requested; 4 of 4 are available"),
         (["1", "--for", "8d"], "--for 8d; allowed: 7d at most"),
         (["1", "--for", "soon"], "duration 'soon'; allowed"),
         (["1", "--for", "1h", "--account", "../x"], "--account '../x'; allowed"),

@@ -343,7 +343,7 @@ def test_an_image_without_a_driver_is_named_as_one(tmp_path):
         pytest.skip(f"this computer has a driver: {seen.driver_problem}")
     assert failed(seen, Expected(gpus=1)) == {
         "gpu_count": "0 of 1 GPUs: no NVIDIA driver on this image (NVML Shared Library Not Found); "
-        "name one that has it, see image.mode"
+        "choose a base with a driver, see image.mode"
     }
 
 

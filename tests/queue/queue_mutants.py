@@ -26,12 +26,12 @@ Broken = Callable[[ExitStack], object]
 
 
 def of(target: Any, name: str, new: Any) -> Broken:
-    """A name of the product that means something else."""
+    """Return a mutant that replaces an attribute of the product."""
     return lambda stack: stack.enter_context(patch.object(target, name, new))
 
 
 def conf(old: str, new: str) -> Broken:
-    """A line of ``slurm.conf`` that is another."""
+    """Return a mutant that changes a line of ``slurm.conf``."""
     whole = configuration.slurm_conf
 
     def other(cluster: configuration.Cluster) -> str:
@@ -43,7 +43,7 @@ def conf(old: str, new: str) -> Broken:
 
 
 def script(old: str, new: str) -> Broken:
-    """A line of the batch script that is another."""
+    """Return a mutant that changes a line of the batch script."""
     whole = batch.script
 
     def other(job: batch.JobScript) -> str:
@@ -55,7 +55,7 @@ def script(old: str, new: str) -> Broken:
 
 
 def program(old: str, new: str) -> Broken:
-    """A line of prolog and health check that is another."""
+    """Return a mutant that changes a line of prolog and health check."""
     whole = Path.read_text
 
     def other(path: Path, *words: Any, **more: Any) -> str:
@@ -66,7 +66,7 @@ def program(old: str, new: str) -> Broken:
 
 
 def all_of(*parts: Broken) -> Broken:
-    """Promises that two keep are broken where both are."""
+    """Return a mutant of several parts: a promise that two parts keep breaks only with both."""
 
     def broken(stack: ExitStack) -> None:
         for part in parts:
@@ -145,14 +145,14 @@ MUTANTS: dict[str, Broken] = {
 
 @contextmanager
 def alive(name: str) -> Iterator[None]:
-    """The product is broken so for as long as the block lasts."""
+    """Break the product by a mutant in the block."""
     with ExitStack() as stack:
         MUTANTS[name](stack)
         yield
 
 
 def first_to_see(name: str, seeds: range) -> tuple[int, str] | None:
-    """The first schedule in which a mutant is seen, and as what; None where none sees it."""
+    """Return the first seed whose schedule detects a mutant, and the error; None if none does."""
     with alive(name):
         for seed in seeds:
             if wrongs := play(seed) or QueuePlay(Schedule.of(seed)).run():

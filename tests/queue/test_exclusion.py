@@ -1,4 +1,4 @@
-"""Away from which nodes a job is kept."""
+"""Nodes that a job must avoid."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def test_what_its_user_excluded_stays_so_and_comes_first():
 
 
 def test_where_a_job_failed_is_no_list_of_its_users():
-    """The controller wrote it there at an earlier look."""
+    """The controller wrote it there at an earlier poll."""
     assert kept(replace(WAITS, nodes=7), excluded="i-[1-2]") == {"7": ("i-2",)}
 
 

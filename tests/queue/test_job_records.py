@@ -1,4 +1,4 @@
-"""What the controller says of jobs: how long each ran, and what became of those that Slurm forgot."""
+"""Job records of the controller: the run time of each job, and the end of jobs that Slurm has forgotten."""
 
 import json
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_what_is_written_is_never_more_than_its_readers_take_and_lacks_the_longe
 
 
 def test_records_of_ordinary_size_are_not_written_out_to_be_measured(monkeypatch):
-    """Once each look, four times a minute, for each of some hundred entries."""
+    """It would happen four times a minute for some hundred entries."""
     kept = looked([replace(RUNNING, id=str(number)) for number in range(500)])
     monkeypatch.delattr(job_records.json, "dumps")
 

@@ -1,6 +1,6 @@
-"""Whatever fails, no job of the queue is lost: schedules of chance, and the queue broken by name.
+"""No failure loses a job of the queue: random schedules, and mutants of the queue.
 
-``tests/bench/bench_queue.py`` plays 500 and has each mutant seen; here are some of both.
+``tests/bench/bench_queue.py`` plays 500 schedules and detects each mutant; here are some of both.
 """
 
 import pytest

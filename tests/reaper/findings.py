@@ -1,7 +1,7 @@
-"""What an independent harness found in the reaper, and the tests that would fail today if it came back.
+"""Faults that an independent harness found in the reaper, and the tests that would detect them today.
 
-Each line breaks the product the way it was broken then; ``python -m tests.bench.bench_reaper_mutants`` does
-so and asks that its test fails. The tests that start a whole notebook or launcher are in
+Each line breaks the product in the former way. ``python -m tests.bench.bench_reaper_mutants`` does so and
+requires that its test fails. The tests that start a whole notebook or launcher are in
 ``test_real_programs.py``.
 """
 
@@ -151,11 +151,11 @@ TABLE = """
 
 @dataclass(frozen=True)
 class Finding:
-    """One way in which the promise did not hold.
+    """One way in which the promise was broken.
 
     Attributes:
-        was: what went wrong.
-        test: that sees it, as a file and a name.
+        was: description of the fault.
+        test: the test that detects it, as a file and a name.
         broken: the product as it was.
     """
 
@@ -165,14 +165,14 @@ class Finding:
 
     @property
     def node(self) -> str:
-        """The test as pytest names it; where it has parameters and is no play, without these."""
+        """Name of the test for pytest, without parameters unless it is a play."""
         file, _, name = self.test.partition(": ")
         if file == "play":
             return f"tests/reaper/test_mutants.py::test_no_play_fails_while_every_guard_stands[{name}]"
         return f"tests/reaper/{file}.py::{name}"
 
     def is_seen_by(self, test: str) -> bool:
-        """Whether a test's id is of the one that sees it."""
+        """Return whether a test's id is that of the detecting test."""
         return self.node in (test, test.partition("[")[0])
 
 

@@ -41,7 +41,7 @@ POLICY = policy(top=CLOUD, idle_after_hours=1, grace_minutes=20, min_uptime_minu
 
 
 class Stage:
-    """A world behind a server, and what a sweep asks it with."""
+    """A world behind a server, with a sweep's clients."""
 
     def __init__(self, server, world):
         self.server, self.world = server, world
@@ -160,7 +160,7 @@ def test_a_dry_run_changes_nothing(stage):
 
 
 def notifier(stage, roster, users=("ada:login",)):
-    """As the sweep's function makes it, with a roster and the users of ``i-1`` among the records."""
+    """Return the notifier of the sweep's function, with a roster and the users of ``i-1`` in the records."""
     store = OssStore(Bucket(stage.world), stage.calls, "oss://records/reaper")
     store.put("roster.json", {"users": {}, "operators": [], "sender": None, "webhooks": []})
     store.put("roster.json", {"operators": ["ops@example.com"], **roster})
@@ -275,7 +275,7 @@ def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
 
 
 def test_each_product_is_asked_where_it_answers_for_the_region():
-    """Mail by the nearest region that has Direct Mail."""
+    """Mail uses the nearest region with Direct Mail."""
     hosts = {
         ("Ess", "cn-shenzhen"): "ess.aliyuncs.com",
         ("Ess", "cn-wulanchabu"): "ess.cn-wulanchabu.aliyuncs.com",
@@ -311,7 +311,7 @@ def test_both_clouds_have_the_same_classes_and_functions():
 
 
 def public(kind):
-    """Names of a class and of those that it is made of."""
+    """Return the public names of a class and of its bases."""
     return {name for part in kind.__mro__[:-1] for name in vars(part) if not name.startswith("_")}
 
 
@@ -436,7 +436,7 @@ def test_forgotten_instances_leave_their_group_as_far_as_its_minimum(expects, le
 
 
 def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_instances_to_a_later_sweep():
-    """DetachInstances is refused while one is in progress: nothing is terminated behind the group's back."""
+    """DetachInstances is refused during a scaling activity, and no instance is terminated without it."""
     world, checked = idle_world(2)
     sweep_world(world, checked, override_breaker=True)
     world.pass_minutes(25)
@@ -478,7 +478,7 @@ def test_an_instance_that_vanishes_keeps_no_other_from_going():
     + [("InternalError", "running", was_done) for was_done in (False, True)],
 )
 def test_a_stop_that_fails_is_noted_where_it_was_done_and_nowhere_else(stage, code, state, was_done):
-    """Else the next stop, by the instance's user, would count as the sweep's, and its disk would go."""
+    """Otherwise a later stop by the user would count as the sweep's, and the disk would be deleted."""
     instance = stage.world.start(TAGS, state=state)
     plain = stage.actions.stop_instances
 
@@ -609,7 +609,7 @@ def test_a_window_that_cannot_be_read_is_no_idle_instance(stage, answer, error):
 
 
 class Left(Actions):
-    """Disks, addresses and snapshots."""
+    """Fake of disks, addresses and snapshots."""
 
     def describe_disks(self, ask):
         disk = {"DiskId": "d-1", "Size": 200, "Category": "cloud_essd", "DetachedTime": "2026-03-01T08:00Z"}
@@ -659,7 +659,7 @@ def test_the_newest_snapshot_of_a_disk_counts(left):
 
 
 class Paged(Actions):
-    """Two pages of everything, attached and not."""
+    """Fake with two pages of everything, attached and detached."""
 
     def describe_disks(self, ask):
         number = 2 if ask.get("NextToken") else 1
@@ -766,7 +766,7 @@ def test_a_bucket_without_versions_forbids_by_itself():
 
 
 class Unversioned(_S3):
-    """A bucket that nobody turned versions on for: a forbidden write is refused."""
+    """A bucket without versions, which can refuse a forbidden write."""
 
     def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
         keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]

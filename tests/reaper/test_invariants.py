@@ -1,4 +1,4 @@
-"""What holds whatever a sweep finds: the invariants of the facts page; ``test_sweep_invariants`` has more."""
+"""Invariants of every sweep, from the facts page; ``test_sweep_invariants`` has more."""
 
 import math
 import random
@@ -192,7 +192,7 @@ def test_a_sweep_terminates_no_more_than_allowed_and_the_longest_idle_first(coun
 
 
 def fleet_of(idle, due, busy):
-    """A situation with so many newly idle instances, due ones, and busy ones."""
+    """Return a situation with so many newly idle, due and busy instances."""
     fresh = [make_instance(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
     old = [make_instance(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(due)]
     working = [make_instance(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]

@@ -1,6 +1,6 @@
-"""Each guard of the reaper broken on purpose, one at a time: a play must see it.
+"""Each guard of the reaper is broken, one at a time: a play must detect it.
 
-``make test`` holds that no play fails on the whole product, and that one broken guard is seen.
+``make test`` checks that no play fails on the whole product, and that one broken guard is detected.
 ``python -m tests.bench.bench_reaper_mutants`` negates every operator of the sweep's decisions as well.
 """
 
@@ -219,7 +219,7 @@ a_dry_run_changes_nothing
 
 
 class Guard(NamedTuple):
-    """What is broken, and the play and the clouds on which it sees that."""
+    """A mutant, and the play and the clouds that detect it."""
 
     text: str
     play: str
@@ -227,7 +227,7 @@ class Guard(NamedTuple):
 
 
 def guards() -> Iterator[Guard]:
-    """Each guard of the table."""
+    """Return each guard of the table."""
     for play, lines in entries(GUARDS).items():
         for cloud, text in (re.fullmatch(r"(?:\[(\w+)\] )?(.*)", line).groups() for line in lines):
             yield Guard(text, play, (cloud,) if cloud else tuple(CLOUDS))
@@ -268,7 +268,7 @@ def test_a_guard_that_went_elsewhere_is_named():
 
 @pytest.mark.prove
 def test_what_was_found_once_can_still_be_broken_and_its_test_is_there():
-    """The bench breaks it and runs that test."""
+    """The bench applies it and runs that test."""
     for finding in FINDINGS:
         file, _, name = finding.node.partition("::")
         assert [broken(text).name for text in finding.broken], finding.was
@@ -278,7 +278,7 @@ def test_what_was_found_once_can_still_be_broken_and_its_test_is_there():
 
 @pytest.mark.parametrize("module", ["decide", "aws:Instances.fleet"])
 def test_every_operator_is_negated_once_and_every_function_can_take_its_own_place(module):
-    """One that calls ``super()``, too, as one of the second module does."""
+    """This includes a function that calls ``super()``, as one of the second module does."""
     names = [negation.name for negation in negations(home(module))]
 
     assert len(names) == len(set(names))

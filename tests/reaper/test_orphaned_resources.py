@@ -1,4 +1,4 @@
-"""Volumes, addresses and instances that nobody uses: told with their cost, removed only with care."""
+"""Unused volumes, addresses and instances: reported with their cost, removed only with care."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -170,7 +170,7 @@ def test_removing_takes_the_volume_and_the_address_and_never_an_instance(ec2):
 
 
 class Volumes:
-    """A volume that is noted and has a snapshot since, as EC2 and CloudWatch show it."""
+    """Fake of EC2 and CloudWatch with a noted volume that has had a snapshot since."""
 
     def __init__(self, written_at: datetime | None, status: str = "Complete") -> None:
         self.written_at, self.status, self.deleted = written_at, status, []
@@ -211,7 +211,7 @@ class Volumes:
     ids=["never", "today", "yesterday", "lately", "long ago and before its snapshot", "before it was noted"],
 )
 def test_a_volume_that_was_attached_and_detached_between_two_looks_is_unused_since_then(written, expected):
-    """Its note and its snapshot are older than what was written to it."""
+    """Its note and its snapshot are older than the last writes to it."""
     fake = Volumes(None if written is None else NOW - written)
 
     (finding,) = find_orphans(orphans_of(fake, fake), [], REMOVING, NOW)

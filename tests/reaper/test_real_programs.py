@@ -1,4 +1,4 @@
-"""The sensors against the programs themselves: JupyterLab, tmux, OpenSSH, MPI, Ray, torch and accelerate."""
+"""The sensors with the real programs: JupyterLab, tmux, OpenSSH, MPI, Ray, torch and accelerate."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class Eyes:
         return self._table.read()
 
     def watched(self, pid):
-        """What is work of a program and its descendants."""
+        """Return the work of a program and its descendants."""
         table = {process.pid: process for process in processes()}
         family = {pid}
         for each_process in sorted(table.values(), key=lambda process: process.began_s):
@@ -121,7 +121,7 @@ def test_a_server_that_refuses_every_request_is_unknown_and_its_token_is_not_sho
     finally:
         jupyter.file().write_text(json.dumps(server_file))
 
-    assert [text for text in unknown if text.endswith("answers 403, so nobody knows what its kernels do")]
+    assert [text for text in unknown if text.endswith("answers 403, so the state of its kernels is unknown")]
     assert "secret" not in str(unknown)
 
 
@@ -198,7 +198,7 @@ def test_a_rank_that_waits_for_its_peer_has_a_connection_to_it(eyes, programs):
 
 @pytest.fixture
 def sshd(programs, tmp_path):
-    """A server of this instance's own OpenSSH, and the client's command for it."""
+    """Run a server of this computer's OpenSSH; return the client's command for it."""
     for name in ("host", "own"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     (tmp_path / "authorized").write_text((tmp_path / "own.pub").read_text())

@@ -1,4 +1,4 @@
-"""No look is late by what takes long to find out, and none goes by an answer that is too old."""
+"""Slow questions delay no poll, and no poll uses an answer that is too old."""
 
 import threading
 
@@ -14,11 +14,11 @@ from tests.reaper.samples import NOON, reads
 
 
 class Question:
-    """Answers 1, 2, 3, ... each as soon as it may, and after so many seconds.
+    """Question with the answers 1, 2, 3, ..., each once it is allowed and after some seconds.
 
     Attributes:
-        clock: real seconds.
-        takes_s: how long each answer takes.
+        clock: clock in real seconds.
+        takes_s: seconds for each answer.
     """
 
     def __init__(self):

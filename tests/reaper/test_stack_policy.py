@@ -1,4 +1,4 @@
-"""What counts as activity comes from the stack's policy, and reaches an agent that runs."""
+"""The stack's policy decides what counts as activity, and reaches a running agent."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def document(**values):
 
 
 class Bucket:
-    """Gives what a test put into it, on a clock that a test moves."""
+    """Bucket of a test, with a clock that the test advances."""
 
     def __init__(self, content=None):
         self.content = content
@@ -117,7 +117,7 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
         (None, r"policy\.json is not there"),
         ({"pools": {}}, "has no pool 'dev'"),
         (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
-        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list of texts"),
+        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
         (document(wacht=[]), "wacht"),
     ],
 )

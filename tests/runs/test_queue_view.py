@@ -120,11 +120,11 @@ def test_a_word_of_the_controllers_that_is_old_is_said_to_be(capsys):
 
     queue_view.show_runs(replace(stack.viewer, read=lambda: old))
 
-    assert "said so 2.0 h ago" in capsys.readouterr().err
+    assert "wrote this 2.0 h ago" in capsys.readouterr().err
 
 
 def test_a_controller_that_never_spoke_is_named():
-    with pytest.raises(ConfigurationError, match="has said nothing of jobs yet"):
+    with pytest.raises(ConfigurationError, match="has not written its jobs yet"):
         queue_view.show_runs(replace(Stack().viewer, read=lambda: None))
 
 
@@ -134,7 +134,7 @@ def test_a_controller_that_never_spoke_is_named():
         ({"state": "PENDING", "reason": "Resources", "restarts": 0}, "pending (Resources)"),
         (
             {"state": "PENDING", "reason": "AssocGrpGRES", "restarts": 0},
-            "pending (its team's GPUs are at work: teams.max_gpus)",
+            "pending (its team's GPUs are in use: teams.max_gpus)",
         ),
         ({"comment": "gpu-fleet:failed-on=i-1,-"}, "running (restarts 1; failed on i-1)"),
         ({"state": "FAILED", "reason": "NonZeroExitCode", "restarts": 0}, "failed (NonZeroExitCode)"),
@@ -214,7 +214,7 @@ def test_what_slurm_refuses_is_said():
 
 
 @pytest.mark.parametrize(
-    ("state", "says"), [("RUNNING", "is asked to save and end"), ("PENDING", "ends as soon as it starts")]
+    ("state", "says"), [("RUNNING", "is asked to save and stop"), ("PENDING", "will stop when it starts")]
 )
 def test_a_laptop_leaves_word_where_the_run_looks(state, says):
     stack = Stack(replace(JOB, state=state))

@@ -1,4 +1,4 @@
-"""The function that looks after image builds, on both clouds: what it may do, and who is notified."""
+"""The controller of image builds, on both clouds: its rights, and its notices."""
 
 import json
 
@@ -83,7 +83,7 @@ def test_without_a_scan_the_pipeline_promotes_and_the_controller_may_not():
 
 
 def test_what_inspector_finds_is_collected_before_a_gpu_is_tried():
-    """Image Builder's own test alone has the step that collects findings; a canary of ours alone has none."""
+    """Only Image Builder's own test has the step that collects findings; our canary alone has none."""
     pipelines = declared(SCANNED).of_type("aws:imagebuilder/imagePipeline:ImagePipeline")
 
     for pipeline in pipelines:
@@ -115,7 +115,7 @@ def test_a_stack_that_builds_nothing_has_no_controller():
 
 @pytest.mark.parametrize("settings", [BUILDING, ON_ALICLOUD], ids=["aws", "alicloud"])
 def test_at_a_destroy_the_controller_is_gone_before_its_pipelines(settings):
-    """It would begin a build that stays."""
+    """It would begin a build that remains."""
     found = declared(settings)
     (controller,) = [
         made for kind in FUNCTIONS for made in found.of_type(kind) if made.name == "gpu-fleet-test-builds"

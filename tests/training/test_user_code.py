@@ -1,4 +1,4 @@
-"""A user's own model, data, loss, metric and optimizer by name: exact, and part of what the run is."""
+"""A user's own model, data, loss, metric and optimizer by name: exact, and part of the run's identity."""
 
 import ast
 import json
@@ -34,7 +34,7 @@ LONGEST = 40  # lines of an example
 
 
 def example(name: str, directory: Path, digits: Path, steps: int = 6) -> dict[str, Any]:
-    """An example's configuration for so many steps of a test."""
+    """Return an example's configuration for so many steps of a test."""
     table = tomllib.loads((EXAMPLES / f"{name}.toml").read_text())
     table["run"] = {**table["run"], "directory": str(directory), "epochs": 0.0, "steps": steps}
     if name == "own_records":
@@ -46,7 +46,7 @@ def example(name: str, directory: Path, digits: Path, steps: int = 6) -> dict[st
 
 
 def priced_pictures(digits: Path, folder: Path) -> Path:
-    """Tars of pictures, each with a price in a JSON text, and their index."""
+    """Write tars of pictures, each with a price in a JSON text, and their index."""
     if folder.exists():
         return folder
     for split in ("train", "val"):
@@ -72,7 +72,7 @@ def test_an_example_is_short(file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The outcome of an example on two ranks that nobody disturbs; each is trained once."""
+    """Return a function from an example to its outcome on two undisturbed ranks; each is trained once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return cache(lambda name: train_on(2, example(name, folder / name, digits)))
 
@@ -112,7 +112,7 @@ def test_own_metrics_are_written_and_the_first_is_the_score(digits: Path, tmp_pa
 
 
 def test_held_out_samples_count_once_on_any_number_of_ranks(digits: Path, tmp_path: Path) -> None:
-    """500 samples in batches of 32 leave a batch of 20 and ranks without any."""
+    """500 samples in batches of 32 leave a batch of 20, and ranks without samples."""
     scores = []
     for ranks in (1, 2):
         table = example("own_regression", tmp_path / str(ranks), digits, steps=1)
@@ -142,7 +142,7 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(
 def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(
     name: str, tmp_path: Path
 ) -> None:
-    """One that was made with --system-site-packages sees the packages of the system."""
+    """An environment made with --system-site-packages has the packages of the system."""
     assert not user_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
     assert user_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
 
@@ -171,7 +171,7 @@ def test_an_own_model_is_sharded_by_its_lists_of_layers(digits: Path, tmp_path: 
 
 
 def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The example with its code in a folder of the test, from which it is to be started, and that file."""
+    """Copy the example's code to a folder, from which it is to be started; return configuration and file."""
     folder.mkdir(exist_ok=True)
     file = folder / "my_code.py"
     file.write_text((EXAMPLES / "own_regression.py").read_text())
@@ -179,7 +179,7 @@ def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
 
 
 def started_in(folder: Path, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
-    """Trains on one rank that is started in `folder`."""
+    """Train on one rank that is started in `folder`."""
     return run_ranks(train_in, 1, folder, table, stop_at)[0]
 
 
@@ -196,7 +196,7 @@ def tried_in(folder: Path, table: dict[str, Any]) -> tuple[int, str]:
 def gone_on_elsewhere(
     table: dict[str, Any], uri: str, here: Path, there: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outcomes of a run that nobody disturbs, and of one that is stopped here and resumed there."""
+    """Return the outcomes of an undisturbed run, and of one that is stopped `here` and resumed `there`."""
     straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
     uploaded = changed(table, checkpoint={"uri": uri})
     started_in(here, uploaded, stop_at=2)
@@ -214,7 +214,7 @@ def late(*arguments, **options):
 
 
 def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """An example whose loss imports a module first when it is called, and the file of that module."""
+    """Return an example whose loss imports a module only when it is called, and the file of the module."""
     table, file = with_own_file(table, folder)
     name = table["loss"]["name"].partition(":")[2]
     file.write_text(file.read_text() + LATE.replace("* loss(", f"* {name}("))
@@ -226,7 +226,7 @@ def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any
 
 
 def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
-    """A module too that a function imports first when it is called."""
+    """This includes a module that a function imports only when it is called."""
     table, module = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
     started_in(tmp_path, table, stop_at=2)
     module.write_text("SCALE = 2.0\n")
@@ -245,14 +245,14 @@ def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path:
 
 
 def written(folder: Path, texts: Mapping[str, str]) -> None:
-    """Files, by their path."""
+    """Write files, by their paths."""
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
 
 def files_of(folder: Path, program: str, extra_path: str = "") -> list[str]:
-    """What belongs to a run whose configuration names `program`, started in `folder`."""
+    """Return the files of a run whose configuration names `program`, started in `folder`."""
     os.chdir(folder)
     if extra_path:
         sys.path.append(extra_path)
@@ -326,7 +326,7 @@ def test_what_a_loaded_module_did_not_import_at_its_top_is_no_part_of_the_run(tm
 
 
 def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_imported(tmp_path: Path) -> None:
-    """Only the folders of sys.path are looked into, as Python does, in their order."""
+    """Only the folders of sys.path are searched, in their order, as Python does."""
     written(tmp_path, {"package/mine.py": loss_with("import scales"), "scales.py": ""})
     written(tmp_path, {"package/__init__.py": "", "package/scales.py": ""})
 
@@ -350,7 +350,7 @@ def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch: pytest.Mo
 
 
 def files_without(gone: str, folder: Path) -> list[str]:
-    """As files_of, where a file is removed once it was found."""
+    """Return files_of a run, of which the file `gone` is removed once it was found."""
     found = user_code.reachable
 
     def find_and_remove(*arguments: Any) -> dict[str, Path]:
@@ -378,7 +378,7 @@ def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:
-    """Another instance has the configuration alone; a module that a function imports travels too."""
+    """Another instance has only the configuration; modules that functions import travel too."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     table, module = with_late_module(example("own_regression", here / "run", digits), here)

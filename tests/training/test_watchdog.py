@@ -12,7 +12,7 @@ from gpu_fleet.preemption.watchdog import Watchdog
 
 
 class Clock:
-    """Time that passes only when told."""
+    """Time that passes only when the test advances it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def ended():
-    """The exit statuses that the watchdog asked for."""
+    """Return the list of exit statuses that the watchdog asked for."""
     return []
 
 
@@ -178,7 +178,7 @@ def test_a_rank_that_never_came_is_blamed():
 
 
 def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(monkeypatch):
-    """As where the process of rank 0, in which it lies, was stopped: calls then never return."""
+    """The store is in the process of rank 0; once that is stopped, calls never return."""
     monkeypatch.setattr("gpu_fleet.preemption.peers.ANSWER_S", 0.01)
     never = threading.Event()
     store = SimpleNamespace(set=lambda *_: never.wait(), check=lambda _: False, multi_get=lambda _: [])

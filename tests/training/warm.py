@@ -1,4 +1,4 @@
-"""What the server of ranks does last, once it has loaded all that it forks (see ranks.py)."""
+"""Last action of the server of ranks, once it has loaded all modules to fork (see ranks.py)."""
 
 import gc
 from pathlib import Path

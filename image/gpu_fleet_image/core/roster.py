@@ -1,4 +1,4 @@
-"""``accounts.json``: who has an account on the stack's instances."""
+"""``accounts.json``: the accounts on the stack's instances."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ UIDS, TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
 
 
 class RosterError(InstanceError):
-    """``accounts.json`` is not as it must be; nothing of it is carried out."""
+    """``accounts.json`` is malformed; nothing of it is applied."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RosterUser:
     Attributes:
         uid: also the number of the group of the same name.
         keys: lines of ``authorized_keys``.
-        team: a group beside the own; empty for none.
+        team: an additional group; empty for none.
         team_gid: its number; 0 without a team.
         admin: may become root.
     """
@@ -40,7 +40,7 @@ def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
     """Everybody. What the file says is checked anew: root acts on it.
 
     Raises:
-        RosterError: naming everything that is wrong.
+        RosterError: names everything that is wrong.
     """
     if document.get("schema_version") != 1:
         raise RosterError(f"{KEY}: schema_version = {document.get('schema_version')!r}; allowed: 1")
@@ -89,7 +89,7 @@ def _within(value: object, numbers: range) -> bool:
 
 
 def _clashes(users: tuple[RosterUser, ...]) -> list[str]:
-    """Two of one name or number."""
+    """Return a problem for each name or number that occurs twice."""
     names = [user.name for user in users]
     uids = [user.uid for user in users]
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -1,7 +1,7 @@
-"""``queue/jobs.json``: what the controller says of all jobs, for users wherever they are. Pure.
+"""``queue/jobs.json``: the controller's record of all jobs, for users anywhere. Pure.
 
-Slurm forgets a job minutes after its end, and a laptop cannot ask Slurm at all. So the controller keeps what
-it saw last of each job, and how long instances have worked on it, over all its tries.
+Slurm forgets a job minutes after its end, and a laptop cannot ask Slurm at all. So the controller keeps the
+last state of each job, and the time that instances have worked on it, over all its tries.
 """
 
 import json
@@ -18,12 +18,12 @@ JOBS = "queue/jobs.json"
 SCHEMA = 1
 MOST_ENDED = 200
 LONGEST = 4 << 20  # bytes of the object
-HEAD = 1024  # bytes of what stands before the entries
+HEAD = 1024  # bytes before the entries
 BESIDE_TEXTS = 1024  # bytes of an entry without its texts, at most
-LONGEST_LETTER = 12  # bytes of a letter in JSON, at most: two escapes
-INDENT = 4  # at least what the store indents an entry by, and the comma behind it
+LONGEST_LETTER = 12  # bytes of a character in JSON, at most: two escapes
+INDENT = 4  # at least the store's indentation of an entry, and the comma after it
 RUNNING = "RUNNING"
-# squeue(1), "JOB STATE CODES"; UNSEEN is ours
+# squeue(1), "JOB STATE CODES"; UNSEEN is this module's own
 UNSEEN = "UNSEEN"
 OVER = frozenset(
     {
@@ -31,7 +31,7 @@ OVER = frozenset(
         *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT", UNSEEN),
     }
 )
-# A controller that looked away for longer does not know what ran meanwhile.
+# After a longer gap the controller does not know what ran meanwhile.
 LONGEST_LOOK = timedelta(minutes=5)
 
 
@@ -40,9 +40,9 @@ class JobRecord:
     """A job as the controller saw it last.
 
     Attributes:
-        seen: when it was first seen, ISO 8601.
-        instance_s: how many seconds instances have worked on it, each counted.
-        run_s: how many seconds it has run.
+        seen: time at which it was first seen, ISO 8601.
+        instance_s: instance seconds of its runs: the seconds of each instance, added up.
+        run_s: seconds that it has run.
     """
 
     job: Job
@@ -52,7 +52,7 @@ class JobRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and comes back no more."""
+        """True if the job has ended and will not run again."""
         return self.job.state in OVER
 
 
@@ -61,7 +61,7 @@ class JobRecords:
     """All entries, the newest last.
 
     Attributes:
-        at: when the controller looked.
+        at: time of the controller's poll.
     """
 
     at: datetime
@@ -71,8 +71,8 @@ class JobRecords:
 def after(before: JobRecords | None, jobs: Iterable[Job], now: datetime) -> JobRecords:
     """The records after a look.
 
-    A job that ran at the look before has run meanwhile. What Slurm knows no more has ended: as it was
-    seen, or unseen.
+    A job that ran at the previous poll has run since. A job that Slurm no longer knows has ended: in its last
+    state, or unseen.
     """
     known = {entry.job.id: entry for entry in before.entries} if before else {}
     passed = now - before.at if before else timedelta()
@@ -80,7 +80,7 @@ def after(before: JobRecords | None, jobs: Iterable[Job], now: datetime) -> JobR
     entries = []
     for job in jobs:
         old = known.pop(job.id, None)
-        old = old if old and old.job.name == job.name else None  # numbers begin anew where a state was lost
+        old = old if old and old.job.name == job.name else None  # numbers start again when a state was lost
         ran_s = passed_s if old and old.job.state == RUNNING else 0.0
         entry = old or JobRecord(job, format_time(now))
         entries.append(
@@ -102,15 +102,15 @@ def after(before: JobRecords | None, jobs: Iterable[Job], now: datetime) -> JobR
 
 
 def to_json(records: JobRecords) -> dict[str, Any]:
-    """As the bucket holds it: never more than its readers take, whatever users write into their jobs."""
+    """Return the record as the bucket holds it, within its readers' limit, whatever users write into jobs."""
     return {"schema_version": SCHEMA, "at": format_time(records.at), "jobs": _fitting(records.entries)}
 
 
 def _fitting(entries: Iterable[JobRecord]) -> list[dict[str, Any]]:
-    """The entries in their order; where they are too many, those with the longest texts are left out."""
+    """Return the entries in their order; if they are too many, without those that have the longest texts."""
     items = list(map(asdict, entries))
     if sum(BESIDE_TEXTS + LONGEST_LETTER * _letters(item) for item in items) <= LONGEST - HEAD:
-        return items  # as nearly always: nothing is written twice at each look
+        return items  # nearly always: no entry is serialised twice
     sizes = [len(json.dumps(item, indent=INDENT)) for item in items]
     kept, room = set(), LONGEST - HEAD
     for place in sorted(range(len(items)), key=sizes.__getitem__):
@@ -122,7 +122,7 @@ def _fitting(entries: Iterable[JobRecord]) -> list[dict[str, Any]]:
 
 
 def _letters(item: dict[str, Any]) -> int:
-    """In its texts."""
+    """Return the number of characters in its texts."""
     return sum(len(value) for value in item["job"].values() if isinstance(value, str))
 
 

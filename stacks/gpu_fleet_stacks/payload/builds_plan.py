@@ -1,4 +1,4 @@
-"""Plan for the controller of image builds: ``builds.json``, beside the policy in its archive. Pure."""
+"""Plan of the image builds' controller: ``builds.json``, beside the policy in its archive. Pure."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Plays of what users and administrators asked for."""
+"""Plays of requests of users and administrators."""
 
 from datetime import timedelta
 
@@ -11,7 +11,7 @@ from tests.reaper.world import SimulatedInstance
 
 @plays
 class AskedFor(Stage):
-    """What users and administrators asked for."""
+    """Requests of users and administrators."""
 
     def its_owner_keeps_it(self) -> None:
         (instance,) = self.marked()
@@ -119,19 +119,19 @@ class AskedFor(Stage):
         self._started_before("PutObject", 4)
 
     def a_stopped_instance_is_started_as_its_end_is_called(self) -> None:
-        """Only a cloud that looks at the state can still refuse: on AWS it is the window that remains."""
+        """Only a cloud that checks the state can still refuse; on AWS this window remains."""
         if self.cloud == "alicloud":
             self._started_before("DeleteInstances")
 
     def _keeps_in_time(self, instance: SimulatedInstance) -> bool:
-        """Its owner keeps a stopped instance; whether that came before the sweep's decision."""
+        """Keep a stopped instance, as its owner; return whether that was before the sweep's decision."""
         mark = mark_of(Instance(instance.id, "", "stopped", self.world.now, instance.tags))
         assert mark, "it has no mark"
         asked = Exchange(self.store(), instance.id, mark.reap_after)
         return asked.claim(Winner.WITHDRAWN, "kept", self.world.now) is Winner.WITHDRAWN
 
     def a_stopped_instance_is_kept_as_its_end_is_decided(self) -> None:
-        """Whoever of sweep and owner comes first wins; after a hold the mark is renewed."""
+        """The first of sweep and owner wins; after a hold the mark is renewed."""
         instance = self.stopped_and_due()
         won = self._keeps_in_time(instance)
         self.sweep()
@@ -146,7 +146,7 @@ class AskedFor(Stage):
         assert instance.state == "terminated", "nobody ends it any more, though nobody keeps it"
 
     def one_of_two_stopped_instances_is_kept_as_their_end_is_decided(self) -> None:
-        """Each has a race of its own, though their marks are alike."""
+        """Each instance has its own race, though their marks are equal."""
         first, second = self.several_stopped_and_due(2)
         won = self._keeps_in_time(second)
         self.sweep()
@@ -154,7 +154,7 @@ class AskedFor(Stage):
         assert first.state == "terminated", "the other is not terminated"
 
     def a_stopped_instance_carries_the_tag_that_denies_its_end(self) -> None:
-        """Its agent set it, and its user stopped it: nobody is notified of an end that cannot come."""
+        """Its agent set it, and its user stopped it: no notice is sent of an end that cannot happen."""
         self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
         (instance,) = self.start()
         instance.tags["gpu-fleet:withdrawn"] = "2026-03-02T08:30:00+00:00"
@@ -173,7 +173,7 @@ class AskedFor(Stage):
         assert instance.state == "terminated", "without the tag nobody ends it"
 
     def a_marked_instance_is_stopped_by_its_owner(self) -> None:
-        """The notice of a stop, or of an end while it runs, is none of the end of a stopped instance."""
+        """A notice of a stop, or of an end while it runs, is no notice of the end of a stopped instance."""
         self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
         (instance,) = self.marked(due=False)
         instance.state, instance.stopped_at = "stopped", self.world.now
@@ -242,7 +242,7 @@ class AskedFor(Stage):
         assert len(confirmed) == 1, "its end is not confirmed"
 
     def it_is_of_a_pool_that_is_gone(self) -> None:
-        """Nobody knows on what terms it may be terminated."""
+        """The terms of its termination are unknown."""
         (instance,) = self.start(tags={TAG_POOL: "gone"})
         self.forget([instance])
         self.report()

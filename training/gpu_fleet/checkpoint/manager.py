@@ -128,7 +128,7 @@ class Checkpoints(CheckpointEngine):
         identities.check(manifest.identity, self._identity, allowed, manifest.step, str(self._root))
 
     def _has_micro_batches_of(self, manifest: local.Manifest) -> bool:
-        """Return whether ranks x accumulation is as saved, as on half the ranks with twice as many each."""
+        """Return whether ranks x accumulation is as saved; half the ranks with twice the accumulation fit."""
         before, now = config.from_table(manifest.config, "checkpoint"), self._settings
         counts = {
             ranks // ranks_per_replica(settings.parallel) * settings.run.accumulation
@@ -198,9 +198,9 @@ class Checkpoints(CheckpointEngine):
         return time.perf_counter() - begin
 
     def check_readable(self, state: State) -> None:
-        """Raise UnreadableError, on all ranks, for a state that a checkpoint could not give back.
+        """Raise UnreadableError, on all ranks, for a state that cannot be restored from a checkpoint.
 
-        It is called after the first step, which makes the optimizer's state: not after hours.
+        It is called after the first step, which creates the optimizer's state, so that a run fails early.
         """
         self._where.together(lambda: plain_optimizer(state, self._settings))
 

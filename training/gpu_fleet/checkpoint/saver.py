@@ -262,7 +262,7 @@ class Saver:
         try:
             self._claim.check_folder()  # the stage is in it
             mine = self._write_part(job, writers if team.leads else {}, team)
-        except Exception as error:  # the other ranks wait for a word, whatever it is
+        except Exception as error:  # the other ranks wait for a report of any outcome
             for what in ("written", "committed") if team.leads else ("written",):
                 team.post(step, what, error=CheckpointError(reason_of(error)))
             raise

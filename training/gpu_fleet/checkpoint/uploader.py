@@ -124,7 +124,7 @@ class Uploader:
         self._queue.put(Upload(manifest, folder, names, team))
 
     def hurry(self) -> None:
-        """Give an upload up from now on for a newer one, without a wait: the run ends."""
+        """From now on, abandon an upload at once if a newer one waits: the run ends."""
         self._hurried = True
 
     def end(self) -> None:
@@ -226,7 +226,7 @@ class Uploader:
             bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, moved))
         except AbandonedError:
             raise
-        except Exception as error:  # the other ranks wait for a word, whatever it is
+        except Exception as error:  # the other ranks wait for a report of any outcome
             failure = as_checkpoint_error(error, f"step {manifest.step} cannot be uploaded")
             team.post(manifest.step, "uploaded", error=failure)
             raise

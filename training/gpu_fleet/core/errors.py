@@ -98,7 +98,7 @@ class IdentityError(CheckpointError):
 
 
 class UnreadableError(CheckpointError):
-    """A state holds a value that a checkpoint cannot give back."""
+    """A state holds a value that cannot be restored from a checkpoint."""
 
     for_good = True
 
@@ -138,7 +138,7 @@ class OutOfMemoryError(TrainingError):
 
 
 class FailedBeforeError(TrainingError):
-    """An earlier try of the same torchrun failed, and no other can help; the message is that try's."""
+    """An earlier try of the same torchrun failed, and a retry cannot help; the message is that try's."""
 
     shared = True
 

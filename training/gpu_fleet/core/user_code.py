@@ -212,7 +212,7 @@ def _importable(folder: Path) -> None:
 
 
 def _kept_importable(kept: Path) -> None:
-    """Append the folder of kept files to the path, last; modules from elsewhere are there by their names."""
+    """Append the folder of kept files to sys.path; it has modules from elsewhere by their names."""
     folder = str(kept.resolve())
     if kept.is_dir() and folder not in sys.path:
         sys.path.append(folder)
@@ -251,7 +251,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def raised(error: Exception, what: str = "") -> UserCodeError:
-    """Return the error for an exception of a user's code, after `what`; it says if another try may help."""
+    """Return the error for an exception of a user's code, after `what`; the class shows if it may pass."""
     kind = PassingCodeError if may_pass(error) else UserCodeError
     return kind(f"{what}{description(error)}{_as_package(error)}")
 

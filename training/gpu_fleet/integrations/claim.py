@@ -33,7 +33,7 @@ class FolderClaim:
     def __init__(
         self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
     ) -> None:
-        """Prepare the claim; `how` is the code, with {keys}, by which a user allows some differences."""
+        """Prepare the claim; `how` is the code, with {keys}, by which a user allows differences."""
         self._directory, self._place, self._how = directory, place, how
         self._config, self._allow = dict(config), tuple(allow)
         self._claim: RunClaim | None = None  # None: not taken

@@ -63,7 +63,7 @@ class Task(nn.Module):
         assert self._metric is not None
         if not isinstance(name, str) or name == "loss":
             raise self._metric.wrong(
-                f"gave {name!r} as a name; text does, but for 'loss', which is there anyway"
+                f"gave {name!r} as a name; allowed: text except 'loss', which is always reported"
             )
         pair = value if isinstance(value, tuple) else (value, MEAN)
         if len(pair) != 2:  # noqa: PLR2004 - a pair
@@ -122,7 +122,7 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
-    """Return over how many items of a batch its loss is the mean, by loss.mean_over; None: its samples.
+    """Return the number of items over which a batch's loss is the mean, by loss.mean_over; None: its samples.
 
     `shifted` says that the first label of each row counts in no loss. Raises UserCodeError.
     """

@@ -1,4 +1,4 @@
-"""The state before the first step: model, optimizer and average, built and tried on a batch."""
+"""The state before the first step: model, optimizer and average, built and tested on a batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,7 +104,7 @@ def cut_explained(settings: config.Config) -> Iterator[None]:
             raise
         raise ParallelError(
             f"parallel.strategy = {settings.parallel.strategy!r}: {settings.model.name} computes with "
-            "weights outside of the layer that holds them, where each rank has a part; 'ddp' takes it"
+            "weights outside of the layer that holds them, where a rank has only a part; use 'ddp'"
         ) from error
 
 
@@ -134,7 +134,7 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
 def first_batch(
     run: PreparedRun, held_out: Dataset | OwnData | None = None, model: nn.Module | None = None
 ) -> Batch:
-    """Read one micro-batch to the device, the same on every rank, of training or `held_out`.
+    """Read one micro-batch of the training or `held_out` data to the device, the same on every rank.
 
     Raises DataError, also if the `model` cannot take the batch.
     """

@@ -126,7 +126,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
 
 
 def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:
-    """Return whether an evaluation is due after this step, which is not the last one."""
+    """Return whether an evaluation is due after this step; False after the last one."""
     every = run.settings.run.evaluate_every_steps
     return bool(every) and 0 < state.step < last_step and state.step % every == 0
 

@@ -157,7 +157,7 @@ class PreparedRun:
 def opened(
     settings: config.Config, where: World, stopping: Callable[[], bool] = lambda: False
 ) -> Iterator[PreparedRun]:
-    """Check and open everything that a run needs; every rank raises every error, before the first step.
+    """Check and open everything that a run needs; every rank raises each error before the first step.
 
     `stopping` returns whether a notice has come, which ends the wait for another process that holds the run.
     """
@@ -224,7 +224,7 @@ def opened(
 
 
 def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
-    """Return what distinguishes a user's own data, if several ranks read them by user code; else nothing.
+    """Return the identity of a user's own data, if several ranks read it by user code; else an empty dict.
 
     Raises DataError if ranks read different samples, and UserCodeError.
     """

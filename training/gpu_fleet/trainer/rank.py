@@ -63,7 +63,7 @@ def _trained(settings: config.Config, tries: Tries) -> Outcome:
 
 @contextmanager
 def first_of_ranks() -> Iterator[None]:
-    """Let only the first rank report an error of the graph, which several ranks may meet in the same step."""
+    """Let only the first rank report an error of the graph; several ranks may raise it in one step."""
     try:
         yield
     except RuntimeError as error:
@@ -110,8 +110,8 @@ def of_resources(error: Exception, settings: config.Config) -> TrainingError | N
         return CheckpointError(f"{place}: {error.strerror}; free some space, or another run.directory")
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
-            f"the memory of the instance is full: {text or 'without a message'}; fewer data.workers, or a "
-            "smaller run.batch_size, need less"
+            f"the memory of the instance is full: {text or 'without a message'}; lower data.workers or "
+            "run.batch_size"
         )
     return None
 
@@ -146,7 +146,7 @@ def other_graph(*, twice: bool) -> ParallelError:
 
 
 def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
-    """Return the error about a full device, with changes that a run with checkpoints accepts."""
+    """Return the error about a full device, with settings that may change between checkpoint and resume."""
     chosen, parallel = settings.precision, settings.parallel
     advice = []
     if finer := finer_accumulation(settings):

@@ -110,7 +110,7 @@ class ImagePipeline:
         return list(page["ImagePipelineExecution"]["ImagePipelineExecutionSet"])
 
 
-def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a function, whatever the event; errors as in ``run``."""
     return json.dumps(log(run(datetime.now(UTC) + timedelta(seconds=context.function.timeout))))
 

@@ -165,7 +165,7 @@ def _build(image: Mapping[str, Any], place: int) -> PipelineBuild:
     )
 
 
-def handle(event: object, context: Any) -> Mapping[str, str]:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: object, context: Any) -> Mapping[str, str]:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a Lambda function, whatever the event.
 
     Raises:

@@ -20,7 +20,7 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 METRIC = "ImageBuildProblems"  # 1 while an operator must look, else 0; without a dimension
 PLAN_FILE = "builds.json"  # beside the function's policy.json
-# How long builds are repeated for want of an instance to build or test on, from the first try on.
+# Builds are repeated for so long if there is no instance to build or test on, from the first try on.
 TRIED_FOR = timedelta(hours=6)
 # A build starts each week and takes an hour or two; the limits of its steps add up to less than 12 hours.
 SILENT_AFTER, HANGS_AFTER = timedelta(days=8), timedelta(hours=12)
@@ -82,7 +82,7 @@ class Promoted:
     """The image that instances boot from now on.
 
     Attributes:
-        since: when it was last written; None where nothing was written.
+        since: when it was last written; None if nothing was written.
     """
 
     image_id: str
@@ -96,7 +96,7 @@ class BuildsPlan:
     Attributes:
         stack: its name.
         pipelines: their names; the first is the weekly one.
-        parameter: the parameter with the promoted image's id (AWS); empty where launch templates hold it.
+        parameter: the parameter with the promoted image's id (AWS); empty if launch templates hold it.
         scan: promote only images whose scan found nothing critical; the controller does that, not the
             pipeline.
         weekly: the cloud has no schedule of its own, so the controller starts the weekly build.
@@ -114,7 +114,7 @@ class Report:
     """Result of one pass.
 
     Attributes:
-        problem: what operators must know; empty where all is well.
+        problem: message for operators; empty if all is well.
         action: what the controller did; empty for nothing.
     """
 
@@ -123,7 +123,7 @@ class Report:
 
 
 class Pipelines(Protocol):
-    """The stack's pipelines on its cloud; every method raises ``CloudError`` where it gives no answer."""
+    """The stack's pipelines on its cloud; every method raises ``CloudError`` if the cloud gives no answer."""
 
     def declared(self) -> datetime:
         """Return when the pipeline was created."""
@@ -144,7 +144,7 @@ class Pipelines(Protocol):
         """Let instances boot an image."""
 
     def unfit(self, build: PipelineBuild) -> str:
-        """Return why a build's scan forbids promotion; empty where it ended and found nothing critical."""
+        """Return why a build's scan forbids promotion; empty if it is complete and found nothing critical."""
 
 
 def reconcile(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime) -> Report:
@@ -183,7 +183,7 @@ def last_due(now: datetime, zone: ZoneInfo) -> datetime:
 def _failed(
     builds: Pipelines, plan: BuildsPlan, history: Sequence[PipelineBuild], zone: ZoneInfo, now: datetime
 ) -> Report:
-    """Retry in the next zone for hours where capacity is missing; retry once where building failed."""
+    """Retry in the next zone for hours if capacity is missing; retry once if building failed."""
     newest, first = history[0], round_of(history, plan, zone)[-1]
     failure = builds.failure(newest)
     said = f"build {newest.id} failed: {failure.reason}"
@@ -194,7 +194,7 @@ def _failed(
         late = f" (no instance in {hours} hours)" if failure.cause is Cause.NO_ROOM else ""
         return Report(problem=f"{said}{late}; nothing is promoted")
     place = (newest.place + 1) % len(plan.pipelines) if sought else newest.place
-    return Report(action=f"{said}; began build {builds.start(place, newest.id)} in its stead")
+    return Report(action=f"{said}; began build {builds.start(place, newest.id)} instead")
 
 
 def round_of(history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo) -> Sequence[PipelineBuild]:
@@ -211,7 +211,7 @@ def round_of(history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo)
 def _of_the_week(
     build: PipelineBuild, history: Sequence[PipelineBuild], plan: BuildsPlan, zone: ZoneInfo
 ) -> bool:
-    """Return whether it is the weekly build; where the controller starts it, the first of that hour."""
+    """Return whether it is the weekly build; if the controller starts it, the first of that hour."""
     if not plan.weekly:
         return build.scheduled
     due = last_due(build.began, zone)
@@ -229,7 +229,7 @@ def _judged(builds: Pipelines, plan: BuildsPlan, build: PipelineBuild) -> Report
     if unfit := builds.unfit(build):
         return Report(problem=f"{build.image_id}: {unfit}; {promoted.image_id or 'nothing'} stays promoted")
     builds.promote(build.image_id)
-    return Report(action=f"promoted {build.image_id} in the place of {promoted.image_id or 'nothing'}")
+    return Report(action=f"promoted {build.image_id} instead of {promoted.image_id or 'nothing'}")
 
 
 def token(pipeline: str, after: str) -> str:

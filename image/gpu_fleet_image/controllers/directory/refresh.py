@@ -1,6 +1,6 @@
-"""One pass over a directory: who is in the stack's groups now becomes ``accounts.json``.
+"""One pass over a directory: write the present members of the stack's groups to ``accounts.json``.
 
-Nothing is written unless every group was read: what cannot be read locks nobody.
+Nothing is written unless every group was read: a failed read locks no account.
 """
 
 import dataclasses
@@ -34,19 +34,19 @@ class DirectoryGroups(Protocol):
     """A directory. Every method raises CloudError."""
 
     def members(self, group: str) -> Mapping[str, MemberProfile | None]:
-        """Id -> what the list says of each; None where it says nothing."""
+        """Return id -> profile from the group's list; None if the list has no profiles."""
 
     def profile(self, member: str) -> MemberProfile | None:
-        """What the directory says of one; None of one who is gone."""
+        """Return one member's profile; None if they are gone."""
 
 
 def refresh(
     directory: Directory, groups: DirectoryGroups, store: Store, clock: Callable[[], datetime]
 ) -> dict[str, Any]:
-    """Read every group, and write who has an account where that has changed.
+    """Read every group, and write the accounts if they have changed.
 
     Returns:
-        How many have one, whether that was written, and who got none and why.
+        Number of accounts, whether they were written, and users without an account with the reason.
 
     Raises:
         CloudError: a group, the registry or the roster could not be read or written; nothing is locked.
@@ -73,7 +73,7 @@ def refresh(
 
 
 def log(result: dict[str, Any]) -> dict[str, Any]:
-    """One JSON object a line; gives it back."""
+    """Write the result as one JSON object in a line; return it."""
     sys.stdout.write(json.dumps({"event": "people", **result}) + "\n")
     return result
 
@@ -84,7 +84,7 @@ def _profiles(
     registry: Mapping[str, MemberAccount],
     now: datetime,
 ) -> dict[str, MemberProfile]:
-    """Id -> what is said of each now: by the list, or asked for; of known ones in turns."""
+    """Return id -> present profile: from the list, or looked up; known members take turns."""
     everybody: dict[str, MemberProfile | None] = {}
     for members in listed:
         everybody |= members
@@ -105,7 +105,7 @@ def _document(directory: Directory, outcome: MergedAccounts) -> dict[str, Any]:
 
 
 def _differs(store: Store, document: dict[str, Any]) -> bool:
-    """Whether the bucket holds another roster, a damaged one or none."""
+    """Return whether the bucket holds another roster, a damaged one or none."""
     try:
         newest = store.newest(roster.KEY)
     except CloudError as error:

@@ -30,7 +30,7 @@ class Groups:
     def start(self, group: str, number: int) -> str:
         """Raise a group, relative to its size: a group may have no expected number.
 
-        See stacks/gpu_fleet_stacks/alicloud/README.md.
+        See docs/explanation/clouds.md.
         """
         made = self._calls.change(
             self._ess.action("ScaleWithAdjustment"),

@@ -1,4 +1,4 @@
-"""What must change on an instance for its accounts to be those of the roster. Pure."""
+"""Changes that bring an instance's accounts in line with the roster. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ NEVER_EXPIRES, EXPIRED_DAY = -1, 1  # days since 1970, as /etc/shadow has them
 
 @dataclass(frozen=True)
 class LocalAccount:
-    """An account as it was found.
+    """An account on the instance.
 
     Attributes:
-        gid: of its own group.
-        groups: names of those that it is in besides.
-        expires: the day from which on nobody logs in; NEVER_EXPIRES for none.
+        gid: of its primary group.
+        groups: names of its other groups.
+        expires: day from which log-in is refused; NEVER_EXPIRES for none.
     """
 
     name: str
@@ -29,12 +29,12 @@ class LocalAccount:
 
     @property
     def is_ours(self) -> bool:
-        """It was made from a roster."""
+        """True if it was made from a roster."""
         return USERS in self.groups
 
     @property
     def is_locked(self) -> bool:
-        """Nobody logs in."""
+        """True if nobody can log in."""
         return self.expires == EXPIRED_DAY
 
 
@@ -45,8 +45,8 @@ class LocalAccounts:
     Attributes:
         accounts: name -> account.
         groups: name -> number.
-        keys: name -> what its key file holds; without those that have none.
-        homes: name below /home -> number of its owner; -1 where it is no folder.
+        keys: name -> content of its key file; only accounts that have one.
+        homes: name below /home -> number of its owner; -1 if it is not a folder.
     """
 
     accounts: Mapping[str, LocalAccount] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class LocalAccounts:
 
 @dataclass(frozen=True)
 class RunProgram:
-    """A program of package passwd that is run."""
+    """A call of a program of package passwd."""
 
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class WriteKeys:
-    """A key file that gets this content; empty: it is removed."""
+    """A key file to write; empty content removes it."""
 
     name: str
     content: str
@@ -72,7 +72,7 @@ class WriteKeys:
 
 @dataclass(frozen=True)
 class MakeHome:
-    """A home that is not there yet."""
+    """A home to make."""
 
     name: str
     uid: int
@@ -80,7 +80,7 @@ class MakeHome:
 
 @dataclass(frozen=True)
 class EndSessions:
-    """A leaver's open sessions."""
+    """The open sessions of a user who left."""
 
     name: str
     uid: int
@@ -88,7 +88,7 @@ class EndSessions:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A user for whom nothing was done, and why."""
+    """A user whose account was not changed, and the reason."""
 
     name: str
     why: str
@@ -98,7 +98,7 @@ Change = RunProgram | WriteKeys | MakeHome | EndSessions | Refusal
 
 
 def changes(users: Sequence[RosterUser], accounts_now: LocalAccounts) -> list[Change]:
-    """In the order in which they are to be carried out: those who leave first."""
+    """Return the changes in order of execution: users who left come first."""
     named = {user.name for user in users}
     ordered: list[Change] = []
     for account in accounts_now.accounts.values():
@@ -117,7 +117,7 @@ def changes(users: Sequence[RosterUser], accounts_now: LocalAccounts) -> list[Ch
 
 
 def _refused(user: RosterUser, accounts: Mapping[str, LocalAccount], groups: Mapping[str, int]) -> str:
-    """Why this account cannot be made or kept; empty where it can."""
+    """Return why this account cannot be made or kept; empty if it can."""
     account = accounts.get(user.name)
     if account is not None and not account.is_ours:
         return f"the system has an account {user.name!r} of its own (uid {account.uid})"
@@ -167,7 +167,7 @@ def _account(user: RosterUser, account: LocalAccount | None) -> Iterator[Change]
     own = frozenset({USERS, *filter(None, [user.team]), *([ADMINS] if user.admin else [])})
     listed = ",".join(sorted(own))
     if account is None:
-        # "*" is no password's hash: nobody has one, and keys still let in
+        # "*" is no password's hash: no password works, keys still do
         fresh = (
             "--no-create-home",
             "--home-dir",
@@ -195,7 +195,7 @@ def _keys_and_home(user: RosterUser, accounts_now: LocalAccounts) -> Iterator[Ch
 
 
 def _leave(account: LocalAccount, accounts_now: LocalAccounts) -> Iterator[Change]:
-    """Lock: no log-in by any way, root by none; files and running jobs stay."""
+    """Lock the account against every log-in and root access; files and running jobs stay."""
     if accounts_now.keys.get(account.name):
         yield WriteKeys(account.name, "")
     if account.groups != {USERS}:

@@ -1,4 +1,4 @@
-"""``gpu-fleet accounts``: makes this instance's accounts those of the stack's roster, once."""
+"""``gpu-fleet accounts``: bring this instance's accounts in line with the stack's roster, once."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from gpu_fleet_image.instance.accounts import system
 from gpu_fleet_image.instance.accounts.changes import changes
 from gpu_fleet_image.instance.agent import cloud
 
-# Of a disk that outlives a restart: at the next boot the bucket may not answer, and users must get in.
+# On a disk that outlives a restart: the bucket may not answer at the next boot, and users must get in.
 LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
 ROOT_ALONE = 0o600
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 class AccountsError(InstanceError):
-    """Some of the accounts are not as the stack wants them."""
+    """Some of the accounts do not match the roster."""
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet accounts")
@@ -54,7 +54,8 @@ def roster(
 ) -> tuple[tuple[RosterUser, ...] | None, str]:
     """Everybody, and why it is an older word where it is; None where there is no word at all.
 
-    A roster that cannot be read, is damaged or was deleted locks nobody: the last good one stays.
+    A roster that cannot be read, is damaged or was deleted locks no account: the last good one stays in
+    force.
     """
     try:
         document = read()
@@ -79,7 +80,7 @@ def _kept(last_good: Path) -> tuple[RosterUser, ...] | None:
 
 
 def carried_out(users: tuple[RosterUser, ...] | None, instance: system.System) -> list[str]:
-    """Every change, each tried whatever became of the others; gives what failed."""
+    """Apply every change, each whether the others failed or not; return what failed."""
     if users is None:
         return []
     problems = []

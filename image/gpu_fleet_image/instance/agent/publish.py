@@ -1,4 +1,4 @@
-"""Heartbeats on their way to the cloud's metrics, as ``metrics.py`` lays down, the gate's word among them."""
+"""Heartbeats for the cloud's metrics (``core/metrics.py``), with the gate's result."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from gpu_fleet_image.instance.agent.users import Users
 
 
 def passed(file: Path) -> bool | None:
-    """Whether the gate let the instance be used; None while it has not said, or where it is unknown.
+    """Return whether the boot check passed; None while it runs, or if that is unknown.
 
     Args:
         file: the gate's report; on tmpfs, so never of an earlier boot.
@@ -33,15 +33,16 @@ def passed(file: Path) -> bool | None:
 
 
 def is_unfit(judgement: Judgement, gate_passed: bool | None) -> bool:
-    """Whether the instance may be replaced as far as this minute shows: the gate failed it and nothing works.
+    """Return whether the instance may be replaced: the gate failed it and this minute shows no activity.
 
-    The GPUs may not answer, which is what such a gate is for. Any other sensor that fails hides too much.
+    GPUs that do not answer are accepted: the gate exists to find them. Any other failed sensor hides too
+        much.
     """
     blind = [reason for reason in judgement.unknown if not reason.startswith("gpu")]
     return gate_passed is False and not judgement.reasons and not judgement.hung and not blind
 
 
-MAX_DATA_PER_CALL = 1000  # API PutMetricData, which also bounds a call to 1 MB: five times what these need
+MAX_DATA_PER_CALL = 1000  # API PutMetricData, which also limits a call to 1 MB: five times the size of these
 CODES = {Minute.UNKNOWN: metrics.CODE_UNKNOWN, Minute.SUSPECT_HUNG: metrics.CODE_HUNG}
 
 LOG = logging.getLogger(__name__)
@@ -55,12 +56,12 @@ def heartbeat(
     unfit: bool = False,
     gate_passed: bool | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The metric data of one minute, without a time of their own.
+    """Yield the metric data of one minute, without timestamps.
 
     Args:
-        judgement: the minute's outcome.
-        unfit: the gate failed the instance, and nothing works on it.
-        gate_passed: what the gate said, for who waits for the instance; None while it has not.
+        judgement: of the minute.
+        unfit: the gate failed the instance, and nothing runs on it.
+        gate_passed: the gate's result, for users who wait for the instance; None while it runs.
     """
     seconds = CODES.get(judgement.state, judgement.seconds_since_activity)
     seconds = metrics.CODE_UNFIT if unfit else seconds
@@ -92,16 +93,16 @@ def _datum(name: str, value: float, unit: str, dimension: str, of: str) -> dict[
 
 
 class Publisher:
-    """Sends heartbeats.
+    """Sender of heartbeats.
 
-    On the wall's time each goes at once and without a timestamp, and one that fails is dropped: the next says
-    as much, and late news must not look fresh. On a rehearsal's clock they carry that clock's time and go in
-    batches.
+    On the wall clock each is sent at once and without a timestamp, and one that fails is dropped: the next
+    contains as much, and late data must not look fresh. On a rehearsal's clock they carry that clock's time
+    and are sent in batches.
 
     Args:
-        client: boto3's CloudWatch client, or what takes the same (``alicloud.py``).
+        client: boto3's CloudWatch client, or one with the same interface (``alicloud.py``).
         namespace: of the stack's metrics.
-        batched: the agent's clock is not the wall's.
+        batched: the agent's clock is not the wall clock.
     """
 
     def __init__(self, client: Any, namespace: str, *, batched: bool) -> None:
@@ -114,7 +115,7 @@ class Publisher:
         """Send one heartbeat, or keep it for the batch.
 
         Raises:
-            CloudError: when a full batch could not be sent.
+            CloudError: a full batch could not be sent.
         """
         if self._batched:
             self._waiting += [{**datum, "Timestamp": at} for datum in data]
@@ -127,10 +128,10 @@ class Publisher:
             LOG.warning("event=heartbeat-lost reason=%r", str(error))
 
     def flush(self) -> None:
-        """Send what waits.
+        """Send the waiting batch.
 
         Raises:
-            CloudError: when it could not be sent; it still waits.
+            CloudError: it could not be sent; it still waits.
         """
         while self._waiting:
             self._send(self._waiting[:MAX_DATA_PER_CALL])

@@ -22,7 +22,7 @@ from gpu_fleet_image.instance.gpus.reservations import LONGEST, GpuReservations
 HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 WIDTH = 120  # columns where output is no terminal: rich would use 80 and fold UUIDs
-account_option = click.option("--account", help="Whose reservation; for root alone.")
+account_option = click.option("--account", help="Owner of the reservation; only for root.")
 
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet gpu list")

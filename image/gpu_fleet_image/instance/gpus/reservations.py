@@ -72,7 +72,7 @@ class GpuReservations:
         if count > len(offered):
             taken = ", ".join(map(_said, others.reservations))
             raise GpuReservationError(
-                f"{count} GPUs asked for; {len(offered)} of {len(self.gpus)} can be had"
+                f"{count} GPUs requested; {len(offered)} of {len(self.gpus)} are available"
                 + (f": {taken}" if taken else "")
             )
         added = Reservation(account, tuple(offered[:count]), until)

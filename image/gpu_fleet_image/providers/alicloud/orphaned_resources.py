@@ -23,7 +23,7 @@ class OrphanedResources:
     """What the stack's instances left behind.
 
     Args:
-        stack: whose; nothing else is ever listed.
+        stack: only its resources are ever listed.
     """
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
@@ -35,19 +35,19 @@ class OrphanedResources:
         """Unattached disks, unassociated addresses, stopped instances with what their disks take.
 
         Args:
-            stopped: instances to look up the disks of.
+            stopped: instances whose disks are looked up.
 
         Raises:
             CloudError: a list could not be read.
         """
         unattached = [_disk(raw) for raw in self._disks(Status="Available", Tag=self._own)]
-        # A disk that was noted and is attached again is forgotten.
+        # A noted disk that is attached again loses its note.
         noted = [*self._own, {"Key": TAG_IDLE_SINCE}]
         again = [_disk(raw, in_use=True) for raw in self._disks(Status="In_use", Tag=noted)]
         return unattached + again + list(self._addresses()) + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
-        """Disk id -> start of its newest complete snapshot; raises CloudError."""
+        """Return disk id -> start of its newest complete snapshot; raises CloudError."""
         newest: dict[str, datetime] = {}
         for disk in volume_ids:  # the API takes one disk at a time
             made = self._tokens(
@@ -59,7 +59,7 @@ class OrphanedResources:
         return newest
 
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:  # noqa: ARG002
-        """None that ``find`` does not show: a disk's ``DetachedTime`` is that of its last use."""
+        """Return nothing: ``find`` already has a disk's last use, its ``DetachedTime``."""
         return {}
 
     def remove(self, orphan: OrphanedResource) -> None:
@@ -117,7 +117,7 @@ class OrphanedResources:
 
 
 def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> OrphanedResource:
-    """A disk; one that was attached before says since when it is not."""
+    """Parse a disk. One that was attached before has the time of its detachment."""
     detached = raw.get("DetachedTime") or ""
     return OrphanedResource(
         Kind.VOLUME,
@@ -131,6 +131,6 @@ def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> OrphanedResource:
 
 
 def _tags(raw: Mapping[str, Any]) -> dict[str, str]:
-    """ECS says ``TagKey``, VPC says ``Key``."""
+    """Return the tags of a resource: ECS calls a key ``TagKey``, VPC ``Key``."""
     tags = raw.get("Tags", {}).get("Tag", [])
     return {tag.get("TagKey") or tag["Key"]: tag.get("TagValue") or tag.get("Value", "") for tag in tags}

@@ -20,8 +20,8 @@ from gpu_fleet_image.providers.aws.session import Clients, rows
 
 PAGE = 500  # DescribeVolumes: 5 to 500
 VALUES = 200  # of one filter, EC2 API
-# Volumes send data points only while they are attached (EBS user guide, "Amazon CloudWatch metrics"); of old
-# kinds of instances only where something is written. CloudWatch keeps those of an hour for 455 days.
+# Volumes send data points only while they are attached (EBS user guide, "Amazon CloudWatch metrics"); on
+# older instance types only while something is written. CloudWatch keeps hourly points for 455 days.
 USE_NAMESPACE, USE_DIMENSION, USE_METRIC = "AWS/EBS", "VolumeId", "VolumeWriteOps"
 USE_PERIOD = timedelta(hours=1)
 
@@ -30,7 +30,7 @@ class OrphanedResources:
     """What the stack's instances left behind.
 
     Args:
-        stack: whose; nothing else is ever listed.
+        stack: only its resources are ever listed.
     """
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
@@ -46,13 +46,13 @@ class OrphanedResources:
         """Unattached volumes, unassociated addresses, stopped instances with what their disks take.
 
         Args:
-            stopped: instances to look up the disks of.
+            stopped: instances whose disks are looked up.
 
         Raises:
             CloudError: a list could not be read.
         """
         available = [{"Name": "status", "Values": ["available"]}]
-        # A volume that was noted and is attached again is forgotten.
+        # A noted volume that is attached again loses its note.
         noted = [{"Name": "status", "Values": ["in-use"]}, {"Name": "tag-key", "Values": [TAG_IDLE_SINCE]}]
         volumes = [_volume(raw) for raw in self._volumes(self._own + available)]
         again = [_volume(raw, in_use=True) for raw in self._volumes(self._own + noted)]
@@ -61,7 +61,7 @@ class OrphanedResources:
         return volumes + again + addresses + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
-        """Volume id -> start of its newest complete snapshot; raises CloudError."""
+        """Return volume id -> start of its newest complete snapshot; raises CloudError."""
         newest: dict[str, datetime] = {}
         for start in range(0, len(volume_ids), VALUES):
             filters = [
@@ -75,12 +75,12 @@ class OrphanedResources:
         return newest
 
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
-        """Volume id -> end of the last hour in which it was attached, of hours that end after a moment.
+        """Return volume id -> end of the last hour in which it was attached, if that is after a moment.
 
-        EC2 does not say when a volume was detached; its metrics show when it was not.
+        EC2 does not report when a volume was detached; its metrics show when it was attached.
 
         Raises:
-            CloudError: the metrics could not be read whole.
+            CloudError: the metrics could not be read completely.
         """
         period_s = int(USE_PERIOD.total_seconds())
         first = min(since.values()).replace(minute=0, second=0, microsecond=0)

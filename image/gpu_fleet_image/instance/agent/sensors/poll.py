@@ -1,4 +1,4 @@
-"""One look at everything, with every sensor that failed named."""
+"""One reading of all sensors, with every sensor that failed named."""
 
 import logging
 import threading
@@ -26,27 +26,27 @@ LOG = logging.getLogger(__name__)
 
 
 class Comparing(Protocol[Read]):
-    """A sensor that compares with the read before."""
+    """A sensor that compares with its previous read."""
 
     def read(self, *, keep: bool = False) -> Read:
-        """Look once; ``keep``: the next read compares with what this one did. Raises SensorError."""
+        """Read once; with ``keep`` the next read compares with the same earlier read. Raises SensorError."""
 
 
 class Gpus(Protocol):
-    """The sensor of the GPUs."""
+    """Sensor of the GPUs."""
 
     def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
-        """Look once; ``fresh``: compare no process with the looks before. Raises SensorError."""
+        """Read once; with ``fresh`` no process comes from earlier looks. Raises SensorError."""
 
 
 @dataclass(frozen=True)
 class SensorOptions:
-    """What the stack asks for beyond the sensors' own lists (``idle`` of the pool).
+    """Settings of the stack beyond the sensors' defaults (``idle`` of the pool).
 
     Attributes:
-        watch: names of programs that are work while they run.
-        command: says whether the instance is busy; None for none.
-        problem: why this is not known, or an empty text.
+        watch: names of programs that count as activity while they run.
+        command: reports whether the instance is busy; None for none.
+        problem: why the settings are unknown, or an empty text.
     """
 
     watch: frozenset[str] = frozenset()
@@ -55,13 +55,13 @@ class SensorOptions:
 
 
 class Sensors:
-    """Reads the sensors, from any thread.
+    """Reader of all sensors, from any thread.
 
     Args:
         rates: CPU, disk and network.
-        presence: process table, terminals and notebooks; None where only one process tree is watched.
-        asked: what the stack asks for at the moment.
-        real_s: real seconds, monotonic.
+        presence: process table, terminals and notebooks; None if only one process tree is watched.
+        asked: returns the stack's present settings.
+        real_s: returns real seconds, monotonic.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Sensors:
         return self._read(now, everything=True, keep=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """One sample of the agent's minute, whose rates are means since the sample before.
+        """Take one sample of the agent's minute, with mean rates since the previous sample.
 
         Args:
             now: the agent's time.
-            everything: also process table, terminals and notebooks, which one look a minute is enough for.
+            everything: also read process table, terminals and notebooks, for which once a minute suffices.
         """
         return self._read(now, everything=everything, keep=False)
 
@@ -101,12 +101,13 @@ class Sensors:
         failures: list[str] = []
         with self._lock:
             looks = everything and self._presence is not None
-            # what may take long comes first: all that begins until the end of the look is to be seen by it
+            # what may take long comes first: the look must see everything that begins before its end
             busy = self._tried("command", self._command, failures) if looks else None
             reading = Reading(
                 at=now,
                 rates=self._tried("instance", lambda: self._rates.read(keep=keep), failures),
-                # what began a moment ago is known with its GPU: an end may follow, and habits are learned
+                # a new process is known together with its GPU: a termination may follow, and habits are
+                # learned
                 gpus=self._tried("gpu", lambda: self._gpus.read(fresh=everything), failures) or (),
             )
             if looks and (presence := self._presence) is not None:
@@ -119,8 +120,9 @@ class Sensors:
             return read()
         except SensorError as error:
             failures.append(f"{name}: {error}")
-        # What users wrote is read here, and a mistake in reading it must neither end the agent, which watches
-        # over everybody's work, nor make the instance idle. Its text may hold their secrets: the log has it.
+        # Users' data is read here. A mistake in reading it must neither end the agent, which watches over
+        # everybody's work, nor make the instance idle. Its text may hold users' secrets, so only the log has
+        # it.
         except Exception as error:
             failure = f"{name}: {type(error).__name__}, which the agent did not expect; its log says where"
             if failure not in self._reported_crashes:  # once for each kind, not every five seconds
@@ -130,7 +132,7 @@ class Sensors:
         return None
 
     def _command(self) -> str:
-        """Its name where it says that the instance is busy."""
+        """Return the command's name if it reports that the instance is busy."""
         asked = self._asked()
         if asked.problem:
             raise SensorError(asked.problem)
@@ -139,7 +141,7 @@ class Sensors:
 
 
 def _with(presence: Presence, busy: str | None) -> Presence:
-    return replace(presence, watched=(*presence.watched, f"{busy} says busy")) if busy else presence
+    return replace(presence, watched=(*presence.watched, f"{busy} reports busy")) if busy else presence
 
 
 def whole_instance(
@@ -148,13 +150,13 @@ def whole_instance(
     real_s: Callable[[], float],
     asked: Callable[[], SensorOptions] = SensorOptions,
 ) -> Sensors:
-    """Sensors for everything on this instance.
+    """Return the sensors of the whole instance.
 
     Args:
-        gpus_expected: fewer make the instance unknown.
-        own: what the agent uses.
-        real_s: real seconds, monotonic.
-        asked: what the stack asks for at the moment.
+        gpus_expected: with fewer the instance is unknown.
+        own: the agent's own use.
+        real_s: returns real seconds, monotonic.
+        asked: returns the stack's present settings.
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
     presence = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
@@ -162,5 +164,5 @@ def whole_instance(
 
 
 def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Sensors:
-    """Sensors for one process tree: its CPU time and data, and the GPUs it is on where there are any."""
+    """Return the sensors of one process tree: its CPU time and data, and its GPUs, if any."""
     return Sensors(RateSensor(tree, real_s), GpuSensor(pynvml, 0, real_s, tree.pids), None)
