@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import notice
 from gpu_fleet_stacks.plan_check import deploy, policy_pack
@@ -20,7 +21,6 @@ from gpu_fleet_stacks.settings import projects, stack_files
 from gpu_fleet_stacks.settings.stack_argument import (
     PassingOn,
     StackName,
-    json_option,
     stack_and_word,
     stack_argument,
     stack_option,
