@@ -43,7 +43,7 @@ PARTS = {
             "tests/capacity",
             f"--ignore={PROVIDER}",
         ),
-        ("guard",),
+        ("plan_check",),
     ),
     "provider": Part("prove", (PROVIDER,), options=ONE_BY_ONE),
     "readme": Part("prove", README, options=ONE_BY_ONE),

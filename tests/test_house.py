@@ -55,6 +55,11 @@ BROKEN = [
         {"image/gpu_fleet_image/a.py": "told = 1\n"},
     ),
     (
+        words.beginnings,
+        "stacks/gpu_fleet_stacks/a.py:2: begins with 'What'",
+        {"stacks/gpu_fleet_stacks/a.py": 'def a():\n    """What it is."""\n'},
+    ),
+    (
         words.of_documents,
         "image/gpu_fleet_image/a.sh:1: 'told'",
         {"image/gpu_fleet_image/a.sh": "# who was told\n"},

@@ -1,4 +1,4 @@
-"""What a page names is there: links, paths in backticks, rooms on the map above them, tests, packages.
+"""Targets that pages name: links, paths in backticks, rooms on the map, tests, packages.
 
 A path whose first part is a room of the checkout is said from the root; any other from the page's own folder
 or from the package that users import. A file name without a folder is one below the page's own; on a page
@@ -26,7 +26,7 @@ IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH = re.compile(
     r"[\w.*-]+(?:/[\w.*-]+)*/|(?:[\w.*-]+/)*[\w.*-]+\.(?:py|md|toml|yaml|sh|txt|json|lock|service|timer)"
 )
-# Folders and files that a computer, an instance or a bucket has and the checkout has not.
+# Folders and files of a computer, an instance or a bucket, which the checkout lacks.
 ELSEWHERE = re.compile(
     r"""(?x)
     (?: build | \.venv )/ .*                     # what `make` leaves
@@ -35,7 +35,7 @@ ELSEWHERE = re.compile(
     | (?! stacks | image | training | tests ) .* \.json  # of a run, a bucket or an instance
     """
 )
-# page -> what it names and the checkout has not, and why
+# page -> path that it names and the checkout lacks -> the reason
 NOT_HERE = {
     "docs/explanation/instance-start.md": {"gpu-fleet-bootstrap.service": "a part of the user data"},
     "docs/how-to/monitor.md": {"provisioning/": "below the folder that the page names"},
@@ -58,14 +58,14 @@ ANY_TESTS = re.compile(r"^\.venv/bin/python -m pytest .*$", re.MULTILINE)
 
 
 def links(checkout: Checkout) -> Iterator[Finding]:
-    """A link to a file that is not there."""
+    """Find links to missing files."""
     for page, line, hit in named(checkout, LINK):
         if not checkout.has(posixpath.join(posixpath.dirname(page), hit[1])):
             yield Finding(page, line, f"the link to {hit[1]} leads nowhere")
 
 
 def commands(checkout: Checkout) -> Iterator[Finding]:
-    """A command that runs tests which are not there."""
+    """Find commands that run missing tests."""
     for page, line, command in named(checkout, ANY_TESTS):
         hit = TESTS.fullmatch(command[0])
         name = re.compile(rf"^ *def test_.*{hit['word'] or ''}" if hit else "", re.MULTILINE)
@@ -74,10 +74,10 @@ def commands(checkout: Checkout) -> Iterator[Finding]:
 
 
 def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int, re.Match[str]]]:
-    """(page, line, match) of what pages name.
+    """Return (page, line, match) for each match on a page.
 
     Raises:
-        NothingToCheckError: no page does.
+        NothingToCheckError: there is no match.
     """
     places = [(page, hit) for page in checkout.pages() for hit in what.finditer(checkout.text(page))]
     if not places:
@@ -86,7 +86,7 @@ def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int,
 
 
 def paths(checkout: Checkout) -> Iterator[Finding]:
-    """A path in backticks that is not there; an exception that no longer is one."""
+    """Find missing paths in backticks, and exceptions that are no longer needed."""
     for page in checkout.pages():
         text = checkout.text(page)
         words = set(IN_BACKTICKS.findall(BLOCK.sub("", text))) if page != CHANGELOG else set()
@@ -100,7 +100,7 @@ def paths(checkout: Checkout) -> Iterator[Finding]:
 
 
 def is_there(checkout: Checkout, path: str, page: str) -> bool:
-    """Whether a path leads somewhere, said on a page."""
+    """Return whether a page's path exists."""
     bare, folder = path.removesuffix("/"), posixpath.dirname(page)
     if path.partition("/")[0] in ROOMS:
         return checkout.has(bare)
@@ -113,15 +113,15 @@ def is_there(checkout: Checkout, path: str, page: str) -> bool:
 
 
 def _below(checkout: Checkout, folder: str, name: str) -> list[str]:
-    """The files of a name that lie below a folder."""
+    """Return the files of a name below a folder."""
     inside = [path for path in checkout.paths if not folder or path.startswith(f"{folder}/")]
     return fnmatch.filter((posixpath.basename(path) for path in inside), name)
 
 
 def maps(checkout: Checkout) -> Iterator[Finding]:
-    """A room that is not on the map of the README above it.
+    """Find rooms that are not on the map of the README above them.
 
-    A room is a package, or has a README of its own; the rest of the top has neither.
+    A room is a package, or has a README of its own; other folders have neither.
     """
     marked = {
         posixpath.dirname(path)
@@ -141,7 +141,7 @@ def maps(checkout: Checkout) -> Iterator[Finding]:
 
 
 def dependencies(checkout: Checkout) -> Iterator[Finding]:
-    """A package that is pinned and of which the table does not say why."""
+    """Find pinned packages that the table of CONTRIBUTING.md lacks."""
     files = [path for path in checkout.paths if posixpath.basename(path) == "requirements.txt"]
     pinned = {
         name: path
@@ -156,7 +156,7 @@ def dependencies(checkout: Checkout) -> Iterator[Finding]:
 
 
 def front_page(checkout: Checkout) -> Iterator[Finding]:
-    """A first page that is longer than a newcomer reads: what it says belongs into docs/."""
+    """Find a first page that is longer than newcomers read; its details belong into docs/."""
     words = len(checkout.text("README.md").split())
     if not words:
         raise NothingToCheckError("README.md is empty")
@@ -165,7 +165,7 @@ def front_page(checkout: Checkout) -> Iterator[Finding]:
 
 
 def rooms(checkout: Checkout) -> Iterator[Finding]:
-    """A room's README that is too long: what a user reads belongs into docs/."""
+    """Find each room's README that is too long: what a user reads belongs into docs/."""
     for page in checkout.files(*PRODUCT, suffix="/README.md"):
         if (lines := checkout.text(page).count("\n")) > MOST_LINES:
             yield Finding(page, 1, f"has {lines} lines, allowed: {MOST_LINES}")

@@ -39,7 +39,7 @@ def environment(tmp_path_factory):
 
 
 def started(ec2):
-    """A new instance of the fleet."""
+    """Start a new instance of the fleet."""
     wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
     answer = ec2.run_instances(
         ImageId="ami-12c6146b",

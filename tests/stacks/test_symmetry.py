@@ -1,4 +1,4 @@
-"""The two clouds room for room.
+"""Comparison of the two clouds, folder by folder.
 
 Whatever differs has a row with its reason in docs/explanation/clouds.md.
 """
@@ -19,7 +19,7 @@ ROW = re.compile(
 
 
 def listed():
-    """Where -> why, from the table."""
+    """Return place -> reason, from the table."""
     return {row["where"]: row["why"].strip() for row in ROW.finditer(PAGE.read_text())}
 
 
@@ -28,14 +28,14 @@ def files(folder):
 
 
 def public(path):
-    """The public functions and classes of a module."""
+    """Return the public functions and classes of a module."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
     return {name for name in names if not name.startswith("_")}
 
 
 def exported(folder):
-    """The names that ``build`` exports, read from its last line."""
+    """Return the names that ``build`` exports, read from its last line."""
     tree = ast.parse((folder / "stack.py").read_text())
     (build,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build"]
     result = build.body[-1]

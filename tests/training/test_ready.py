@@ -1,4 +1,4 @@
-"""The ready configurations: valid, for eight GPUs, with a model that can be built, and explained."""
+"""The ready configurations are valid for eight GPUs, have a model that can be built, and are documented."""
 
 from pathlib import Path
 from typing import Any

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import group_labels
 from gpu_fleet_stacks.settings.quantities import Level, instances
@@ -39,7 +39,7 @@ def check(name: str, *, as_json: bool) -> None:
 
 
 def said_of(stack: Stack, cost: Cost) -> list[str]:
-    """Return what to know of a stack that is valid."""
+    """Return the lines about a valid stack."""
     no_image = notice.image_warning(stack)
     return [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
 

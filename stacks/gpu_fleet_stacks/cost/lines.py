@@ -1,4 +1,4 @@
-"""Cost of a stack for an hour and a month: at its start, at its minimum, and at its maximum. Pure.
+"""Cost of a stack per hour and per month: at its start, at its minimum and at its maximum. Pure.
 
 Amounts are list prices before tax and discount, and are exact until they are shown. A price that no cloud
 publishes stays unknown and is named, never guessed.
@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money, total
 from gpu_fleet_stacks.catalog.prices import STALE_AFTER_DAYS, Quote
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings.quantities import CostKind, Level
 
 NOT_COUNTED = (
@@ -21,7 +21,7 @@ NOT_COUNTED = (
 
 
 class OvercommitError(StacksError):
-    """The worst month of a stack passes its budget."""
+    """The worst month of a stack exceeds its budget."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
         borrowed = f"prices of {region} stand in for those of {cost.region}: {names}"
-        sentences.append(f"{borrowed}; nobody knows if the budget holds")
+        sentences.append(f"{borrowed}; it is unknown whether the budget holds")
     return sentences
 
 
 def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool) -> None:
-    """Refuse a stack whose worst month passes its budget.
+    """Refuse a stack whose worst month exceeds its budget.
 
     Args:
         monthly: ``budget.monthly``, in the currency of ``cost``.

@@ -40,17 +40,17 @@ def of_customer(key: Any) -> bool:
 
 
 def topics(resource: Resource) -> Iterator[Finding]:
-    """Topics must use the customer key: alarms show what runs."""
+    """Require the customer key for topics: alarms show what runs."""
     yield from _whole(resource, "topic")
 
 
 def queues(resource: Resource) -> Iterator[Finding]:
-    """Queues must use the customer key: failed events carry instance ids and tags."""
+    """Require the customer key for queues: failed events carry instance ids and tags."""
     yield from _whole(resource, "queue")
 
 
 def logs(resource: Resource) -> Iterator[Finding]:
-    """Log stores must use the customer key: they show connections and the commands of users."""
+    """Require the customer key for log stores: they show connections and the commands of users."""
     yield from _whole(resource, "log")
     if resource.type == "alicloud:log/store:Store":
         settings = resource.inputs.get("encryptConf") or {}
@@ -60,7 +60,7 @@ def logs(resource: Resource) -> Iterator[Finding]:
 
 
 def file_systems(resource: Resource) -> Iterator[Finding]:
-    """File systems of homes and scratch must use the customer key."""
+    """Require the customer key for file systems of homes and scratch."""
     yield from _whole(resource, "file system")
 
 
@@ -71,7 +71,7 @@ def _whole(resource: Resource, kind: str) -> Iterator[Finding]:
 
 
 def disks(resource: Resource) -> Iterator[Finding]:
-    """Every disk of an instance or a template must use the customer key."""
+    """Require the customer key for every disk of an instance or a template."""
     for where, encrypted, key in _disks(resource):
         if not (is_on(encrypted) and of_customer(key)):
             yield f"{where} is not encrypted with a customer key (encrypted = {encrypted!r}, key {key!r})"
@@ -103,7 +103,7 @@ def _named(key: str, values: Sequence[Mapping[str, Any]]) -> list[tuple[str, Map
 
 
 def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Buckets must use the customer key: S3 sets it in a separate resource, OSS in the bucket.
+    """Require the customer key for buckets: S3 sets it in a separate resource, OSS in the bucket.
 
     A bucket that only receives access logs is the exception: S3 delivers no logs to a bucket with a KMS key.
     """
@@ -153,7 +153,7 @@ def belonging(resources: Sequence[Resource], bucket: Resource, kind: str) -> lis
 
 
 def rotation(resource: Resource) -> Iterator[Finding]:
-    """Keys must rotate at least every quarter."""
+    """Require keys to rotate at least every quarter."""
     inputs = resource.inputs
     if resource.type == "aws:kms/key:Key":
         days = inputs.get("rotationPeriodInDays") or 365
@@ -174,7 +174,7 @@ def _days(interval: str) -> float:
 
 
 def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Buckets, topics and file systems must refuse plain HTTP."""
+    """Require buckets, topics and file systems to refuse plain HTTP."""
     for bucket in resources:
         if bucket.type == "aws:s3/bucket:Bucket":
             policies = belonging(resources, bucket, "aws:s3/bucketPolicy:BucketPolicy")
@@ -214,7 +214,7 @@ def refuses_plain_http(document: Any) -> bool:
 
 
 def _of_everyone(principal: Any) -> bool:
-    """Return whether a statement is for every caller: one for an account leaves the door open to others."""
+    """Return whether a statement is for every caller; one for an account does not bind the others."""
     named = principal.get("AWS") if isinstance(principal, Mapping) else principal
     return "*" in items(named)
 

@@ -64,7 +64,7 @@ GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:Sc
 
 
 def tags(resource: Resource) -> Iterator[Finding]:
-    """Resources must carry the tags by which bills, sweeps and users find them."""
+    """Require the tags by which bills, sweeps and users find resources."""
     if resource.type not in TAGGED:
         return
     wanted = INSTANCE_TAGS if resource.type in GROUPS else REQUIRED_TAGS
@@ -74,7 +74,7 @@ def tags(resource: Resource) -> Iterator[Finding]:
 
 
 def budget(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """A stack must have a budget on AWS; on Alibaba Cloud, alarms on the metered month."""
+    """Require a budget on AWS; on Alibaba Cloud, alarms on the metered month."""
     clouds = {resource.type.split(":")[0] for resource in resources}
     budgets = [resource for resource in resources if resource.type == "aws:budgets/budget:Budget"]
     if "aws" in clouds and not budgets:
@@ -103,7 +103,7 @@ def _budget_of_alicloud(resources: Sequence[Resource]) -> Iterator[tuple[Resourc
 
 
 def reaper(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Every pool that may have instances must be swept on an active schedule."""
+    """Require that an active schedule sweeps every pool that may have instances."""
     pools = [resource for resource in resources if resource.type in GROUPS and resource.inputs.get("maxSize")]
     if pools and not any(_sweeps(resource) for resource in resources):
         yield None, f"has {len(pools)} groups that may hold instances and no schedule that sweeps them"
@@ -124,7 +124,7 @@ def _sweeps(resource: Resource) -> bool:
 
 
 def regions(resources: Sequence[Resource], profile: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Providers must name an allowed region; without a name the region comes from the user's shell."""
+    """Require that providers name an allowed region; otherwise the region comes from the user's shell."""
     for provider in (resource for resource in resources if resource.type.startswith(PROVIDER)):
         region: Any = provider.inputs.get("region")
         if not region:

@@ -5,8 +5,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
@@ -124,8 +124,8 @@ def _user_roles(stack: Stack, cloud: Alicloud) -> dict[str, datetime]:
 def _sender(cloud: Alicloud, sender: str) -> Finding:
     """Check the sender address: DirectMail needs an address of its console with a verified domain.
 
-    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0
-    where all is well.
+    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0 if
+    all is well.
     """
     answer = cloud.ask("dm", "QueryMailAddressByParam", KeyWord=sender, PageSize="50")
     known = (

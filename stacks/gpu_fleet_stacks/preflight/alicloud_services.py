@@ -1,18 +1,18 @@
-"""Check what must be opened once in an Alibaba Cloud account before any stack is deployed."""
+"""Check the services that must be activated once in an Alibaba Cloud account before any deployment."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls import oss
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.calls.errors import DENIED, CannotCheckError
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.errors import DENIED, CannotCheckError
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
 
-# No call says whether these are open without opening them. Their references list no code of a read
+# No call tests whether these are activated without activating them. Their references list no code of a read
 # for it. The provider's data sources of the same name call Open...Service
 # (terraform-provider-alicloud, data_source_alicloud_fc_service.go, cms_service.go, nas_service.go).
 UNTOLD = {
@@ -145,7 +145,7 @@ def _kms(cloud: Alicloud) -> Finding:
 
 
 def _logs(cloud: Alicloud) -> Finding:
-    """Check by API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
+    """Check that Log Service is activated: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
     answer = cloud.ask("sls", "GetSlsService")
     if answer.get("Enabled") in (True, "true") or answer.get("Status") == "Opened":
         return Finding("Simple Log Service", Rating.FINE, "is activated")
@@ -154,7 +154,7 @@ def _logs(cloud: Alicloud) -> Finding:
 
 
 def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
-    """Check PrivateLink: API CheckProductOpen answers true, or refuses."""
+    """Check that PrivateLink is activated: API CheckProductOpen answers true, or refuses."""
     remedy = f"aliyun privatelink OpenPrivateLinkService --RegionId {stack.region}"
     try:
         answer = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
@@ -209,9 +209,9 @@ def _oss_is_open(s3: Any) -> Finding:
 
 
 def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) -> Finding:
-    """Check the way to OSS from here.
+    """Check the route to OSS from here.
 
-    Recent accounts may not move objects of mainland China through the public endpoint
+    New accounts may not move objects of mainland China through the public endpoint
     (www.alibabacloud.com/help/doc-detail/31836.htm, "Important"). The stack uploads its payload there.
     """
     public, inner = oss.public_host(stack.region), oss.inner_host(stack.region)
@@ -255,7 +255,7 @@ def _existing_bucket(stack: Stack, s3: Callable[[], Any], name: str) -> Finding:
 
 
 def _region_of(s3: Any, bucket: str) -> str | None:
-    """Return a bucket's region, None for no such bucket: API GetBucketLocation, say ``oss-cn-beijing``."""
+    """Return a bucket's region; None for no such bucket. API GetBucketLocation has ``oss-cn-beijing``."""
     try:
         answer = oss.ask(s3, "get_bucket_location", Bucket=bucket)
     except CannotCheckError as error:

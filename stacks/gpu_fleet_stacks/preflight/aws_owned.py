@@ -5,8 +5,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
@@ -74,7 +74,7 @@ def _image(stack: Stack, aws: Aws) -> Finding:
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
-    """Return the image that a launch would take now; the first one where there is no build yet."""
+    """Return the image that a launch would use now; the first one where there is no build yet."""
     if stack.image.follows_builds:
         written = stack.image.built_parameter(stack.name)
         asked = partial(aws.ask, "ssm", "get_parameter", Name=written)
@@ -127,7 +127,7 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
 
 
 def _instances(stack: Stack, aws: Aws) -> Finding:
-    """Check the age of instances; a stop and start makes an instance no younger than its root volume."""
+    """Check the age of instances by their root volumes: a stop and start makes no instance younger."""
     pools = {pool.name for pool in stack.pools}
     states = ["pending", "running", "stopping", "stopped"]
     chosen = {f"tag:{naming.PROJECT}:stack": [stack.name], "instance-state-name": states}
@@ -143,7 +143,7 @@ def _instances(stack: Stack, aws: Aws) -> Finding:
 
 
 def _user_roles(stack: Stack, aws: Aws) -> dict[str, datetime]:
-    """Return pool -> when its user role was made; IAM lists all, and names end as Pulumi likes."""
+    """Return pool -> creation time of its user role: IAM lists all roles; Pulumi chooses names' ends."""
     names = {naming.prefixed(stack.name, pool.name, "user"): pool.name for pool in stack.pools}
     roles = aws.pages("iam", "list_roles", "Roles", "Marker")
     made = {role["RoleName"][: -naming.AUTONAME_SUFFIX_LENGTH]: role["CreateDate"] for role in roles}

@@ -1,4 +1,4 @@
-"""Rules of one cloud only: the keys of Alibaba Cloud, and its limits.
+"""Rules of one cloud only: the keys and limits of Alibaba Cloud.
 
 Pure. They are separate from ``rules``, so that the rules of both clouds read without exceptions.
 """
@@ -6,9 +6,10 @@ Pure. They are separate from ``rules``, so that the rules of both clouds read wi
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import LOAD_ALARMS
 
@@ -129,7 +130,7 @@ def _currency(stack: Stack) -> Iterator[Problem]:
 
 
 def _length_of_names(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Limit names to 64 characters, as Auto Scaling does; a zone's group and its alarms have the longest."""
+    """Limit names to 64 characters, as Auto Scaling does; the longest are a zone's group and its alarms."""
     if stack.cloud is not Cloud.ALICLOUD:
         return
     parts = (pool.name, max(stack.network.zones, key=len), *((LONGEST_ALARM,) if pool.scales else ()))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import ImageMode, Nat, Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateImageRecipe.html: parentImage
@@ -61,7 +61,7 @@ def _baked(stack: Stack) -> Iterator[Problem]:
 
 
 def _lustre(stack: Stack) -> Iterator[Problem]:
-    """An image of our recipe mounts no Lustre: nobody pays for one that nobody can use."""
+    """Refuse Lustre where the image has no client for it, so that no unusable file system is paid for."""
     image, storage = stack.image, stack.storage
     if image.lustre_client and stack.cloud is Cloud.ALICLOUD:
         yield Problem("image.lustre_client", True, "is of AWS; leave it out")

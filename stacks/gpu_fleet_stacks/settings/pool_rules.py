@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
 
 RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
@@ -16,7 +16,7 @@ _ASSURED = (
     r"(eap|crp)-[a-z0-9]+",
     "must be the id of an elasticity assurance (eap-...) or reservation (crp-...)",
 )
-# Cloud, whether it is for a capacity block -> what a reservation is called, and how that is said.
+# (cloud, whether it is for a capacity block) -> pattern of the reservation's id, and what is allowed.
 RESERVATION_FORMS = {
     (Cloud.AWS, False): (
         f"{_ID}|{_GROUP}",
@@ -84,7 +84,7 @@ def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """By its form alone; ``preflight`` asks whether there is one."""
+    """Check the form of the reservation's id; ``preflight`` asks the cloud whether it exists."""
     form, allowed = RESERVATION_FORMS[stack.cloud, pool.market is Market.CAPACITY_BLOCK]
     if pool.reservation_id is not None and re.fullmatch(form, pool.reservation_id) is None:
         yield Problem(f"{key}.reservation_id", pool.reservation_id, allowed)
@@ -163,7 +163,11 @@ def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _reserved_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Else a group that no reservation is for would count in the worst month, and find no capacity."""
+    """Require one zone for reserved capacity.
+
+    The group of another zone would have no reservation: it would count in the worst month and find no
+    capacity.
+    """
     if pool.market in RESERVED_MARKETS and len(stack.zones_of(pool)) != 1:
         yield Problem(f"{key}.zones", list(pool.zones), "what is reserved lies in one zone: name it")
 
@@ -201,9 +205,9 @@ def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """Check the idle command, as the agent does: its program must be changeable by root alone.
+    """Require an idle command that only root can change, as the agent does.
 
-    Whoever can change the program decides about every user's instance.
+    An account that can change the program decides about the instances of every user.
     """
     changeable = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/scratch/", "/dev/shm/", "/run/user/")  # noqa: S108 - refused, not used
     if pool.idle.command and not pool.idle.command[0].startswith("/"):

@@ -14,8 +14,9 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
-from gpu_fleet_stacks import catalog, files, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.settings import namespaces, projects, schema, yaml_text
 
 FILE = Path(__file__).with_name("stack.schema.json")
@@ -28,7 +29,7 @@ OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
 ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
 
 QUOTED_NUMBER = r"^[0-9]+(\.[0-9]+)?$"
-MOST_VALUES = 20  # of a cell
+MOST_VALUES = 20  # values in a cell
 WORDS = {
     "string": "text",
     "integer": "whole number",
@@ -240,7 +241,7 @@ def modeline(stack_folder: Path) -> str:
 
 
 def written_files(root: Path, stack_folder: Path) -> dict[Path, str]:
-    """Return what ``--write`` writes for a project: in a checkout of gpu-fleet the reference too."""
+    """Return the files that ``--write`` writes for a project; in a gpu-fleet checkout the reference too."""
     text = json.dumps(json_schema(), indent=1) + "\n"
     if root.resolve() != projects.OWN:
         return {stack_folder / FILE.name: text}

@@ -1,4 +1,4 @@
-"""``gpu-fleet destroy STACK``: shows the plan, asks, and destroys."""
+"""``gpu-fleet destroy STACK``: show the plan, ask, and destroy."""
 
 import importlib
 import sys
@@ -17,7 +17,7 @@ ALL = "all"
 
 
 def cloud_of(stack: Stack) -> Any:
-    """Connect to the stack's cloud; only that cloud's SDK is loaded, since each takes a second."""
+    """Connect to the stack's cloud; only that cloud's SDK is loaded, since each loads for a second."""
     return importlib.import_module(f"gpu_fleet_stacks.teardown.{stack.cloud}").connect(stack)
 
 
@@ -65,7 +65,7 @@ def destroy(
     """Drain a stack's instances and delete the stack; data and its key stay unless --delete-data names them.
 
     Each group's lifecycle hook lets trainer and agent save before an instance terminates. Flags after -- go
-    to `pulumi destroy`. A command that was cut off continues when you run it again.
+    to `pulumi destroy`. If the command was interrupted, run it again to continue.
     """
     engine.refuse(arguments)
     stack = stack_files.settings_of(name)

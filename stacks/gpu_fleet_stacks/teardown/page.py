@@ -1,4 +1,4 @@
-"""The plan of a destroy as text; pure."""
+"""The plan of a destroy as text. Pure."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ REASON_PROTECTED = "protected"
 
 
 def lines(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
-    """Yield what a destroy would do, line by line."""
+    """Yield the actions of a destroy, line by line."""
     yield f"{stack.name}, {stack.cloud} {stack.region}, account {stack.account_id}"
     yield ""
     yield from _instances(plan)
