@@ -1,4 +1,4 @@
-"""Install or lock the development environment, with a hash for every package: `environment.py install|lock`.
+"""The development environment, every package held by hash: `environment.py install|lock|show FOLDER`.
 
 `make` calls both with the Python of `.venv`. torch is separate: a computer without an NVIDIA GPU gets the CPU
 build, a tenth of the CUDA one, from the PyTorch project's index, or from where pip is configured to look;
@@ -32,6 +32,8 @@ REQUIREMENTS = {
     ),
     # installed beside the first environment's packages, whose versions it keeps
     "tests/libraries/requirements.lock": ("tests/libraries/requirements.txt",),
+    # the site's, over the first
+    "docs/requirements.lock": ("docs/requirements.txt",),
 }
 OLDEST_PYTHON = "3.11"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -103,6 +105,15 @@ def show_trainer(site: Path) -> None:
     (site / "gpu_fleet_trainer.pth").write_text(f"{TOP / 'training'}\n", encoding="utf-8")
 
 
+def show_packages(environment: Path) -> int:
+    """Let a virtual environment import the packages of this one, after its own."""
+    python = environment / "bin" / "python"
+    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    Path(own, "gpu_fleet_packages.pth").write_text(f"{SITE}\n", encoding="utf-8")
+    return 0
+
+
 def install_torch() -> str:
     """Install the first available build of torch; return the error of none, or of a differing wheel."""
     error = ""
@@ -155,4 +166,6 @@ def _environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "show":
+        sys.exit(show_packages(Path(sys.argv[2])))
     sys.exit({"install": install, "lock": lock}[sys.argv[1]]())

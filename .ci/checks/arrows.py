@@ -45,13 +45,15 @@ FORBIDDEN = {
 Arrows = dict[str, set[str]]
 
 OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "gpu_fleet_jobs", "tests")
-# A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
-PAYLOAD, OF_IMAGE = "stacks/gpu_fleet_stacks/payload/", ("gpu_fleet_image.core", "gpu_fleet_image.recipe")
+# A stack shares the contract and the clients of the clouds with what runs for it.
+OF_IMAGE = ("gpu_fleet_image.core", "gpu_fleet_image.providers")
+# It uploads the very tarball and wheels that the recipe assembles; two assemblies would part.
+KNOW_THE_RECIPE = ("stacks/gpu_fleet_stacks/payload/", "stacks/gpu_fleet_stacks/images/")
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
 OF_PROGRAM = (
     *(
         "gpu_fleet_stacks.catalog",
-        "gpu_fleet_stacks.errors",
+        "gpu_fleet_stacks.core.errors",
         "gpu_fleet_stacks.settings",
         "gpu_fleet_stacks.settings.reader",
     ),
@@ -62,11 +64,12 @@ PURE = (
     "stacks/gpu_fleet_stacks/settings/",
     "stacks/gpu_fleet_stacks/catalog/",
     "stacks/gpu_fleet_stacks/cost/",
-    "stacks/gpu_fleet_stacks/naming.py",
+    "stacks/gpu_fleet_stacks/core/",
     "stacks/gpu_fleet_stacks/payload/instance_file.py",
 )
 IMPURE = (
     *(
+        "stacks/gpu_fleet_stacks/settings/organization.py",
         "stacks/gpu_fleet_stacks/settings/reader.py",
         "stacks/gpu_fleet_stacks/settings/stack_files.py",
         "stacks/gpu_fleet_stacks/cost/notice.py",
@@ -74,7 +77,6 @@ IMPURE = (
     *(
         "stacks/gpu_fleet_stacks/cost/command.py",
         "stacks/gpu_fleet_stacks/catalog/command.py",
-        "stacks/gpu_fleet_stacks/catalog/refresh/",
     ),
 )
 OUTSIDE = ("pulumi", "pulumi_aws", "pulumi_alicloud", "boto3")
@@ -83,8 +85,8 @@ CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
 # The console's own modules are on every instance and load before any command.
 IN_CONSOLE = 3
 OF_CONSOLE = ("gpu_fleet_image.console", "click", *sys.stdlib_module_names)
-# The top of stacks/ has only modules that several rooms need and none owns.
-TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization", "program")
+# At the top of stacks/ is only what several rooms need and none owns.
+TOP_NAMES = ("__init__", "program")
 TOP_DEPTH = 2
 TOP = {f"stacks/gpu_fleet_stacks/{name}.py" for name in TOP_NAMES}
 # Only the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises those of
@@ -123,7 +125,7 @@ ONE_THING = {
     "Hook": "what the agent completes of a cloud, and the cloud that has it beside the agent",
     "Instances": "what a sweep needs of a cloud, and the clouds that have it",
     "Job": "what a user submits, and what of it an instance needs: rooms that may not import each other",
-    "Leftovers": "what a sweep needs of a cloud, and the clouds that have it",
+    "OrphanedResources": "what a sweep needs of a cloud, and the clouds that have it",
     "Notices": "what the agent needs of a cloud, and the clouds that have it",
     "PlanStep": "what a cloud's room reads of a step of Pulumi's plan, and the step",
     "QuietHours": "a part of the stack file, and of the policy that is written from it",
@@ -164,9 +166,11 @@ def _is_of(name: str, rooms: Iterable[str]) -> bool:
 
 def of_stacks(module: Module) -> Iterator[Finding]:
     """Find forbidden imports of a module of the environments, and a module in no room."""
-    allowed = OF_IMAGE if module.path.startswith(PAYLOAD) else ()
+    recipe = ("gpu_fleet_image.recipe",) if module.path.startswith(KNOW_THE_RECIPE) else ()
     image = [
-        name for name in module.imports if name.startswith("gpu_fleet_image.") and not _is_of(name, allowed)
+        name
+        for name in module.imports
+        if name.startswith("gpu_fleet_image.") and not _is_of(name, OF_IMAGE + recipe)
     ]
     yield from foreign(module, image)
     if module.path.startswith(PURE) and not module.path.startswith(IMPURE):

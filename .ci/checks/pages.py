@@ -1,8 +1,8 @@
 """Targets that pages name: links, paths in backticks, rooms on the map, tests, packages.
 
-A path whose first part is a room of the checkout starts at the root. Any other starts at the page's own
-folder or at the package that users import. A file name without a folder is a file below the page's own
-folder.
+A path whose first part is a room of the checkout is said from the root; any other from the page's own folder
+or from the package that users import. A file name without a folder is one below the page's own; on a page
+of the site it may be anywhere.
 """
 
 import fnmatch
@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_of
+from checks.sources import PRODUCT, ROOMS, Checkout, Finding, NothingToCheckError, line_of
 
 PACKAGES = (
     "training/gpu_fleet",
@@ -37,27 +37,18 @@ ELSEWHERE = re.compile(
 )
 # page -> path that it names and the checkout lacks -> the reason
 NOT_HERE = {
-    "docs/platform.md": {"stacks/Pulumi.research.yaml": "`gpu-fleet new` writes it"},
-    "image/README.md": {
-        "gpu-fleet-bootstrap.service": "a part of the user data",
-        "vendor/": "a folder of the payload",
-    },
+    "docs/explanation/instance-start.md": {"gpu-fleet-bootstrap.service": "a part of the user data"},
+    "docs/how-to/monitor.md": {"provisioning/": "below the folder that the page names"},
+    "image/README.md": {"vendor/": "a folder of the payload"},
     "image/gpu_fleet_image/queue/README.md": dict.fromkeys(
         (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
     ),
-    "image/gpu_fleet_image/controllers/sweep/README.md": dict.fromkeys(
-        ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
-        "in the bucket",
-    ),
-    "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
-    "stacks/gpu_fleet_stacks/alicloud/README.md": dict.fromkeys(
-        ("closed_buckets.py", "dashboard.py", "first_image.py", "image_roles.py", "sessions.py"),
-        "files that AWS alone has",
-    ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }
-MOST_WORDS = 1200  # on the first page
-CHANGELOG = "CHANGELOG.md"  # it names removed files
+SITE = "docs/"
+MOST_WORDS = 1200  # of the first page
+MOST_LINES = 80  # of a room's README
+CHANGELOG = "CHANGELOG.md"  # it names what was there
 # pytest with one file or folder of tests, and a word of a test's name
 TESTS = re.compile(
     r"^\.venv/bin/python -m pytest (?:-q )?(?P<file>tests/\S+)(?: -k (?P<word>\w+))?$", re.MULTILINE
@@ -116,7 +107,8 @@ def is_there(checkout: Checkout, path: str, page: str) -> bool:
     if path.endswith((".service", ".timer")):
         return bool(_below(checkout, "image", path))
     if "/" not in path:
-        return checkout.has(path) or bool(_below(checkout, folder, path))
+        start = "" if page.startswith(SITE) else folder
+        return checkout.has(path) or bool(_below(checkout, start, path))
     return any(checkout.has(posixpath.join(start, bare)) for start in ("", folder, *PACKAGES))
 
 
@@ -172,4 +164,11 @@ def front_page(checkout: Checkout) -> Iterator[Finding]:
         yield Finding("README.md", 1, f"has {words} words, allowed: {MOST_WORDS}")
 
 
-CHECKS = (links, commands, paths, maps, dependencies, front_page)
+def rooms(checkout: Checkout) -> Iterator[Finding]:
+    """Find each room's README that is too long: what a user reads belongs into docs/."""
+    for page in checkout.files(*PRODUCT, suffix="/README.md"):
+        if (lines := checkout.text(page).count("\n")) > MOST_LINES:
+            yield Finding(page, 1, f"has {lines} lines, allowed: {MOST_LINES}")
+
+
+CHECKS = (links, commands, paths, maps, dependencies, front_page, rooms)

@@ -38,15 +38,16 @@ TRIPS = {
     ],
     "image/gpu_fleet_image/controllers/sweep/README.md": [
         "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
-        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/sensors/poll.py",
         "image/gpu_fleet_image/instance/agent/loop.py",
         "image/gpu_fleet_image/instance/agent/judge.py",
-        "image/gpu_fleet_image/instance/agent/command.py",
         "image/gpu_fleet_image/instance/agent/publish.py",
         "image/gpu_fleet_image/controllers/sweep/evidence.py",
         "image/gpu_fleet_image/providers/aws/metrics.py",
-        "image/gpu_fleet_image/controllers/sweep/verdict.py",
         "image/gpu_fleet_image/controllers/sweep/sweep.py",
+        "image/gpu_fleet_image/controllers/sweep/verdict.py",
+        "image/gpu_fleet_image/controllers/sweep/rules.py",
+        "image/gpu_fleet_image/controllers/sweep/next_step.py",
         "image/gpu_fleet_image/core/handshake.py",
         "image/gpu_fleet_image/instance/agent/answers.py",
         "image/gpu_fleet_image/instance/agent/listening.py",
@@ -58,7 +59,7 @@ TRIPS = {
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/gpu_fleet_stacks/settings/schema.py"): "network",
     (
-        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/sensors/poll.py",
         "image/gpu_fleet_image/instance/agent/loop.py",
     ): "sample(",
     (
@@ -79,7 +80,7 @@ SWEEP = "image/gpu_fleet_image/controllers/sweep"
 BY_AN_OBJECT = {
     "training/gpu_fleet/step/spread.py": "training/gpu_fleet/trainer/prepared_run.py",
     "training/gpu_fleet/step/evaluation.py": "training/gpu_fleet/trainer/loop.py",
-    f"{SWEEP}/verdict.py": f"{SWEEP}/evidence.py",
+    f"{SWEEP}/sweep.py": f"{SWEEP}/evidence.py",
     f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }
 # Folders that re-export names of one of their modules.

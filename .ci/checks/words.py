@@ -58,23 +58,16 @@ EXCEPTIONS = {
     "image/gpu_fleet_image/recipe/packages.toml": {"[machine]": "a name of deployed images' package groups"},
     "image/gpu_fleet_image/recipe/steps/10-base.sh": {"install_group machine": "the same"},
     "image/gpu_fleet_image/recipe/steps/90-seal.sh": {"machine-id": "systemd's own name"},
-    "image/gpu_fleet_image/console/users/status.py": {"told apart": "tell apart, set off from one another"},
-    "image/gpu_fleet_image/instance/agent/listening.py": {"told apart": "the same"},
     "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
     "stacks/gpu_fleet_stacks/settings/schema.py": {"people: login name": "the key access.people"},
     "stacks/gpu_fleet_stacks/monitoring/grafana.py": {
         'job="machine"': "a label of the scrapes of stacks that are deployed"
     },
-    "stacks/gpu_fleet_stacks/aws/README.md": {
-        "    people:": "a key of the stack file",
-        "`people.py`": "a module's name",
-    },
-    "docs/settings.md": {"| `people` |": "a key of the stack file"},
-    "stacks/gpu_fleet_stacks/acceptance/README.md": {"pool `people`": "the name of a pool"},
-    "stacks/gpu_fleet_stacks/alicloud/README.md": {
-        "`people: launch`": "a step of the acceptance run, named by its pool",
-        "`people.py`": "a module's name",
-    },
+    "stacks/gpu_fleet_stacks/aws/README.md": {"`people.py`": "a module's name"},
+    "docs/reference/settings.md": {"| `people` |": "a key of the stack file"},
+    "docs/how-to/accounts.md": {"  people:": "a key of the stack file"},
+    "docs/explanation/clouds.md": {"`people: launch`": "a step of the acceptance run, named by its pool"},
+    "stacks/gpu_fleet_stacks/alicloud/README.md": {"`people.py`": "a module's name"},
 }
 
 

@@ -3,7 +3,7 @@
 import pulumi
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Stack, reader
 
 

@@ -16,7 +16,7 @@ from gpu_fleet_stacks.acceptance import alicloud, plan, variant
 from gpu_fleet_stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
 from gpu_fleet_stacks.acceptance.command import Surroundings, accept
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
-from gpu_fleet_stacks.calls.alicloud import VERSIONS, Alicloud
+from gpu_fleet_stacks.clients.alicloud import VERSIONS, Alicloud
 from gpu_fleet_stacks.settings import stack_files
 from tests.acceptance.pretend import BUCKETS, PretendClock, PretendCloud, room
 from tests.reaper.alicloud_server import ENVIRON, serving

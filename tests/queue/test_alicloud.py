@@ -1,4 +1,4 @@
-"""The queue on Alibaba Cloud: munge's key in a secret of KMS, what ECS says of nodes, records in OSS."""
+"""The queue on Alibaba Cloud: munge's key in a secret of KMS, nodes by ECS, records in OSS."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
 class Secrets:
-    """KMS's secrets, as PutSecretValue and GetSecretValue document them."""
+    """Fake of KMS's secrets, by the pages of PutSecretValue and GetSecretValue."""
 
     def __init__(self) -> None:
         self.versions = {NO_KEY_VERSION: NO_KEY}
@@ -47,7 +47,7 @@ class Secrets:
 
 
 class Instances:
-    """ECS, with as many answers as asked."""
+    """Fake of ECS with pages of the requested size."""
 
     def __init__(self, **states: str) -> None:
         self.known = {name.replace("_", "-"): state for name, state in states.items()}
@@ -103,7 +103,7 @@ def test_a_controller_that_cannot_read_the_key_does_not_replace_it(kms, secrets)
 
 
 def test_of_two_controllers_one_makes_the_key(kms, secrets):
-    """The other did not see it yet, and finds it when its unit tries again."""
+    """The other controller did not see it yet, and finds it when its unit tries again."""
     secrets.versions[VERSION] = base64.b64encode(b"k" * munge.KEY_BYTES).decode()
     secrets.broken = "Forbidden.ResourceNotFound"
 

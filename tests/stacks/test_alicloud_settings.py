@@ -1,10 +1,10 @@
-"""What a stack file of Alibaba Cloud may not say, and how it is told."""
+"""Errors in a stack file of Alibaba Cloud, and their messages."""
 
 import pytest
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack_file
 from tests.stacks.alicloud_programs import inputs, register

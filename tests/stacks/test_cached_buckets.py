@@ -1,11 +1,11 @@
-"""Buckets as folders of the shared scratch: what is linked, who may read them, what is refused."""
+"""Buckets as folders of the shared scratch: links, permissions, refusals."""
 
 import json
 from unittest.mock import patch
 
 import pytest
 
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples

@@ -1,4 +1,4 @@
-"""`gpu-fleet check|preview|up|outputs` as a person at a shell meets them."""
+"""`gpu-fleet check|preview|up|outputs`, called by a user at a shell."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import deploy, policy_pack, pulumi_command
-from gpu_fleet_stacks.guard.pulumi_command import REFUSED, refuse
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.plan_check import deploy, policy_pack, pulumi_command
+from gpu_fleet_stacks.plan_check.pulumi_command import REFUSED, refuse
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Shell:
-    """Runs `gpu-fleet` with nothing on PATH but a `pulumi` that writes down how it was called."""
+    """Shell that runs `gpu-fleet` with only a fake `pulumi` on PATH, which records its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -198,7 +198,7 @@ def test_another_program_is_refused(shell):
 
 @given(st.sampled_from("yfdr"), st.text("yfdrmptv", max_size=4), st.sampled_from("sCc"), st.text(max_size=5))
 def test_a_refused_letter_is_found_in_any_word_of_flags(first, more, refused, rest):
-    """Unless a letter before it takes the rest of the word as its value: `-ms` is the message `s`."""
+    """The exception is a letter before it that takes the rest as its value: `-ms` is the message `s`."""
     word = f"-{first}{more}{refused}{rest}"
     if set(more) & set(pulumi_command.TAKE_A_VALUE):
         refuse([word])
@@ -276,7 +276,7 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from gpu_fleet_stacks.guard import deploy
+from gpu_fleet_stacks.plan_check import deploy
 from gpu_fleet_stacks.teardown import engine
 root = Path(os.environ["FOLDER"])
 """

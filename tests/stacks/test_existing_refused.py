@@ -1,4 +1,4 @@
-"""Refusals of a VPC, buckets and file systems of somebody else's: in a stack file, and in a preview."""
+"""Refusals of another owner's VPC, buckets and file systems: in a stack file, and in a preview."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gpu_fleet_stacks.alicloud import existing as of_alicloud
 from gpu_fleet_stacks.alicloud import existing_files as files_of_alicloud
 from gpu_fleet_stacks.aws import existing as of_aws
 from gpu_fleet_stacks.aws import existing_files as files_of_aws
-from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.rehearsal.errors import CreationError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.stacks import alicloud_examples, examples

@@ -1,4 +1,4 @@
-"""``gpu-fleet image build`` and ``rollback``: started once, followed, promoted when tested, taken back."""
+"""``gpu-fleet image build`` and ``rollback``: start once, follow, promote after tests, roll back."""
 
 import hashlib
 import re
@@ -8,9 +8,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls.aws import Aws
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images import command
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.images.aws import AwsBuilds
@@ -48,7 +48,7 @@ def summary(number, status="AVAILABLE", **more):
 
 
 class Cloud:
-    """An account with a pipeline; its parameter is written as the cloud and the command write it."""
+    """An account with a pipeline; the cloud and the command write its parameter."""
 
     def __init__(self, images=(), statuses=(), promoted=None, sha256=None, settings=BUILDING):
         self.images, self.statuses, self.parameter = list(images), list(statuses), promoted
@@ -70,7 +70,7 @@ class Cloud:
         self.builds = AwsBuilds(settings, Aws(self.account.client))
 
     def page(self, params):
-        """One build a page."""
+        """Return one build a page."""
         before = self.images if params["imagePipelineArn"] == PIPELINE else []
         begun = [
             summary(number, status)
@@ -82,7 +82,7 @@ class Cloud:
         return {"imageSummaryList": listed[place : place + 1], **more}
 
     def start(self, params):
-        """Of one token one build."""
+        """Start one build for each token."""
         tokens = [asked["clientToken"] for asked in self.asked("StartImagePipelineExecution")]
         number = 9 + tokens.index(params["clientToken"])
         self.started.append((number, params["imagePipelineArn"], "BUILDING"))
@@ -111,7 +111,7 @@ class Cloud:
 
 @pytest.fixture
 def run(monkeypatch):
-    """The command against a cloud of the test; no wait takes time."""
+    """Return a function that runs the command with a fake cloud, without waits."""
     waited = []
     monkeypatch.setattr(command.time, "sleep", waited.append)
     monkeypatch.setattr(command, "_now", lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC))
@@ -198,7 +198,7 @@ def test_a_build_of_another_recipe_is_no_build_of_this_one_and_rollback_returns_
 
 
 def test_what_it_says_to_write_keeps_the_pipeline(run):
-    """Pasted below image: it must leave a stack that still builds."""
+    """Pasted below image:, it must give a stack that still builds."""
     cloud = Cloud(statuses=["AVAILABLE"])
 
     said, _ = run(command.build, cloud.builds)
@@ -347,7 +347,7 @@ def executions(*rows):
 
 @pytest.fixture
 def ecs():
-    """An account of Alibaba Cloud with the stack's pipeline, and its builds."""
+    """Return an account of Alibaba Cloud with the stack's pipeline, and its builds."""
     named = [
         {"ImagePipelineId": "ip-of-another", "Name": "gpu-fleet-test-0"},
         {"ImagePipelineId": "ip-1", "Name": ECS_NAME},
@@ -385,7 +385,7 @@ def test_on_alibaba_cloud_the_image_is_built_and_the_stack_file_promotes_it(ecs,
 
 
 def images(*numbers):
-    """Of DescribeImages: built ones, and another of the account."""
+    """Return an answer of DescribeImages: built images, and another one of the account."""
     listed = [
         {"ImageId": f"m-{number}", "ImageName": f"gpu-fleet-test_built_{number}", "CreationTime": str(number)}
         for number in numbers
@@ -527,7 +527,7 @@ CRITICAL = {
 
 
 def scanned(critical=(), status="COMPLETED", **cloud):
-    """An account whose builds Amazon Inspector has looked at."""
+    """Return an account whose builds Amazon Inspector has scanned."""
     made = Cloud(settings=SCANNED, **cloud)
     counts = {"critical": len(critical), "high": 2, "medium": 3, "all": len(critical) + 5}
 
@@ -638,7 +638,7 @@ NO_ROOM = {
 
 
 def full(cloud, tries):
-    """Whose canary finds no instance so many times; its pipeline stands in two zones."""
+    """Return an account without capacity for the canary so many times; its pipeline has two zones."""
     home = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
     other = {"arn": ELSEWHERE, "name": "gpu-fleet-test-us-east-1b", "imageRecipeArn": RECIPE}
     cloud.statuses = ["FAILED"] * tries + ["AVAILABLE"]
@@ -669,16 +669,16 @@ def test_a_canary_that_finds_no_room_is_tried_in_the_next_zone(run):
     assert cloud.parameter == AMI.format(11)
 
 
-def test_a_build_that_the_stacks_keeper_began_meanwhile_is_followed(run):
-    """Two that try again at once would pay for two builds, and the slower one would be promoted."""
+def test_a_build_that_the_stacks_controller_began_meanwhile_is_followed(run):
+    """Two retries at once would pay for two builds, and the slower one would be promoted."""
     cloud = full(Cloud(promoted=AMI.format(8)), 1)
     fails = cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"]
 
-    def keeper_comes_first(_params):
+    def controller_comes_first(_params):
         cloud.started.append((10, ELSEWHERE, "BUILDING"))
         return fails
 
-    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = keeper_comes_first
+    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = controller_comes_first
 
     said, _ = run(command.build, cloud.builds)
 

@@ -1,4 +1,4 @@
-"""Is there room on AWS: what each answer of the cloud becomes, and that every problem is told at once."""
+"""Preflight on AWS: the finding for each answer of the cloud; all problems are reported at once."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -7,7 +7,7 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls import aws as aws_calls
+from gpu_fleet_stacks.clients import aws as aws_calls
 from gpu_fleet_stacks.preflight import aws
 from gpu_fleet_stacks.preflight.command import preflight
 from gpu_fleet_stacks.preflight.findings import Rating
@@ -54,7 +54,7 @@ RUNNING = [
 
 
 def busy(allowed: int) -> Account:
-    """An account where others have instances, five networks and addresses, and this stack one of each."""
+    """Return an account with other instances, five networks and addresses, and one of each of this stack."""
     networks = [tagged("other")] * 5 + [tagged("test")]
     return account(
         allowed,
@@ -163,7 +163,7 @@ def reserved(market: str = "reservation", by: str = "cr-0123456789abcdef0") -> S
 
 
 def holding(*held: dict[str, Any]) -> Account:
-    """An account with reservations, each of which differs from a sound one; a group holds all of them."""
+    """Return an account with reservations in one group, each given by its changes to a valid one."""
     sound = {
         "CapacityReservationId": "cr-0123456789abcdef0",
         "State": "active",
@@ -218,7 +218,7 @@ def imaged(**changes: Any) -> Account:
 
 
 def written(value: str | None, name: str) -> Account:
-    """An account whose parameter names an image, or that has no parameter."""
+    """Return an account whose parameter names an image, or without the parameter."""
     parameter = {"Parameter": {"Value": value}} if value else Refusal("ParameterNotFound", "")
     return account(ssm_GetParameter=parameter, ec2_DescribeImages={"Images": [IMAGE | {"Name": name}]})
 
@@ -234,7 +234,10 @@ def test_an_image_is_ours_valid_and_small_enough():
         f"{AMI} is not in us-east-1": account(ec2_DescribeImages={"Images": []}),
         f"{AMI} is not": account(ec2_DescribeImages=gone),
     }
-    rows = [Row("image", PROBLEM, says, cloud, remedy="image/README.md") for says, cloud in accounts.items()]
+    rows = [
+        Row("image", PROBLEM, says, cloud, remedy="docs/how-to/bake-an-image.md")
+        for says, cloud in accounts.items()
+    ]
 
     assert wrong_of(*rows) == []
 
@@ -394,7 +397,7 @@ def test_every_problem_is_reported_at_once_with_what_to_do(monkeypatch):
 
 
 def test_against_moto_whatever_it_knows_is_answered():
-    """moto has no EC2 quotas; everything else of the local stack it answers by itself."""
+    """moto has no EC2 quotas; it answers everything else for the local stack."""
     settings = stack_files.settings_of("local")
     with environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}), moto_server(settings.region):
         session = boto3.session.Session(region_name=settings.region)

@@ -1,4 +1,4 @@
-"""Preflight on AWS of what belongs to somebody else: a VPC, buckets, file systems."""
+"""Preflight on AWS of another owner's VPC, buckets and file systems."""
 
 import json
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ def guest(**network: Any) -> Stack:
 
 
 def foreign_vpc(subnet: dict[str, Any] | None = None, routes: Any = (TO_NAT,), **changes: Any) -> Account:
-    """An account with the VPC: each of its subnets in its zone, and a main table with these routes."""
+    """Return an account with the VPC: each subnet in its zone, and a main table with these routes."""
     zones = {subnet: zone for zone, subnet in SUBNETS.items()}
 
     def subnets(params):
@@ -141,7 +141,7 @@ TLS_ONLY |= {"Condition": {"Bool": {"aws:SecureTransport": "false"}}}
 
 
 def bucket_of(*, encrypted_by: str = "", policy: Any = (TLS_ONLY,), **changes: Any) -> Account:
-    """An account that has the bucket, and none of the stack's own."""
+    """Return an account with the bucket, and without the stack's own."""
     by_kms = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": encrypted_by}
     rule = {"ApplyServerSideEncryptionByDefault": by_kms if encrypted_by else {"SSEAlgorithm": "AES256"}}
     answers: dict[str, Any] = {
@@ -212,7 +212,7 @@ def mount_targets(*zones: str, **changes: Any) -> dict[str, Any]:
 
 
 def with_files(*rules: dict[str, Any], **changes: Any) -> Account:
-    """An account with an encrypted EFS, a mount target in each zone, and these rules of their group."""
+    """Return an account with an encrypted EFS, mount targets in each zone, and these rules of their group."""
     answers: dict[str, Any] = {
         "efs_DescribeFileSystems": file_system(),
         "efs_DescribeFileSystemPolicy": Refusal("PolicyNotFound", "no policy"),

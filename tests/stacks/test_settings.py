@@ -1,4 +1,4 @@
-"""What a stack file may not say, and how it is told."""
+"""Errors in a stack file, and their messages."""
 
 from itertools import combinations
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATCH
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.examples import changed, networks, pool, stack, stack_file, stack_files
@@ -25,7 +25,7 @@ def refusal(**changes) -> str:
 
 
 def refusal_of(values: dict[str, object]) -> str:
-    """What is said of a sound file of two pools with these values at their keys."""
+    """Return the errors of a valid file of two pools with these values at their keys."""
     return said_of(changed(stack_file(pools=[pool(), pool(name="other")]), values))
 
 
@@ -305,7 +305,7 @@ def overlap(first: str, second: str) -> bool:
 
 
 def independent(key: str, other: str) -> bool:
-    """Neither value touches what the other's message is made of."""
+    """Return whether neither value changes the message about the other."""
     return not any(
         overlap(changed_key, read) or overlap(read, changed_key)
         for one, changed_key in ((key, other), (other, key))

@@ -1,18 +1,18 @@
-"""Stack files that cannot be read: one sentence each, and no traceback."""
+"""Unreadable stack files give one sentence each, and no traceback."""
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import Stack, stack_files, yaml_text
 from tests.stacks.examples import pool, stack_file
 
 
 def aliases(deep: int) -> bytes:
-    """A few lines, each a list of nine aliases of the one before."""
+    """Return a few lines, each a list of nine aliases of the previous one."""
     lines = ["  gpu-fleet:list0: &list0 [a]"]
     for number in range(1, deep + 1):
         inner = ", ".join([f"*list{number - 1}"] * 9)
@@ -119,7 +119,7 @@ def read(tmp_path, monkeypatch):
 
 
 def yaml_of(more: str = "", **changes) -> str:
-    """A sound stack file as text, further lines of its config at the end."""
+    """Return a valid stack file as text, with further lines of its config at the end."""
     config = {f"gpu-fleet:{key}": value for key, value in stack_file(**changes).items()}
     return yaml.safe_dump({"config": config}) + more
 

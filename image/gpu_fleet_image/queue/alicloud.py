@@ -1,4 +1,4 @@
-"""The queue on Alibaba Cloud: KMS's secrets, ECS, OSS."""
+"""The queue on Alibaba Cloud: secrets in KMS, instances in ECS, records in OSS."""
 
 import base64
 import json
@@ -20,16 +20,16 @@ from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product, clients
 from gpu_fleet_image.queue import munge
 
-# The key's version and its label. The secret's current version stays the sentence that the stack declares,
-# which Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).
+# The key's version and its label. The secret's current version stays the text that the stack declares, which
+# Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).
 VERSION = "munge"
 PAGE = 100  # ECS API, DescribeInstances
-# What ECS calls a state -> what EC2 does, where these are not the same word in small letters.
+# ECS's name of a state -> EC2's, if it is not the same word in lower case.
 STATES = {"Starting": "pending"}
 
 
 class AlicloudQueue:
-    """As ``cloud.QueueCloud``."""
+    """Implementation of ``cloud.QueueCloud``."""
 
     def __init__(self, instance: InstanceFile) -> None:
         metadata = None if os.environ.get(KEY_ID) else Metadata(instance.cloud)
@@ -39,15 +39,15 @@ class AlicloudQueue:
         self._calls = Calls(lambda: datetime.now(UTC))
 
     def key(self, secret: str, *, may_make: bool) -> bytes:
-        """As the protocol."""
+        """Return munge's key as the protocol."""
         return fetched(self._clients.kms, secret, may_make=may_make)
 
     def states(self, ids: list[str]) -> dict[str, str]:
-        """As the protocol."""
+        """Return instances' states as the protocol."""
         return states_of(self._clients.ecs, self._calls, ids)
 
     def store(self) -> "RecordsStore":
-        """As the protocol."""
+        """Return the stack's records as the protocol."""
         inside = oss.ENDPOINT_INSIDE.format(region=self._instance.region)
 
         def bucket() -> Any:
@@ -57,15 +57,15 @@ class AlicloudQueue:
 
 
 def connect(instance: InstanceFile) -> AlicloudQueue:
-    """The cloud of this instance."""
+    """Return the cloud of this instance."""
     return AlicloudQueue(instance)
 
 
 class RecordsStore(OssStore):
-    """The records, as long as the controller runs: a client of boto3 outlives no key of a role.
+    """Records of a controller that runs for long: a client of boto3 expires with its role's keys.
 
     Args:
-        keys: those that count now.
+        keys: returns the keys that are valid now.
         bucket: makes boto3's client with them.
     """
 
@@ -77,12 +77,12 @@ class RecordsStore(OssStore):
         self._of: AccessKey | None = None
 
     def newest(self, key: str, at_most: int | None = None) -> StoredObject | None:
-        """As ``Store``."""
+        """Return an object as ``Store``."""
         self._renew()
         return super().newest(key, at_most)
 
     def put(self, key: str, content: dict[str, Any]) -> None:
-        """As ``Store``."""
+        """Write an object as ``Store``."""
         self._renew()
         super().put(key, content)
 
@@ -93,11 +93,11 @@ class RecordsStore(OssStore):
 
 
 def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
-    """The key; arguments and errors as of ``cloud.QueueCloud.key``.
+    """Return munge's key; arguments and errors as of ``cloud.QueueCloud.key``.
 
-    KMS changes no version that is there: it refuses another value under its number. So of two controllers one
-    makes the key, the other finds it when it tries again, and whatever kept this one from reading the key,
-    making one loses none.
+    KMS never changes an existing version: it refuses another value under its number. So of two controllers
+        one makes the key, and the other finds it when it tries again. After any failed read, making a key
+        cannot overwrite one.
     """
     try:
         answer = kms.action("GetSecretValue")(SecretName=secret, VersionId=VERSION)
@@ -120,10 +120,10 @@ def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
 
 
 def states_of(ecs: Product, calls: Calls, ids: Iterable[str]) -> dict[str, str]:
-    """As ``cloud.QueueCloud.states``. ECS leaves out what it knows no more."""
+    """Return instances' states as ``cloud.QueueCloud.states``. ECS omits instances that are gone."""
     states: dict[str, str] = {}
     for some in batches(list(ids), PAGE):
-        page = calls.look(
+        page = calls.read(
             ecs.action("DescribeInstances"), InstanceIds=json.dumps(list(some)), MaxResults=PAGE
         )
         for raw in page["Instances"]["Instance"]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
-from gpu_fleet_stacks.naming import PROJECT
+from gpu_fleet_stacks.core.naming import PROJECT
 
 TAG_STACK, TAG_POOL = f"{PROJECT}:stack", f"{PROJECT}:pool"
 TAG_KEEP_UNTIL, TAG_KEEP_REASON = f"{PROJECT}:keep-until", f"{PROJECT}:keep-reason"
@@ -53,7 +53,7 @@ class CommandOutput:
 
 
 @dataclass(frozen=True)
-class Left:
+class Orphan:
     """Something of the stack that still exists.
 
     Attributes:
@@ -178,7 +178,7 @@ class Account(Protocol):
     def forget_interruption(self) -> None:
         """Remove what ``interrupt`` made, if anything."""
 
-    def left(self) -> Sequence[Left]:
+    def orphans(self) -> Sequence[Orphan]:
         """Return everything that still carries the stack's tag."""
 
     def end_stragglers(self) -> Sequence[str]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.acceptance.account import (
     HEARTBEAT_METRIC,
     TAG_POOL,
@@ -23,14 +22,15 @@ from gpu_fleet_stacks.acceptance.account import (
     Call,
     CommandOutput,
     Kept,
-    Left,
+    Orphan,
     TestedInstance,
 )
 from gpu_fleet_stacks.acceptance.clock import RunClock
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
-from gpu_fleet_stacks.calls import buckets, oss
-from gpu_fleet_stacks.calls.alicloud import VERSIONS, Alicloud, expects_a_number, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets, oss
+from gpu_fleet_stacks.clients.alicloud import VERSIONS, Alicloud, expects_a_number, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 
 LOG = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ class AlicloudAccount:
     def forget_interruption(self) -> None:
         """Do nothing: ``interrupt`` makes nothing here."""
 
-    def left(self) -> list[Left]:
+    def orphans(self) -> list[Orphan]:
         """List everything that still carries the stack's tag.
 
         Each product's own API lists what is paid by the hour; the tag service lists the rest.
@@ -320,36 +320,36 @@ class AlicloudAccount:
         addresses = self._ask("vpc.DescribeEipAddresses", PageSize=str(PAGE), **own)
         return [
             *(
-                Left("instance", instance.id, instance.state, instance.type)
+                Orphan("instance", instance.id, instance.state, instance.type)
                 for instance in self.instances()
                 if not instance.ended
             ),
-            *(Left("disk", raw["DiskId"], raw["Status"], "disk", Decimal(raw["Size"])) for raw in disks),
+            *(Orphan("disk", raw["DiskId"], raw["Status"], "disk", Decimal(raw["Size"])) for raw in disks),
             *(
-                Left("nat gateway", raw["NatGatewayId"], raw["Status"], "nat_gateway")
+                Orphan("nat gateway", raw["NatGatewayId"], raw["Status"], "nat_gateway")
                 for raw in listed(gateways, "NatGateways", "NatGateway")
             ),
             *(
-                Left("public address", raw["AllocationId"], raw["Status"], "public_address")
+                Orphan("public address", raw["AllocationId"], raw["Status"], "public_address")
                 for raw in listed(addresses, "EipAddresses", "EipAddress")
             ),
             *self._tagged(),
         ]
 
-    def _tagged(self) -> Iterator[Left]:
+    def _tagged(self) -> Iterator[Orphan]:
         """Yield everything else that the tag service lists."""
         listed_kinds = (":instance/", ":disk/", ":natgateway/", ":eip/")
         for arn in self._arns():
             service = arn.split(":")[2]
             if service == "kms":
                 state = self._key_state(arn)
-                yield Left("kms", arn, state, "" if state == PENDING_DELETION else "key")
+                yield Orphan("kms", arn, state, "" if state == PENDING_DELETION else "key")
             elif service == "oss":
-                yield from self._bucket_left(arn)
+                yield from self._orphaned_bucket(arn)
             elif not any(kind in arn for kind in listed_kinds):
-                yield Left(service, arn, note="may have been deleted already")
+                yield Orphan(service, arn, note="may have been deleted already")
 
-    def _bucket_left(self, arn: str) -> Iterator[Left]:
+    def _orphaned_bucket(self, arn: str) -> Iterator[Orphan]:
         try:
             page = self._oss("list_object_versions", Bucket=_last(arn), MaxKeys=1)
         except CallRefusedError as error:
@@ -357,7 +357,7 @@ class AlicloudAccount:
                 return
             raise
         holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
-        yield Left("oss", arn, "holds objects" if holds else "empty", "contents" if holds else "")
+        yield Orphan("oss", arn, "holds objects" if holds else "empty", "contents" if holds else "")
 
     def _arns(self) -> list[str]:
         tags = json.dumps({TAG_STACK: self._stack.name})

@@ -9,7 +9,6 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.acceptance.account import (
     HEARTBEAT_METRIC,
     TAG_POOL,
@@ -17,14 +16,15 @@ from gpu_fleet_stacks.acceptance.account import (
     Call,
     CommandOutput,
     Kept,
-    Left,
+    Orphan,
     TestedInstance,
 )
 from gpu_fleet_stacks.acceptance.clock import RunClock
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
-from gpu_fleet_stacks.calls import buckets
-from gpu_fleet_stacks.calls.aws import Clients, clients_in
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets
+from gpu_fleet_stacks.clients.aws import Clients, clients_in
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Market, Stack
 
 LOG = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ class AwsAccount:
             if error.code != absent:
                 raise
 
-    def left(self) -> list[Left]:
+    def orphans(self) -> list[Orphan]:
         """List everything that still carries the stack's tag.
 
         The tagging API also lists deleted resources for a while. Instances, volumes, gateways and addresses
@@ -392,34 +392,37 @@ class AwsAccount:
         gateways = self._pages("ec2.describe_nat_gateways", "NatGateways", Filter=own)
         addresses = self._ask("ec2.describe_addresses", Filters=own)["Addresses"]
         return [
-            *(Left("instance", instance.id, instance.state, instance.type) for instance in instances),
+            *(Orphan("instance", instance.id, instance.state, instance.type) for instance in instances),
             *(
-                Left("volume", volume["VolumeId"], volume["State"], "disk", Decimal(volume["Size"]))
+                Orphan("volume", volume["VolumeId"], volume["State"], "disk", Decimal(volume["Size"]))
                 for volume in volumes
             ),
             *(
-                Left("nat gateway", gateway["NatGatewayId"], gateway["State"], "nat_gateway")
+                Orphan("nat gateway", gateway["NatGatewayId"], gateway["State"], "nat_gateway")
                 for gateway in gateways
                 if gateway["State"] not in GATEWAY_GONE
             ),
-            *(Left("public address", address["AllocationId"], "", "public_address") for address in addresses),
+            *(
+                Orphan("public address", address["AllocationId"], "", "public_address")
+                for address in addresses
+            ),
             *self._tagged(),
         ]
 
-    def _tagged(self) -> Iterator[Left]:
+    def _tagged(self) -> Iterator[Orphan]:
         """Yield everything else that the tagging API lists."""
         listed_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
         for arn in self._arns():
             service = arn.split(":")[2]
             if service == "kms":
-                yield self._key_left(arn)
+                yield self._orphaned_key(arn)
             elif service == "s3":
-                yield from self._bucket_left(arn)
+                yield from self._orphaned_bucket(arn)
             elif not (service == "ec2" and any(kind in arn for kind in listed_by_ec2)):
                 note = "may have been deleted already: the tagging API remembers for a while"
-                yield Left(service, arn, note=note)
+                yield Orphan(service, arn, note=note)
 
-    def _bucket_left(self, arn: str) -> Iterator[Left]:
+    def _orphaned_bucket(self, arn: str) -> Iterator[Orphan]:
         """Yield the bucket if it exists; its objects cost by their size, which is not read."""
         name = arn.rpartition(":")[2]
         try:
@@ -429,7 +432,7 @@ class AwsAccount:
                 return
             raise
         holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
-        yield Left("s3", arn, "holds objects" if holds else "empty", "contents" if holds else "")
+        yield Orphan("s3", arn, "holds objects" if holds else "empty", "contents" if holds else "")
 
     def _arns(self, *types: str) -> list[str]:
         """Return the ARNs with the stack's tag, of the given resource types or of all."""
@@ -442,12 +445,12 @@ class AwsAccount:
         )
         return [str(entry["ResourceARN"]) for entry in pages]
 
-    def _key_left(self, arn: str) -> Left:
+    def _orphaned_key(self, arn: str) -> Orphan:
         """Describe a key; it costs until its deletion is scheduled (aws.amazon.com/kms/pricing)."""
         state = self._key_state(arn)
         if state == PENDING_DELETION:
-            return Left("kms", arn, state, note="deleted after its waiting period, which costs nothing")
-        return Left("kms", arn, state, "key", note="a key costs by the month")
+            return Orphan("kms", arn, state, note="deleted after its waiting period, which costs nothing")
+        return Orphan("kms", arn, state, "key", note="a key costs by the month")
 
     def _key_state(self, arn: str) -> str:
         return str(self._ask("kms.describe_key", KeyId=arn)["KeyMetadata"]["KeyState"])

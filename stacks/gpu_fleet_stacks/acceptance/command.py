@@ -16,7 +16,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gpu_fleet_stacks import files, naming
 from gpu_fleet_stacks.acceptance import evidence as evidences
 from gpu_fleet_stacks.acceptance import plan, steps, variant
 from gpu_fleet_stacks.acceptance.account import Account
@@ -29,7 +28,8 @@ from gpu_fleet_stacks.acceptance.plan import AcceptanceStep, RunCost
 from gpu_fleet_stacks.acceptance.runner import AcceptanceRun, execute, tear_down
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
 from gpu_fleet_stacks.catalog.money import Money
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import files, naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.preflight.command import look as preflight_look
 from gpu_fleet_stacks.rehearsal.processes import ended_like_by_keyboard
 from gpu_fleet_stacks.settings import ImageMode, Stack, projects, reader, stack_files, yaml_text
@@ -295,13 +295,13 @@ def _ended(console: Console, world: Surroundings, prepared: Prepared, run: Accep
     if torn_down:
         prepared.path.unlink(missing_ok=True)
     remaining = run.evidence.remaining or []
-    paid = [leftover for leftover in remaining if leftover.per_hour != "0"]
+    paid = [orphan for orphan in remaining if orphan.per_hour != "0"]
     if len(remaining) > len(paid):
         count = len(remaining) - len(paid)
         console.print(f"{count} things still carry the tag and are not paid by the hour: see the evidence")
-    for leftover in paid:
-        what = f"{leftover.kind} {leftover.id} {leftover.state}"
-        line = f"still there: {what}, {leftover.per_hour} an hour {leftover.note}"
+    for orphan in paid:
+        what = f"{orphan.kind} {orphan.id} {orphan.state}"
+        line = f"still there: {what}, {orphan.per_hour} an hour {orphan.note}"
         console.print(line, highlight=False, markup=False)
     if not torn_down:
         console.print(f"[bold red]not torn down[/]: gpu-fleet accept {run.evidence.stack} --clean-up")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError, EngineError
-from gpu_fleet_stacks.guard import policy_pack
-from gpu_fleet_stacks.guard.pulumi_command import CLI_ADVICE
+from gpu_fleet_stacks.plan_check import policy_pack
+from gpu_fleet_stacks.plan_check.pulumi_command import CLI_ADVICE
 
 # The user's own commands. `up` runs every pass that the provider needs, each checked as for users.
 # `destroy` drains instances, deletes data by name, and deletes the key last.

@@ -210,7 +210,7 @@ def shared_hour(variant: Stack) -> Money:
     return cost.hour(Level.MAX, [line for line in cost.of_pool(None) if line.what not in BY_VOLUME]).worst
 
 
-def left_hour(variant: Stack, priced_as: str, units: Decimal) -> Money | None:
+def orphan_hour(variant: Stack, priced_as: str, units: Decimal) -> Money | None:
     """Return what an hour of a remaining resource costs; None where the price is unknown."""
     listed = prices.load(variant.cloud)
     if priced_as in listed.quotes:

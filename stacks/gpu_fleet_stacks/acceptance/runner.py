@@ -15,7 +15,7 @@ from gpu_fleet_stacks.acceptance.evidence import Evidence, Remainder, Status, St
 from gpu_fleet_stacks.acceptance.metering import Metering
 from gpu_fleet_stacks.acceptance.plan import AcceptanceStep
 from gpu_fleet_stacks.catalog.money import Money
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 
 LOG = logging.getLogger(__name__)
@@ -281,27 +281,27 @@ def _list(run: AcceptanceRun) -> None:
     """Record everything that still carries the stack's tag, with its cost per hour."""
     run.evidence.remaining = [
         Remainder(
-            leftover.kind,
-            leftover.id,
-            leftover.state,
-            _hourly(run, leftover.priced_as, leftover.units),
-            leftover.note,
+            orphan.kind,
+            orphan.id,
+            orphan.state,
+            _hourly(run, orphan.priced_as, orphan.units),
+            orphan.note,
         )
-        for leftover in run.account.left()
+        for orphan in run.account.orphans()
     ]
 
 
 def _hourly(run: AcceptanceRun, priced_as: str, units: Any) -> str:
     if not priced_as:
         return "0"
-    price = plan.left_hour(run.variant, priced_as, units)
+    price = plan.orphan_hour(run.variant, priced_as, units)
     return "unknown" if price is None else f"{price.amount:.4f}"
 
 
 def _summary(remaining: Sequence[Remainder] | None) -> str:
     if not remaining:
         return "nothing carries the stack's tag any more"
-    paid = [leftover for leftover in remaining if leftover.per_hour != "0"]
+    paid = [orphan for orphan in remaining if orphan.per_hour != "0"]
     if paid:
-        return "still there and paid for: " + ", ".join(f"{leftover.kind} {leftover.id}" for leftover in paid)
+        return "still there and paid for: " + ", ".join(f"{orphan.kind} {orphan.id}" for orphan in paid)
     return f"{len(remaining)} things still carry the tag, none of them paid by the hour"

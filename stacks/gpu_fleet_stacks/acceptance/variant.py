@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from decimal import ROUND_UP, Decimal
 from typing import Any
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import ImageMode, Stack
 
 SUFFIX = "-accept"

@@ -11,7 +11,6 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpu_fleet_stacks import listing
 from gpu_fleet_stacks.advise import offers, scorecard
 from gpu_fleet_stacks.advise.plan import (
     GIB,
@@ -34,7 +33,8 @@ from gpu_fleet_stacks.advise.work import (
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.catalog.prices import read_on
-from gpu_fleet_stacks.listing import Column, Listing
+from gpu_fleet_stacks.core import listing
+from gpu_fleet_stacks.core.listing import Column, Listing
 
 PIPE_WIDTH = 170
 EIGHT = 8

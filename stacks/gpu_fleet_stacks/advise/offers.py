@@ -16,7 +16,7 @@ from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.instance_types import InstanceType, Price
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
 from gpu_fleet_stacks.catalog.prices import SpotPrice
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("vendors.toml")
 

@@ -7,8 +7,8 @@ right on the stack's key. It holds names of objects and callers, and no object.
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Redundancy, Stack
 
 KIND = "access-logs"

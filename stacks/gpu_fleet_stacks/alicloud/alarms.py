@@ -5,7 +5,7 @@ import json
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 # The default application group, for custom metrics that name no other (API PutCustomMetric).

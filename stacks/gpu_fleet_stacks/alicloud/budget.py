@@ -11,8 +11,8 @@ from decimal import Decimal
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.alarms import alarm
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack, Threshold, ThresholdKind
 
 # The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.

@@ -41,7 +41,7 @@ class ImageBuilds(pulumi.ComponentResource):
     def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:ImageBuilds", name, None, opts)
         stack, own = args.stack, f"{name}-builds"
-        keeper = ScheduledFunction(
+        controller = ScheduledFunction(
             own,
             ScheduledFunctionArgs(
                 stack=stack,
@@ -63,7 +63,7 @@ class ImageBuilds(pulumi.ComponentResource):
         alarm_of_failures(
             f"{own}-errors",
             stack,
-            keeper.function_name,
+            controller.function_name,
             times=FAILED_LOOKS,
             contact_group=args.contact_group,
             parent=self,

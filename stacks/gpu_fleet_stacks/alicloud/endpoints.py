@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 # The one service whose endpoint name the provider's reference gives (alicloud_privatelink_vpc_endpoint).

@@ -12,7 +12,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 from pulumi_alicloud.vpc.outputs import GetSwitchesVswitchResult
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.addresses import too_small
 from gpu_fleet_stacks.settings.schema import ExistingBucket, ExistingNetwork

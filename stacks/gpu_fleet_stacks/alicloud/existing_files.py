@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 
 ACTIVE = "Active"

@@ -45,7 +45,7 @@ class DeclaredStage(StrEnum):
 
 
 class PlanStep(Protocol):
-    """A step of Pulumi's plan (``gpu_fleet_stacks.guard.plan``)."""
+    """A step of Pulumi's plan (``gpu_fleet_stacks.plan_check.plan``)."""
 
     @property
     def op(self) -> str: ...

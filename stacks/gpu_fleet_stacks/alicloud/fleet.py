@@ -12,7 +12,6 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.first_pass import HEALTH, DeclaredStage, stage_of
 from gpu_fleet_stacks.alicloud.identity import Identity, IdentityArgs
 from gpu_fleet_stacks.alicloud.launch import (
@@ -23,6 +22,7 @@ from gpu_fleet_stacks.alicloud.launch import (
     spot_price_limits,
 )
 from gpu_fleet_stacks.alicloud.scaling import scale_by_load
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import instance_file
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Market, Pool, Stack
@@ -139,7 +139,7 @@ class Fleet(pulumi.ComponentResource):
             min_size=plan.size.min,
             max_size=plan.size.max,
             # Never 0, which the provider does not send (GetOk): a group made without an expected number never
-            # gets one, and grows by scaling activities alone (README.md, "Raising a pool").
+            # gets one, and grows by scaling activities alone (docs/explanation/clouds.md).
             desired_capacity=plan.size.desired or None,
             default_cooldown=COOLDOWN_S,
             vswitch_ids=[args.subnet_ids[zone] for zone in plan.zones],

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.alarms import SILENCE_S
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).

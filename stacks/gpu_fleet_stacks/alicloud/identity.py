@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pulumi
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, sweep_archive
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket
@@ -31,8 +31,8 @@ LOOK_ACTIONS = (
     "ess:DescribeScalingActivities",
     "ess:DescribeScalingInstances",
 )
-# The first two only affect a drain under way, as on AWS. The third can lift the protection of its
-# pool's instances too; nothing scales in by itself, so that alone ends none (README, "What is left open").
+# The first two say something of a drain under way only, as on AWS. The third can lift the protection of its
+# pool's instances too; nothing scales in by itself, so that alone ends none (docs/explanation/access.md).
 OWN_GROUP_ACTIONS = (
     "ess:CompleteLifecycleAction",
     "ess:RecordLifecycleActionHeartbeat",

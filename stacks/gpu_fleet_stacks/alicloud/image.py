@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.image_documents import component_content
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import Stack
 

@@ -12,8 +12,8 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.first_pass import DeclaredStage, stage_of
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.at_launch import encoded_user_data
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import instance_tags

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import existing
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Nat, Stack
 
 FLOW_LOG_INTERVAL_MINUTES = "1"

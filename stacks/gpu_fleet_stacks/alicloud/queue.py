@@ -21,11 +21,11 @@ from functools import partial
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.firewall import QUEUE
 from gpu_fleet_stacks.alicloud.launch import DISK_CATEGORY, DISK_PERFORMANCE_LEVEL
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, instance_file, sweep_archive, user_data
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Stack

@@ -8,7 +8,7 @@ import pulumi
 from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from gpu_fleet_stacks.alicloud.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.alicloud.reaper_role import RoleArgs, role_policy
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.settings import Stack
 
 # Function Compute calls a function of a file at the root of the archive.
@@ -81,6 +81,6 @@ def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -
         **sweep_archive.packages(),
         **files,
         ENTRY_FILE: f"from {entry} import handle as handler\n".encode(),
-        sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack).encode(),
+        sweep_archive.POLICY_FILE: sweep_policy.policy_text(stack).encode(),
         **{name: text.encode() for name, text in (beside or {}).items()},
     }

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pulumi
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import OnExceeded, Purpose, Stack
 
 MANAGED = f"{naming.PROJECT}:managed"

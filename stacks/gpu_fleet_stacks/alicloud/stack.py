@@ -5,7 +5,6 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming, organization
 from gpu_fleet_stacks.alicloud import existing_files, submit
 from gpu_fleet_stacks.alicloud.budget import Budget, BudgetArgs
 from gpu_fleet_stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
@@ -22,9 +21,10 @@ from gpu_fleet_stacks.alicloud.people import People, PeopleArgs
 from gpu_fleet_stacks.alicloud.queue import QueueArgs, QueueController
 from gpu_fleet_stacks.alicloud.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
-from gpu_fleet_stacks.payload import sweep_archive
-from gpu_fleet_stacks.settings import Pool, Stack
+from gpu_fleet_stacks.payload import sweep_policy
+from gpu_fleet_stacks.settings import Pool, Stack, organization
 
 
 def build(stack: Stack) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def build(stack: Stack) -> dict[str, Any]:
     name = naming.prefixed(stack.name)
     asks = organization.asks(stack)
     own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
-    policy = sweep_archive.policy_text(stack)
+    policy = sweep_policy.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
     mounts = existing_files.look_up(stack, network)

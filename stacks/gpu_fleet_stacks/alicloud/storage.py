@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import access_logs, existing, policies
 from gpu_fleet_stacks.alicloud.existing_files import FoundFiles
 from gpu_fleet_stacks.alicloud.payload import payload_objects
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.payload.stored_documents import stored_documents
 from gpu_fleet_stacks.settings import Redundancy, Stack

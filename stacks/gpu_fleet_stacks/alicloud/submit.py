@@ -12,9 +12,9 @@ import base64
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.reaper_role import STACK
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 TIMEOUT_S = 60

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import closed_buckets, policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 KIND = "access-logs"

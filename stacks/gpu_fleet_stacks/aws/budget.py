@@ -11,8 +11,8 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import builds_plan, image_files
 from gpu_fleet_stacks.settings import Stack
 

@@ -12,11 +12,11 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies, sessions, submit
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, alarm_of_failures, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
 from gpu_fleet_stacks.aws.reaper_role import MANAGED, STACK, use_key
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import Stack
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.addresses import too_small
 from gpu_fleet_stacks.settings.schema import ExistingNetwork

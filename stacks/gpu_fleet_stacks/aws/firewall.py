@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"

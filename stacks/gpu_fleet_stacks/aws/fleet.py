@@ -11,10 +11,10 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.identity import Identity, IdentityArgs
 from gpu_fleet_stacks.aws.launch import LaunchArgs, launch_template
 from gpu_fleet_stacks.aws.scaling import scale_by_load
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import instance_file
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Market, Pool, Stack

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import instance_logs, policies
 from gpu_fleet_stacks.aws.submit import ACCOUNT, ACCOUNT_TAG
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, sweep_archive
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket

@@ -3,9 +3,9 @@
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.identity import SESSION_ACTIONS
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 LOG_PREFIX = "image-logs"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import image_roles, policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 DELETION_WINDOW_DAYS_PROTECTED = 30

@@ -9,7 +9,8 @@ from pulumi_aws.ec2 import (
     LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs as ReservationTarget,
 )
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.at_launch import encoded_user_data
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import instance_tags

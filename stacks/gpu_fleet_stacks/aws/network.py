@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import existing, policies
 from gpu_fleet_stacks.aws.storage import BUCKETS
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Nat, Stack
 
 # Ten minutes is the default; one minute shows a scan or an exfiltration while it still runs.

@@ -3,7 +3,7 @@
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built
 from gpu_fleet_stacks.settings import Stack
 

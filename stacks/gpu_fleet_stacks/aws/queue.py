@@ -12,11 +12,11 @@ from functools import partial
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import instance_logs, policies
 from gpu_fleet_stacks.aws.firewall import QUEUE
 from gpu_fleet_stacks.aws.identity import SESSION_ACTIONS
 from gpu_fleet_stacks.aws.launch import ROOT_DEVICE
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, instance_file, sweep_archive, user_data
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Stack

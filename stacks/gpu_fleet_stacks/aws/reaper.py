@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.aws.reaper_role import RoleArgs, role_policy
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.settings import Stack
 
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
@@ -112,5 +112,5 @@ def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -
         path: pulumi.FileAsset(str(sweep_archive.ROOT / path))
         for path in sweep_archive.modules(entry, cloud="aws")
     }
-    texts = {sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack), **(beside or {})}
+    texts = {sweep_archive.POLICY_FILE: sweep_policy.policy_text(stack), **(beside or {})}
     return pulumi.AssetArchive(files | {name: pulumi.StringAsset(text) for name, text in texts.items()})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 SILENT_AFTER_S = 1800

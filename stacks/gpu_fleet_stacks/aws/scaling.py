@@ -9,7 +9,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.pools import (
     GPU_METRIC,

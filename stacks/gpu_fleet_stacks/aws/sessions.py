@@ -9,8 +9,8 @@ import json
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.payload.sweep_archive import by_account
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload.sweep_policy import by_account
 from gpu_fleet_stacks.settings import Stack
 
 IDLE_MINUTES = "20"

@@ -5,7 +5,6 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming, organization
 from gpu_fleet_stacks.aws import submit
 from gpu_fleet_stacks.aws.budget import Budget, BudgetArgs
 from gpu_fleet_stacks.aws.builds import ImageBuilds, ImageBuildsArgs
@@ -23,9 +22,10 @@ from gpu_fleet_stacks.aws.queue import QueueArgs, QueueController
 from gpu_fleet_stacks.aws.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.aws.sessions import SessionDocuments
 from gpu_fleet_stacks.aws.storage import BUCKETS, Storage, StorageArgs
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
-from gpu_fleet_stacks.payload import sweep_archive
-from gpu_fleet_stacks.settings import Stack
+from gpu_fleet_stacks.payload import sweep_policy
+from gpu_fleet_stacks.settings import Stack, organization
 
 # Every service a component of this half calls, by the provider's names: an emulator answers for all of them.
 EMULATED_SERVICES = (
@@ -67,7 +67,7 @@ def build(stack: Stack) -> dict[str, Any]:
     name = naming.prefixed(stack.name)
     asks = organization.asks(stack)
     own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
-    policy = sweep_archive.policy_text(stack)
+    policy = sweep_policy.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
     inside = FirewallArgs(stack, network.vpc_id, network.cidr, network.s3_prefix_list_id)

@@ -6,12 +6,12 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import closed_buckets, existing, existing_files, policies
 from gpu_fleet_stacks.aws.access_logs import AccessLogs
 from gpu_fleet_stacks.aws.existing_files import Mount
 from gpu_fleet_stacks.aws.firewall import HOME, SCRATCH
 from gpu_fleet_stacks.aws.payload import payload_objects
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.stored_documents import stored_documents
 from gpu_fleet_stacks.settings import Stack
 

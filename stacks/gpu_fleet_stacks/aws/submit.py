@@ -11,9 +11,9 @@ import json
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
-from gpu_fleet_stacks.payload.sweep_archive import by_account
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload.sweep_policy import by_account
 from gpu_fleet_stacks.settings import Stack
 
 # docs.aws.amazon.com/systems-manager/latest/userguide/documents-schemas-features.html

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 # The clouds' own calculators use 730; a month of an hourly price is billed with it.
 HOURS_PER_MONTH = 730

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpu_fleet_stacks.catalog.instance_types import Cloud
 from gpu_fleet_stacks.catalog.numbers import AMOUNT
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("prices.toml")
 STALE_AFTER_DAYS = 180

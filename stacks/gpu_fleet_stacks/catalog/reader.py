@@ -17,7 +17,7 @@ from gpu_fleet_stacks.catalog.instance_types import (
     Price,
 )
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 BYTES_PER_GB = 1_000_000_000
 BYTES_PER_GIB = 1 << 30

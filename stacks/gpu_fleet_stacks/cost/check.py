@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import group_labels
 from gpu_fleet_stacks.settings.quantities import Level, instances
@@ -45,7 +45,7 @@ def said_of(stack: Stack, cost: Cost) -> list[str]:
 
 
 def checked(name: str) -> dict[str, Any]:
-    """Return the check's result as a document, also for a refused stack; docs/platform.md lists its keys."""
+    """Return the same as a document, also of a stack that is refused; docs/reference/json.md has its keys."""
     document: dict[str, Any] = {
         "stack": name,
         "ok": False,

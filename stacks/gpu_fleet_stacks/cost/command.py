@@ -4,8 +4,8 @@ import json
 
 import click
 
-from gpu_fleet_stacks import listing
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.core import listing
 from gpu_fleet_stacks.cost import page, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money, total
 from gpu_fleet_stacks.catalog.prices import STALE_AFTER_DAYS, Quote
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings.quantities import CostKind, Level
 
 NOT_COUNTED = (

@@ -15,10 +15,10 @@ from typing import Any
 
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.money import CENT, Money
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.quantities import Level
 

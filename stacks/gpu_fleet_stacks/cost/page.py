@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money
+from gpu_fleet_stacks.core.listing import Column, Listing
 from gpu_fleet_stacks.cost.lines import NOT_COUNTED, Cost
 from gpu_fleet_stacks.cost.view import by_pool, summary
-from gpu_fleet_stacks.listing import Column, Listing
 from gpu_fleet_stacks.settings.quantities import Level
 
 BAR_WIDTH = 44

@@ -84,7 +84,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         Grant(
             "cms:CreateMonitorGroup cms:ModifyMonitorGroup cms:DeleteMonitorGroup cms:AddTags cms:RemoveTags "
             # the first `up` reports a first value of each metric:
-            # stacks/gpu_fleet_stacks/guard/first_values.py
+            # stacks/gpu_fleet_stacks/plan_check/first_values.py
             "cms:PutCustomMetric cms:Describe*"
         ),
     ),

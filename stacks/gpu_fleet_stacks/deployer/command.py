@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gpu_fleet_stacks import files, naming
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import files, naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.deployer.policy import Declared, Wanted, policies
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.rehearsal import bucket_policies, existing
 from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.policies import partition
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.deployer import alicloud, aws
 from gpu_fleet_stacks.deployer.grants import Grant, documents, filled, statements
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 
 AWS_VERSION, ALICLOUD_VERSION = "2012-10-17", "1"

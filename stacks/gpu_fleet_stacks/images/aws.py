@@ -4,8 +4,8 @@ import uuid
 from functools import cached_property
 from typing import Any
 
-from gpu_fleet_stacks.calls.aws import Aws, clients_in
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients.aws import Aws, clients_in
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images.builds import Build, BuildState, Findings, still_to_do
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import ImageMode, Stack

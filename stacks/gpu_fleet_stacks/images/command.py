@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images.builds import Build, Builds, BuildState, before, follow_until_tried
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument

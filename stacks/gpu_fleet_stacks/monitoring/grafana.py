@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks import files, naming
 from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of
+from gpu_fleet_stacks.core import files, naming
 
 FILE = Path(__file__).with_name("gpu-fleet.json")
 # Grafana's grid has 24 columns; three panels a row.

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
-from gpu_fleet_stacks.errors import Problem, StacksError
 from gpu_fleet_stacks.new import stack_file
 from gpu_fleet_stacks.new.stack_file import NewStack
 from gpu_fleet_stacks.settings import projects, reference

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from gpu_fleet_stacks import files
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.new import command, project
 from gpu_fleet_stacks.settings import projects, reference
 

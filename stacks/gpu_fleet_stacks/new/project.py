@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import reference
 
 STACKS = "stacks"

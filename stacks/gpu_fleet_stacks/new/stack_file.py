@@ -7,8 +7,8 @@ from decimal import Decimal
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
+from gpu_fleet_stacks.core.errors import Problem, SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.errors import Problem, SettingsError
 from gpu_fleet_stacks.settings import Stack, reader, yaml_text
 
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"

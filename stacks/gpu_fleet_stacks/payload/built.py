@@ -8,8 +8,8 @@ from pathlib import Path
 from gpu_fleet_image.core import wheel_store
 from gpu_fleet_image.recipe import payload, places
 from gpu_fleet_image.recipe.errors import ImageError
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.files import replace
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.core.files import replace
 from gpu_fleet_stacks.settings import Cloud, Stack
 
 FOLDER = places.build_folder() / "payload"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_fleet_image.recipe import places
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.files import replace
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.core.files import replace
 from gpu_fleet_stacks.payload import built
 from gpu_fleet_stacks.settings import Stack, projects
 

@@ -7,8 +7,9 @@ import json
 
 import tomli_w
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 PATH = "/etc/gpu-fleet/instance.toml"

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.payload import built, instance_file
 from gpu_fleet_stacks.settings import Pool, Stack
 

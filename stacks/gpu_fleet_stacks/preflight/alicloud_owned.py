@@ -5,8 +5,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
@@ -22,7 +22,7 @@ KMS_PRICE = (
 )
 PAGE = 100  # DescribeInstances
 MAIL_CONSOLE = "https://dm.console.aliyun.com"
-BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
+BUILD = "build one: `gpu-fleet image build STACK`, see docs/how-to/bake-an-image.md"
 
 
 def account(stack: Stack, cloud: Alicloud) -> Finding:

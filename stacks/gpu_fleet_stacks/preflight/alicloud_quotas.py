@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
 from gpu_fleet_stacks.catalog.instance_types import InstanceType
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.needs import vcpus
 from gpu_fleet_stacks.settings import Market, Stack

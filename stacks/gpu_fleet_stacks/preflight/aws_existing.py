@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.usable import so, unless_missing
 from gpu_fleet_stacks.settings import Stack

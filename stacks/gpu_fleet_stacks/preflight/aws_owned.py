@@ -5,15 +5,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
 
 AMAZON = "amazon"
 SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own key, for a secret that names none
-BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
+BUILD = "build one: `gpu-fleet image build STACK`, see docs/how-to/bake-an-image.md"
 
 
 def account(stack: Stack, aws: Aws) -> Finding:

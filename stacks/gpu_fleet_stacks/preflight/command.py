@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 from rich.console import Console
 
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight import report
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, exit_code
 from gpu_fleet_stacks.settings import Stack, stack_files

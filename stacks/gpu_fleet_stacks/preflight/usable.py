@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
 from gpu_fleet_stacks.settings import Stack
 

@@ -12,7 +12,7 @@ import click
 import pulumi
 from rich.console import Console
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.rehearsal import (
     bucket_policies,
     budget_act,

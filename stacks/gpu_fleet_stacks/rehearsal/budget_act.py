@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal import instances, processes, sweeps
 from gpu_fleet_stacks.rehearsal.clients import RegionClients

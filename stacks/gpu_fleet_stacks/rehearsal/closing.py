@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from gpu_fleet_stacks import files
+from gpu_fleet_stacks.core import files
 
 Figures = dict[str, dict[str, Any]]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.schema import ExistingNetwork

@@ -9,7 +9,7 @@ from typing import Any
 from moto.backends import get_backend
 from rich.table import Table
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 
 ENDED = frozenset({"terminated", "shutting-down"})

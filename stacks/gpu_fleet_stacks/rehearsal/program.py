@@ -20,7 +20,7 @@ from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resourc
 from pulumi.runtime.stack import Stack, run_pulumi_func
 
 from gpu_fleet_stacks import program as main_program
-from gpu_fleet_stacks.naming import PROJECT
+from gpu_fleet_stacks.core.naming import PROJECT
 from gpu_fleet_stacks.rehearsal import values
 from gpu_fleet_stacks.rehearsal.aws_resources import CREATORS
 from gpu_fleet_stacks.rehearsal.clients import RegionClients

@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.pools import group_plans
 from gpu_fleet_stacks.settings.schema import Pool, Stack
 

@@ -6,9 +6,10 @@ Pure. They are separate from ``rules``, so that the rules of both clouds read wi
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import LOAD_ALARMS
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast
 
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 
 Draft = TypeVar("Draft")
 Inputs = ParamSpec("Inputs")

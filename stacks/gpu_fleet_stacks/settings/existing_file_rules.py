@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.schema import ExistingFileSystem
 

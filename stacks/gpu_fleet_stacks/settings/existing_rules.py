@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Nat, Stack
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html: 8 digits until 2018, 17 since.

@@ -5,8 +5,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Stack
 
 PREFIX = f"{naming.PROJECT}:"

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.people import team_number
 from gpu_fleet_stacks.settings.schema import LoginName, Stack
 

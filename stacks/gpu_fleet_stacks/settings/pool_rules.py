@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
 
 RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings.schema import Grouping, Market, Pool, Size, Stack
 
 CPU_OUT_PERCENT = 80

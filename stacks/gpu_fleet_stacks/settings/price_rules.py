@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.quantities import disk_gib, shared_units
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = "Pulumi.yaml"
 # Names the project, or a folder of stack files alone; `gpu-fleet --dir` sets it.

@@ -11,8 +11,8 @@ from gpu_fleet_stacks.settings.pool_rules import RESERVED_MARKETS
 from gpu_fleet_stacks.settings.pools import GroupPlan, group_plans
 from gpu_fleet_stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
-# Most Sundays in a month; hours for which a build without capacity is retried
-# (image/gpu_fleet_image/controllers/builds/keeper.py).
+# The most Sundays of a month; how long a build without capacity is repeated
+# (image/gpu_fleet_image/controllers/builds/build_controller.py).
 SUNDAYS, RETRY_HOURS = 5, 6
 # How long builds are kept (stacks/gpu_fleet_stacks/aws/image.py), and the size of one: the base's own
 # packages, driver, containers and some 10 GB of wheels, mostly torch with CUDA. No account has measured the

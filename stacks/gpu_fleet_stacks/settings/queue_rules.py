@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.schema import ImageMode, Pool, Stack
 
 # Words with another meaning to Slurm than a partition's name, and the queue's own security group.

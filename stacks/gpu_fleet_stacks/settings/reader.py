@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpu_fleet_stacks.errors import Problem, SettingsError
+from gpu_fleet_stacks.core.errors import Problem, SettingsError
 from gpu_fleet_stacks.settings import Stack, namespaces, rules
 from gpu_fleet_stacks.settings.draft import draft
 from gpu_fleet_stacks.settings.yaml_text import LeadingZero

@@ -14,13 +14,14 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
-from gpu_fleet_stacks import catalog, files, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.settings import namespaces, projects, schema, yaml_text
 
 FILE = Path(__file__).with_name("stack.schema.json")
 # In a checkout it is beside this module; in any other project beside the stack files.
-PAGE, PROJECT = Path("docs/settings.md"), Path("Pulumi.yaml")
+PAGE, PROJECT = Path("docs/reference/settings.md"), Path("Pulumi.yaml")
 # First line of a stack file: https://github.com/redhat-developer/yaml-language-server
 MODELINE = "# yaml-language-server: $schema="
 # Keys of Pulumi beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).

@@ -14,9 +14,9 @@ from ipaddress import IPv4Network
 from itertools import pairwise
 from zoneinfo import available_timezones
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.catalog import Cloud, regions
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import (
     Nat,
     OnExceeded,

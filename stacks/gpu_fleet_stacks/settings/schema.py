@@ -16,9 +16,9 @@ from pydantic.dataclasses import dataclass
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER, Switch, TextSwitch
+from gpu_fleet_stacks.core import naming
 
 EXACT = ConfigDict(extra="forbid")
 

@@ -141,5 +141,5 @@ def json_option(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(["table", "json"]),
         default="table",
         callback=lambda _, __, form: form == "json",
-        help="For programs: json, with the keys of docs/platform.md.",
+        help="For programs: json, with the keys of docs/reference/json.md.",
     )(command)

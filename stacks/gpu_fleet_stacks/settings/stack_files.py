@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Stack, namespaces, neighbours, projects, reader, yaml_errors, yaml_text
 
 

@@ -5,9 +5,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls import buckets, oss
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets, oss
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError

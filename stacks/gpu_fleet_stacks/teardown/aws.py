@@ -5,9 +5,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls import buckets
-from gpu_fleet_stacks.calls.aws import Aws, Clients, clients_in
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets
+from gpu_fleet_stacks.clients.aws import Aws, Clients, clients_in
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError

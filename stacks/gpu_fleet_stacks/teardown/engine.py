@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Collection, Sequence
 
-from gpu_fleet_stacks.guard import deploy, pulumi_command
+from gpu_fleet_stacks.plan_check import deploy, pulumi_command
 from gpu_fleet_stacks.settings import projects
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError

@@ -1,6 +1,6 @@
 """Errors of a teardown; each message says what to do."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 
 class TeardownError(StacksError):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpu_fleet_stacks.calls import buckets
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.state import StateResource
 

@@ -22,7 +22,7 @@ class RunClaim:
     """Claim of this process on a folder, on its place in a bucket, or on both."""
 
     def __init__(self, lease: RunLease | None = None, lock: local.FolderLock | None = None) -> None:
-        """Take what is held already; without a lease and a lock nobody else is asked."""
+        """Wrap a lease and a lock that are held already; without them, every check passes."""
         self.lease, self._lock = lease, lock
 
     @classmethod

@@ -1,4 +1,4 @@
-"""boto3 clients as a sweep wants them: few connections, patient with throttling, never waiting for long."""
+"""boto3 clients for a sweep: few connections, patient with throttling, without long waits."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,8 +23,8 @@ class Clients:
     """The clients of one region.
 
     Attributes:
-        ending: of EC2, for what ends instances: it makes each call once, since what the instances said
-            before a call is too old for the next.
+        ending: EC2 client for stops and terminations. It makes each call once, since the instances' replies
+            before a call are too old for a retry.
     """
 
     ec2: Any
@@ -36,13 +36,13 @@ class Clients:
 
 
 def clients(region: str) -> Clients:
-    """Clients for a region; ``AWS_ENDPOINT_URL`` leads them elsewhere.
+    """Return the clients for a region; ``AWS_ENDPOINT_URL`` directs them elsewhere.
 
     Args:
         region: say ``us-east-1``.
 
     Raises:
-        ConfigurationError: no region is written so.
+        ConfigurationError: the region's name is malformed.
     """
     config = _limits(region)
     names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
@@ -63,10 +63,10 @@ def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
 
 
 def client(name: str, region: str, **keys: str) -> Any:
-    """A client that few need, say ``sts``; arguments and errors as for ``clients``.
+    """Return a client that few programs need, say ``sts``; arguments and errors as for ``clients``.
 
     Args:
-        keys: of a role, as boto3 names them, in place of the process's own.
+        keys: of a role, by boto3's names, instead of the process's own.
     """
     try:
         return _session().client(name, config=_limits(region), **keys)
@@ -76,7 +76,7 @@ def client(name: str, region: str, **keys: str) -> Any:
 
 @cache
 def _session() -> Any:
-    """One for the process: reading the services' descriptions takes longer than a small sweep."""
+    """Return the process's only session: reading service descriptions takes longer than a small sweep."""
     core = botocore.session.get_session()
     try:
         core.get_scoped_config()
@@ -88,9 +88,9 @@ def _session() -> Any:
 
 
 def utc_time(value: float | str) -> datetime:
-    """A time in an answer, as UTC.
+    """Parse a time in an answer; return it as UTC.
 
-    botocore's own way over the local time zone takes ten times as long, which is most of the time of a sweep
+    botocore's own conversion through the local time zone takes ten times as long, most of the time of a sweep
     over thousands of instances.
     """
     if isinstance(value, int | float):
