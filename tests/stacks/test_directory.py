@@ -232,7 +232,7 @@ def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_func
     done = reader.run()
 
     assert done.returncode != 0
-    assert "book of numbers is damaged" in done.stderr
+    assert "UID registry is damaged" in done.stderr
     assert reader.roster() == whole
 
 
