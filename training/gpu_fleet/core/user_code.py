@@ -259,8 +259,8 @@ def raised(error: Exception, what: str = "") -> UserCodeError:
 def of_exit(error: SystemExit, what: str = "") -> UserCodeError:
     """Return the error for user code that ends the program: with 0 it would look like a finished run."""
     return UserCodeError(
-        f"{what}ends the program: {description(error)}; what a script does by itself, such as reading "
-        "its command line, belongs below: if __name__ == '__main__':"
+        f"{what}ends the program: {description(error)}; move code that only a script needs, such as reading "
+        "its command line, below: if __name__ == '__main__':"
     )
 
 

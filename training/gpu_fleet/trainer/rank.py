@@ -126,8 +126,8 @@ def of_user_code(error: Exception) -> UserCodeError | None:
         )
     if GRAPH_GONE in text:
         return UserCodeError(
-            "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
-            "from one step to the next"
+            "a loss depends on the graph of an earlier step, which is freed; detach tensors that your code "
+            "keeps from one step to the next"
         )
     return raised(error) if place_of(error) and not is_of_peer_or_device(error) else None
 
